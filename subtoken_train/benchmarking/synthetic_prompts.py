@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound
 from subtoken_train.families.qwen_inputs import QwenInputs
-from subtoken_train.inference.prefill import max_positions
 from subtoken_train.inference.prompt_batch import QUERY_TOKENS, batch_from_inputs
 from subtoken_train.types import Batch
 
@@ -70,7 +70,9 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
         ValueError: too short for one image, or for a context.
     """
     if family.image_token_id is None:
-        length = min(TEXT_LENGTH, (max_positions(family) or TEXT_LENGTH) // 2) if length is None else length
+        length = (
+            min(TEXT_LENGTH, (position_bound(family.decoder.config) or TEXT_LENGTH) // 2) if length is None else length
+        )
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
             raise ValueError(
@@ -95,7 +97,7 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
 
 def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None:
     """Raise a worded ``ValueError`` where prompt and new tokens are more than the model's positions."""
-    limit, needed = max_positions(family), parts.length + new_tokens
+    limit, needed = position_bound(family.decoder.config), parts.length + new_tokens
     if limit is not None and needed > limit:
         raise ValueError(
             f"--lengths {parts.length} and --new-tokens {new_tokens} need {needed} positions and the model has "

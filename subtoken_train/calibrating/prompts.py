@@ -13,7 +13,9 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.types import Batch
 
@@ -78,6 +80,7 @@ def _drawn(
 
 
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
-    collate = Collator(family, int(family.decoder.config.max_position_embeddings), generation=not answers)
+    bound = position_bound(family.decoder.config) or MAX_TOKENS
+    collate = Collator(family, bound, generation=not answers)
     for places in in_batches(range(min(samples, len(records))), batch_size):
         yield move_data_to_device(collate([records[i] for i in places]), family.device)

@@ -12,7 +12,7 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, with_processor
-from subtoken_train.inference.prefill import max_positions
+from subtoken_train.families.positions import position_bound
 from subtoken_train.types import Turn
 
 
@@ -25,7 +25,7 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
     """
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
-    positions, longest, blank = max_positions(family) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
+    positions, longest, blank = position_bound(family.decoder.config) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
     for rows in data.splits.values():
         for number, row in enumerate(rows):
             values = [turn["value"] for turn in used_turns(row)]

@@ -148,7 +148,7 @@ class LayerAttention:
             hidden_BND if normed else block.input_layernorm(hidden_BND)
         )  # where the layer lies, like all that follows
         self.visible_BN = visible_BN.to(self.normed_BND.device)
-        angles = family.decoder.rotary_emb(self.normed_BND, position_ids)
+        angles = family.angles(self.normed_BND, position_ids)
         cos, sin = (each.to(self.normed_BND.device) for each in angles)
         self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
         key = family.key_heads(layer, self.normed_BND)

@@ -145,7 +145,7 @@ def look_ahead(
         query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
         if split.reducer is not None:
             query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
-            angles = family.decoder.rotary_emb(normed_BND, position)
+            angles = family.angles(normed_BND, position)
             query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
         here = split.on(value_BND.device)
         split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND), attention.scaling)

@@ -141,10 +141,12 @@ class CompressedBackbone(nn.Module):
             assert states is not None
             hidden, keep = tower_reduced(family, tower, batch, rows, states)
             rows, gather = rows.take(keep, pad_left, family.tower_positions)
-            result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
+            with family.as_long_as(rows.next_position):
+                result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
         else:
             hidden = family.embed(batch, states)
-            result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
+            with family.as_long_as(rows.next_position):
+                result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
         result.embeds_BND = hidden if result.embeds_BND is None else result.embeds_BND
         result.routing, result.windows = self.active_routing, family.windows
         return result

@@ -6,6 +6,8 @@ key-value heads, d head width, n layers that are given features of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.attention_kinds import PREFIX
 from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_angles, rotary_kind
 from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
@@ -29,6 +32,7 @@ class DecoderStack:
     model: Any
     windows: list[int | None]
     """Of every layer the positions that a row sees, its own included; None where it sees all before it."""
+    _length: Tensor | None = None
 
     @property
     def decoder(self) -> Any:
@@ -73,11 +77,35 @@ class DecoderStack:
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, cos, sin)
         return rotated
 
+    def angles(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of the rotary embedding at position ids, see ``rotary_angles``."""
+        return rotary_angles(self.decoder.rotary_emb, like, position_ids, self._length)
+
+    @property
+    def length_dependent(self) -> bool:
+        """Whether the rotary embedding's frequencies depend on a sequence's length."""
+        return rotary_kind(self.decoder.rotary_emb) in LENGTH_DEPENDENT
+
+    @contextmanager
+    def as_long_as(self, ends: Tensor) -> Iterator[None]:
+        """Give all angles inside the block the frequencies of one sequence, of which only parts may run.
+
+        Args:
+            ends: one past the last position of each sample, of any shape; the largest counts.
+        """
+        before = self._length
+        if self.length_dependent:
+            self._length = ends.max()
+        try:
+            yield
+        finally:
+            self._length = before
+
     @torch.no_grad()
     def rotation(self, position_ids: Tensor) -> Rotation:
         """What turns queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
         like = torch.empty((), dtype=torch.float32, device=position_ids.device)
-        cos, sin = self.decoder.rotary_emb(like, position_ids)
+        cos, sin = self.angles(like, position_ids)
         batch = position_ids.shape[-2]
         return Rotation(*(angles.to(position_ids.device).expand(batch, -1, -1) for angles in (cos, sin)))
 
@@ -173,7 +201,7 @@ class DecoderStack:
         lie on several devices, what comes out lies where ``hidden`` did.
         """
         home = hidden.device
-        position_embeddings = self.decoder.rotary_emb(hidden, position_ids)
+        position_embeddings = self.angles(hidden, position_ids)
         for layer in layers:
             own = mask[self.windows[layer.self_attn.layer_idx]] if isinstance(mask, dict) else mask
             seen = {"seen": own} if isinstance(own, Seen) else {}

@@ -57,8 +57,11 @@ class Asking:
 
         Raises:
             ValueError: an eviction, reducer or router that reads the question; contexts and questions that do not go
-                together; what is too long for the model. The object serves the next call, and the context that was
-                compressed before stays unless the new one was compressed.
+                together. The object serves the next call, and the context that was compressed before stays unless the
+                new one was compressed.
+
+        Warns:
+            SubTokenWarning: context, question and answer take more positions than the model was made for.
         """
         asked = read_questions(questions, max_new_tokens)
         family = self.backbone.family

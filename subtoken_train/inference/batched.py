@@ -86,7 +86,7 @@ def generate_batch(
     if references is not None:
         if compression.every is not None:
             raise ValueError(f"references cannot be scored with eviction_every={compression.every}; leave one out")
-        check_continuations(backbone, prompts, [[ids] if len(ids) else [] for ids in references])
+        check_continuations(prompts, [[ids] if len(ids) else [] for ids in references])
     tokenizer, start = backbone.family.tokenizer, _now(prompts)
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
@@ -146,10 +146,9 @@ def score_batch(
         protocol: what is seen when the cache is compressed, see ``open_prompts``.
 
     Raises:
-        ValueError: as ``open_prompts``; an empty continuation, one that leaves the model's positions, or one that is
-            longer than ``eviction_every``.
+        ValueError: as ``open_prompts``; an empty continuation, or one that is longer than ``eviction_every``.
     """
-    check_continuations(backbone, prompts, continuations)
+    check_continuations(prompts, continuations)
     compression = compression or Compression()
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)
     if compression.every is not None and longest > compression.every:

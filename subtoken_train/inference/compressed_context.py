@@ -23,7 +23,7 @@ from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decoding import greedy_tokens
 from subtoken_train.inference.opening import append_rest
-from subtoken_train.inference.prefill import max_positions, prefill
+from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.question_frames import QuestionFrame
 from subtoken_train.inference.tokens_given import check_ids
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
@@ -79,11 +79,11 @@ class CompressedContext:
             max_new_tokens: of one answer, at most.
 
         Raises:
-            ValueError: a question that is empty, that holds a picture, or for which the model has no positions left.
+            ValueError: a question that is empty, or that holds a picture.
         """
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
-        self._check(asked, max_new_tokens)
+        self._check(asked)
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
             rows = [row for row, own in enumerate(asked) if turn < len(own)]
@@ -111,20 +111,10 @@ class CompressedContext:
         texts: list[str] = tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    def _check(self, asked: list[list[list[int]]], max_new_tokens: int) -> None:
-        """Raise a worded ``ValueError`` where questions hold ids that the model does not know, or have no room."""
-        assert self.packed.next_position is not None
+    def _check(self, asked: list[list[list[int]]]) -> None:
+        """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""
         for ids in (ids for own in asked for ids in own):
             check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
-        limit = max_positions(self.backbone.family)
-        starts_B = self.packed.next_position.reshape(-1, len(asked)).amax(0)
-        for start, own in zip(starts_B.tolist(), asked, strict=True):
-            longest = max(map(len, own), default=0)
-            if longest and limit is not None and start + longest + max_new_tokens - 1 > limit:
-                raise ValueError(
-                    f"a context that ends at position {start}, a question of {longest} tokens and {max_new_tokens} new "
-                    f"ones need more than the model's {limit} positions; shorten them, or lower max_new_tokens"
-                )
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``.

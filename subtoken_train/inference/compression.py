@@ -17,6 +17,7 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import rotary_kind
 from subtoken_train.families.shapes import check_calibration
 from subtoken_train.functional.merging import Merge
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
@@ -26,8 +27,6 @@ KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]
 MOST = 2**53
 """Tokens or bytes of a budget: what a float still counts one by one."""
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary embedding that turn a position by another angle in a longer prompt."""
 BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
 
 
@@ -147,8 +146,8 @@ class Compression:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
         if any(family.windows):
             self._check_windows(family)
-        kind = getattr(family.decoder.rotary_emb, "rope_type", "default")
-        if self.rerotate and kind in LENGTH_DEPENDENT:
+        if self.rerotate and family.length_dependent:
+            kind = rotary_kind(family.decoder.rotary_emb)
             raise ValueError(
                 f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; "
                 "leave rerotate out"

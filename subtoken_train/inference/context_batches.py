@@ -19,10 +19,9 @@ from subtoken_train.families.images import Picture
 from subtoken_train.functional.digests import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.opening import contexts_of, reader_of_question
-from subtoken_train.inference.prefill import check_before_prefill, check_tasks
+from subtoken_train.inference.prefill import check_before_prefill
 from subtoken_train.inference.prompt_batch import batch_from_inputs, joined_batches
 from subtoken_train.inference.question_frames import QuestionFrame, picture_frame, text_frame
 from subtoken_train.inference.text_prompts import EncodedText, text_batch, text_ids
@@ -44,8 +43,8 @@ def context_batches(
         contexts: at least one.
 
     Raises:
-        ValueError: something that compresses reads the question, which is not there; a context that is empty, too
-            long or of another kind than the model reads.
+        ValueError: something that compresses reads the question, which is not there; a context that is empty, or
+            of another kind than the model reads.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
@@ -54,8 +53,6 @@ def context_batches(
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
-    if compression.eviction is not None and compression.prefill_chunk is None:
-        check_tasks(batch, EvictionPass(compression, family, batch), family)
     return batch, [frame for _, frame in made]
 
 

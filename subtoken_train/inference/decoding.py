@@ -14,8 +14,8 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.inference.prefill import append, decode, max_positions
-from subtoken_train.types import Batch, Region
+from subtoken_train.inference.prefill import append, decode
+from subtoken_train.types import Batch
 
 APPENDED = 256  # tokens of a continuation that are run at a time
 LOGITS = 2**25  # logits that are held at a time, in fp32
@@ -87,7 +87,8 @@ def given_tokens(
     """Score the tokens that are given after each prompt of a filled cache; the cache is as before afterwards.
 
     They read what decoding reads: the packed cache, after reducer, routers and eviction, in its own precision, and the
-    given tokens before them whole. The first ones need no pass, the others share one (``APPENDED`` at a time).
+    given tokens before them whole. The first ones need no pass, the others share one (``APPENDED`` at a time) unless
+    the rotary embedding's frequencies depend on the length.
 
     Args:
         backbone: in evaluation mode.
@@ -113,7 +114,8 @@ def given_tokens(
         first, scored = (torch.tensor(x, device=device) for x in ([given[b][0] for b in rows], rows))
         add(scored, logits_BV[scored], first)
     longest = max(map(len, given), default=1) - 1
-    size, step = 1 if chooses_pages else APPENDED, max(1, LOGITS // logits_BV.shape[1])
+    alone = chooses_pages or backbone.family.length_dependent  # as when each is said: at its own length
+    size, step = 1 if alone else APPENDED, max(1, LOGITS // logits_BV.shape[1])
     for start in range(0, longest, size):
         stop = min(start + size, longest)
         padded = [[*ids[start:stop], *[0] * (stop - max(start, len(ids[:stop])))] for ids in given]
@@ -130,20 +132,11 @@ def given_tokens(
     return [TokenScore(logprob, int(right), count) if count else None for logprob, right, count in scores]
 
 
-def check_continuations(
-    backbone: CompressedBackbone, prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]
-) -> None:
-    """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty or too long."""
+def check_continuations(prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty."""
     if len(continuations) != len(prompts.record_ids):
         raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
-    limit = max_positions(backbone.family)
-    lengths = (prompts.regions_BN != Region.PADDING).sum(-1).tolist()
-    for name, length, of_prompt in zip(prompts.record_ids, lengths, continuations, strict=True):
+    for name, of_prompt in zip(prompts.record_ids, continuations, strict=True):
         for k, ids in enumerate(of_prompt):
             if not len(ids):
                 raise ValueError(f"continuation {k} of {name!r} has no tokens; there is nothing to score")
-            if limit is not None and length + len(ids) - 1 > limit:
-                raise ValueError(
-                    f"{name!r}: a prompt of {length} tokens and a continuation of {len(ids)} need more than the "
-                    f"model's {limit} positions; shorten them"
-                )

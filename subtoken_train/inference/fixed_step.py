@@ -25,6 +25,7 @@ from transformers import CompileConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.positions import rotary_kind
 from subtoken_train.inference.prefill import next_logits
 
 WARM_UP = 3
@@ -52,7 +53,7 @@ class FixedStep:
 
     Raises:
         ValueError: fewer than one step, a cache without a prompt, one that evicts while tokens are decoded, layers on
-            several devices, or a graph without CUDA.
+            several devices, a graph without CUDA, or one (or a compiled step) of a ``dynamic`` rotary embedding.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class FixedStep:
             self._run = torch.compile(self._own_step(), **compile_config.to_dict())
 
     def _check(self, compile_config: CompileConfig | None, cuda_graph: bool) -> None:
+        family = self.backbone.family
         if self.tokens < 1:
             raise ValueError(f"tokens={self.tokens}: a fixed step is made for one token or more")
         if not self.cache.is_filled:
@@ -85,6 +87,11 @@ class FixedStep:
             )
         if len({layer.device for layer in self.cache.layers} | {self.device}) > 1:
             raise ValueError("the model's layers are on several devices, and a fixed step runs on one")
+        if (cuda_graph or compile_config is not None) and rotary_kind(family.decoder.rotary_emb) == "dynamic":
+            raise ValueError(
+                "the rotary embedding is 'dynamic', whose frequencies are made anew on the host for every token; run "
+                "the step without cuda_graph and compile_config"
+            )
         if cuda_graph and self.device.type != "cuda":
             raise ValueError(f"cuda_graph=True: the model is on {str(self.device)!r}; leave it out, or move it to CUDA")
         if cuda_graph and compile_config is not None:

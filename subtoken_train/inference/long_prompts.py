@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subtoken_train.families.family import Family
-from subtoken_train.inference.prefill import max_positions
+from subtoken_train.families.positions import position_bound
 
 
 def without_middle(
@@ -18,7 +18,8 @@ def without_middle(
         family: a language model.
         prompt: the whole text.
         context: characters of it, from its start, that may be compressed.
-        max_length: tokens of the prompt, without its chat format; None: what the model's positions allow.
+        max_length: tokens of the prompt, without its chat format; None: what the positions
+            allow that the model was made for.
         max_new_tokens: of the answer.
         chat: whether ``in_chat`` is called next.
 
@@ -28,7 +29,7 @@ def without_middle(
     Raises:
         ValueError: there is no room for a prompt.
     """
-    tokenizer, positions = family.tokenizer, max_positions(family)
+    tokenizer, positions = family.tokenizer, position_bound(family.decoder.config)
     around = len(tokenizer(in_chat(family, "", None)[0], add_special_tokens=False)["input_ids"]) if chat else 0
     room = None if positions is None else positions - max_new_tokens - around
     limit = min(given) if (given := [each for each in (max_length, room) if each is not None]) else None

@@ -22,7 +22,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import Prefill, append, check_length, next_logits, prefill
+from subtoken_train.inference.prefill import Prefill, append, next_logits, prefill
 from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
 
@@ -70,7 +70,6 @@ def open_prompts(
     check_context_first(backbone, compression)
     compression.check(backbone.family)
     compression.check_prompts(prompts)
-    check_length(prompts, backbone.family)
     visible_BN = prompts.regions_BN != Region.PADDING
     context_BN = context_part(prompts.regions_BN)
     rest_BN = visible_BN & ~context_BN
@@ -100,9 +99,11 @@ def append_rest(
         if layer.record is not None:
             layer.record.given = length
     size = chunk or length
-    hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
-    for start in range(size, length, size):
-        hidden = append(backbone, ids_Bq[:, start : start + size], cache)
+    assert cache.next_position is not None
+    with backbone.family.as_long_as(cache.next_position - padding_B[:, None] + length):
+        hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
+        for start in range(size, length, size):
+            hidden = append(backbone, ids_Bq[:, start : start + size], cache)
     return next_logits(backbone, hidden)
 
 

@@ -5,6 +5,7 @@ Legend: B batch, M rows of the prompt's pass, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
 from subtoken_train.engine.spans import PromptObserver
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -60,11 +63,14 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         compression: eviction and precision.
 
     Raises:
-        ValueError: the compression does not fit the backbone or the prompts, or a prompt is longer than the model's
-            positions, or with what a second pass runs after it.
+        ValueError: the compression does not fit the backbone or the prompts.
+
+    Warns:
+        SubTokenWarning: a prompt, or a second pass after it, is longer than the positions that the model was made for.
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
+    warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
@@ -86,13 +92,12 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where ``prefill`` refuses, but for the rows of a second pass (``check_tasks``)."""
+    """Raise a worded ``ValueError`` where ``prefill`` refuses."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
     compression.check(family)
     compression.check_prompts(prompts)
-    check_length(prompts, family)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
     check_reading(backbone, compression)
 
@@ -103,14 +108,16 @@ def _whole(
     """All rows of all layers, then the plan, then each layer packed."""
     family, dense = backbone.family, packer.dense
     if eviction is not None:
-        check_tasks(prompts, eviction, family)
+        warn_of_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
             watch = partial(eviction.observe_task, task, position=read.position)
-            second_pass(family, dense, entries, read, watch, [rows.position for rows, _ in result.layer_rows()])
+            positions = [rows.position for rows, _ in result.layer_rows()]
+            with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
+                second_pass(family, dense, entries, read, watch, positions)
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
@@ -164,7 +171,7 @@ def append(
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
-    No router and no reducer runs.
+    No router and no reducer runs. Past the positions that the model was made for it warns, once a sequence.
 
     Args:
         backbone: in evaluation mode.
@@ -185,9 +192,13 @@ def append(
     use_packed_attention(family.decoder.config)
     new = token_ids_Bq.shape[1]
     start = cache.next_position
+    held = start
     if padding_B is not None:
         cache.pad_tail(padding_B)
         start = start - padding_B[:, None]
+    bound = position_bound(family.decoder.config)
+    if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
+        warn_beyond(family.decoder.config, int(start.max()) + new, int(held.max()))
     positions = start + torch.arange(new, device=token_ids_Bq.device)
     cache.choose_pages(chooses_pages)
     hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
@@ -206,38 +217,28 @@ def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
     return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
 
 
-def max_positions(family: Family) -> int | None:
-    """Positions of a model; None where it names none."""
-    limit: int | None = getattr(family.decoder.config, "max_position_embeddings", None)
-    return limit
+def warn_of_length(prompts: Batch, family: Family) -> None:
+    """Warn where a prompt takes more positions than the model was made for."""
+    bound, tokens = position_bound(family.decoder.config), prompts.input_ids_BN.shape[1]
+    if bound is not None and tokens > bound:  # under mRoPE a picture takes fewer positions than it has tokens
+        shown_BN = prompts.regions_BN != Region.PADDING
+        warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
 
 
-def check_length(prompts: Batch, family: Family) -> None:
-    """Raise a worded ``ValueError`` unless every prompt fits the model's positions."""
-    longest, limit = int(_lengths(prompts).max()), max_positions(family)
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"the prompt has {longest} tokens and the model {limit} positions; shorten the prompt (fewer or smaller "
-            "images, less text)"
-        )
-
-
-def check_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
-    """Raise a worded ``ValueError`` unless every prompt that a second pass scores fits the model with each task."""
-    limit, lengths_B = max_positions(family), _lengths(prompts)
-    if limit is None:
+def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+    """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
+    bound = position_bound(family.decoder.config)
+    if bound is None:
         return
+    lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
     for task in eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
-        if needed > limit:
-            raise ValueError(
-                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it: {lengths_B[place]} "
-                f"tokens and {tokens_B[place]} rows need {needed} positions and the model has {limit}; shorten the "
-                f"context, or {eviction.method.second_pass_advice}"
+        if lengths_B[place] <= bound < needed:
+            warnings.warn(
+                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it, past the {bound:,} "
+                "positions that the model was made for; it goes on, and may choose worse; shorten the context, or "
+                f"{eviction.method.second_pass_advice}",
+                SubTokenWarning,
+                stacklevel=1,  # one place, whoever asks
             )
-
-
-def _lengths(prompts: Batch) -> Tensor:
-    """Tokens of each prompt, int64 [B]."""
-    return (prompts.regions_BN != Region.PADDING).sum(-1)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.prefill import max_positions
 from subtoken_train.inference.prompt_batch import context_tokens
 from subtoken_train.types import Batch
 
@@ -57,7 +57,8 @@ def encode_text(
         continuations: what is scored.
         context_characters: how much of the prompt, from its start, may be compressed; a token across that boundary is
             not in it. None: the default split, see ``context_tokens``.
-        max_length: positions for prompt and continuation (its last token needs none); None: the model's.
+        max_length: positions for prompt and continuation (its last token needs none); None: any number, or with
+            ``truncate_left`` those that the model was made for.
         truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``; the continuation is never
             cut.
 
@@ -82,7 +83,7 @@ def encode_text(
         if not pair:
             raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
     total = len(ids) + max(map(len, pairs), default=1) - 1
-    limit = max_positions(family) if max_length is None else max_length
+    limit = position_bound(family.decoder.config) if max_length is None and truncate_left else max_length
     dropped = 0 if limit is None else max(0, total - limit)
     if dropped and (not truncate_left or dropped >= len(ids)):
         raise ValueError(f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left")

@@ -18,6 +18,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
+from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_batch import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
@@ -107,8 +109,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model has positions for."""
-        return int(self.family.decoder.config.max_position_embeddings)
+        """Positions that the model was made for; longer prompts are cut, as by the harness's own models."""
+        return position_bound(self.family.decoder.config) or MAX_TOKENS
 
     @property
     def eot_token_id(self) -> int:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
 from subtoken_train.types import Batch, Turn
@@ -63,8 +64,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         self.family = model.backbone.family
         if self.family.image_token_id is None:
             raise ValueError(f"{self.family.name} sees no images; take a backbone that does, or lm-eval")
-        self.positions = int(self.family.decoder.config.max_position_embeddings)
-        self._collator = Collator(self.family, self.positions, padding_side="left", generation=True)
+        self._collator = Collator(self.family, MAX_TOKENS, padding_side="left", generation=True)
         self.runner: Runner[Question] = Runner(model, arguments, self._collate, lambda question: len(question.text))
         if (warning := self.runner.counted.warning()) is not None:
             print(warning)
@@ -147,8 +147,8 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
     def _answer_ids(self, question: Question, answer: str) -> list[int]:
         """The tokens of an answer in the chat format: what comes after as many as the prompt alone has."""
         images = [image.convert("RGB") for image in question.images() or []]
-        prompt = encode(self._record(question), self.family, self.positions, images, generation=True)
-        whole = encode(self._record(question, answer), self.family, self.positions, images)
+        prompt = encode(self._record(question), self.family, MAX_TOKENS, images, generation=True)
+        whole = encode(self._record(question, answer), self.family, MAX_TOKENS, images)
         return whole.input_ids[len(prompt.input_ids) :]
 
 

@@ -247,12 +247,6 @@ def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):
     torch.testing.assert_close(evicted, whole)
 
 
-def test_prompts_must_fit_the_positions():
-    family = text_family(max_position_embeddings=32)
-    with pytest.raises(ValueError, match="the prompt has 37 tokens and the model 32 positions; shorten the prompt"):
-        run(compress(family), text_batch([(30, 6, 0)]), Compression())
-
-
 @pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
 def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
     """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""

@@ -191,7 +191,6 @@ MISTAKES = {
     "too many images": (lambda m: m.chat("<image>\nhi", [PICTURE] * 2), "1 image placeholders but 2 images"),
     "no pixels": (lambda m: m.generate(input_ids=m.inputs("a", [PICTURE])["input_ids"]), "but no pixel_values"),
     "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
-    "too long": (lambda m: m.chat("a " * 520), "tokens and the model 512 positions; shorten the prompt"),
     "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
     "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names of one argument; give one of"),

@@ -14,6 +14,7 @@ import subtoken_train
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import pack_layer
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
@@ -130,9 +131,9 @@ def test_the_spy_notices_a_copy_and_no_view():
 
 
 @torch.no_grad()
-def test_a_prompt_longer_than_the_positions_is_refused():
+def test_a_prompt_longer_than_the_positions_is_run_with_a_warning():
     family = text_family(layers=2, max_position_embeddings=40)
-    with pytest.raises(ValueError, match="the prompt has 46 tokens and the model 40 positions"):
+    with pytest.warns(SubTokenWarning, match="longer than the 40 positions"):
         prefill(compress(family), text_batch([(40, 5, 0)]), PackedCache(2), Compression())
 
 

@@ -102,8 +102,10 @@ def test_long_prompts_are_cut_only_if_asked():
     assert (cut.context_length, cut.continuations) == (full.context_length - 3, full.continuations)
     with pytest.raises(ValueError, match="positions and there are 3"):
         encode_text(family, TEXT, [" one two three four five six"], max_length=3, truncate_left=True)
-    with pytest.raises(ValueError, match="and there are 1024"):
-        encode_text(family, TEXT * 100)
+    long = encode_text(family, TEXT * 100)
+    assert (len(long.input_ids) > 1024, long.dropped_tokens) == (True, 0)
+    cut = encode_text(family, TEXT * 100, truncate_left=True)
+    assert cut.input_ids == long.input_ids[-1024:]
 
 
 @pytest.mark.parametrize(

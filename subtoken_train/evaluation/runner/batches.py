@@ -10,6 +10,7 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.family import Family
 from subtoken_train.inference.batched import in_batches
@@ -44,13 +45,12 @@ def model_inputs(
     """The batch of some samples' prompts and, for samples with choices, the choices' token ids.
 
     Raises:
-        ValueError: an image cannot be read, or a prompt is longer than ``max_length`` or the model's positions.
+        ValueError: an image cannot be read, or a prompt is longer than ``max_length``.
     """
     if modality == "image":
         assert not any(sample.choices for sample in samples)
         records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
-        positions = int(family.decoder.config.max_position_embeddings)
-        return Collator(family, max_length or positions, padding_side="left", generation=True)(records), []
+        return Collator(family, max_length or MAX_TOKENS, padding_side="left", generation=True)(records), []
     encoded = [_encoded(sample, family, max_length) for sample in samples]
     return text_batch(family, encoded), [text.continuations for text in encoded]
 

@@ -1,0 +1,123 @@
+"""Positions that a model was made for, and rotary angles that depend on how long a sequence is.
+
+``original_max_position_embeddings x factor`` is what a scaled rotary embedding (linear, dynamic, yarn, longrope,
+llama3) was made for. ``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended
+one in others (Llama 3.1, Phi-3), so the larger of the two counts. Nothing is refused past it: rotary angles exist for
+every position, and transformers goes on too.
+
+Two kinds change their frequencies with the length: ``dynamic`` for every token past the original length, ``longrope``
+from its short to its long factors. transformers looks at the largest position of each call, and ``dynamic`` remembers
+the longest one so far. Here a whole prompt has the frequencies of its own length, however it is run (chunk by chunk, or
+its first rows alone for a scout), and every later call those of its last position, whatever ran before: what
+transformers' ``generate`` gives on a model that is fresh. Keys in a cache stay as they were turned, as in transformers.
+In a batch the longest sample decides, as there.
+
+Legend: B batch, N positions, d head width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import SubTokenWarning
+
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose frequencies depend on a sequence's length."""
+_UNSCALED = ("default", "mrope", "proportional", "axial")
+
+
+def position_bound(config: Any) -> int | None:
+    """Return how many positions a model was made for, None where its configuration does not say.
+
+    Args:
+        config: of a model, or of its language model alone.
+    """
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    named: int | None = getattr(text, "max_position_embeddings", None)
+    if named is None:
+        return None
+    return max([named, *(_extended(scaling, text, named) for scaling in _scalings(text))])
+
+
+def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
+    """Settings of the rotary embedding: one for all layers, or one for each kind of layer."""
+    found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    nested = [each for each in found.values() if isinstance(each, Mapping)]
+    yield from nested or [found]
+
+
+def _extended(scaling: Mapping[str, Any], text: Any, named: int) -> int:
+    """Return the original length times the factor; 0 where nothing is scaled."""
+    factor, kind = scaling.get("factor"), scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind in _UNSCALED or not isinstance(factor, int | float):
+        return 0
+    original = scaling.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", None
+    )
+    return int((original or named) * factor)
+
+
+def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
+    """Warn where a sequence passes the positions that a model was made for; it goes on, as in transformers.
+
+    Args:
+        config: of the model.
+        positions: of the sequence.
+        before: those that it had when this was asked last; what was past the bound then is not said again.
+    """
+    bound = position_bound(config)
+    if bound is not None and before <= bound < positions:
+        # the same words every time: Python, and so the command line, show them once
+        warnings.warn(
+            f"a sequence is longer than the {bound:,} positions that this model ({config.model_type}) was made for; "
+            "it goes on, as in transformers, and answers may be worse; shorten the prompt (fewer or smaller images, "
+            "less text), or load the model with its positions extended (rope_parameters)",
+            SubTokenWarning,
+            stacklevel=1,  # one place, whoever asks
+        )
+
+
+def rotary_kind(rotary: Any) -> str:
+    """Return the kind of a rotary embedding, by transformers' name."""
+    return str(getattr(rotary, "rope_type", "default"))
+
+
+def rotary_angles(rotary: Any, like: Tensor, position_ids: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of position ids, [B, N, d]; under mRoPE [3, B, N, d].
+
+    Args:
+        rotary: transformers' module, which is left as it was.
+        like: gives dtype and device.
+        position_ids: [B, N], or [3, B, N] under mRoPE.
+        length: of the whole sequence, where these are a part of it, a scalar; None: up to the largest of them. It
+            counts for ``LENGTH_DEPENDENT`` kinds alone.
+    """
+    kind = rotary_kind(rotary)
+    if kind not in LENGTH_DEPENDENT:
+        cos, sin = rotary(like, position_ids)
+        return cos, sin
+    if length is not None:  # which transformers reads off the largest position
+        last = (length.to(position_ids) - 1).expand(*position_ids.shape[:-1], 1)
+        position_ids = torch.cat([position_ids, last], -1)
+    if kind == "dynamic":
+        cos, sin = _without_memory(rotary, like, position_ids)
+    else:
+        cos, sin = rotary(like, position_ids)
+    return (cos, sin) if length is None else (cos[..., :-1, :], sin[..., :-1, :])
+
+
+def _without_memory(rotary: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a ``dynamic`` embedding as if it had seen no sequence yet, and leave it as it was."""
+    before = rotary.inv_freq, rotary.max_seq_len_cached
+    rotary.inv_freq = rotary.original_inv_freq.to(rotary.inv_freq.device)
+    rotary.max_seq_len_cached = rotary.original_max_seq_len
+    try:
+        cos, sin = rotary(like, position_ids)
+    finally:
+        rotary.inv_freq, rotary.max_seq_len_cached = before
+    return cos, sin
