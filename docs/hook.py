@@ -10,6 +10,7 @@ from pathlib import Path
 from making.catalogue import catalogue_page
 from making.commands import commands_page
 from making.links import Links
+from making.paper_items import paper_items_page
 from making.results import results_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -29,7 +30,12 @@ SHOWN = (
     "CHANGELOG.md",
 )
 """Files of the repository that the site shows at the same path."""
-MADE = {"recipes/catalogue.md": catalogue_page, "cli.md": commands_page, "results.md": results_page}
+MADE = {
+    "recipes/catalogue.md": catalogue_page,
+    "cli.md": commands_page,
+    "results.md": results_page,
+    "papers.md": paper_items_page,
+}
 """Pages that only the site has, by path."""
 _PAGES = {*SHOWN, "recipes/catalogue.md"}
 

@@ -1,0 +1,91 @@
+"""``docs/paper_items.yaml`` covers the papers, leads nowhere that is not there, and gives its reasons."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, read_items
+
+ITEMS = read_items()
+
+
+@pytest.mark.parametrize("paper", ITEMS)
+def test_every_item_is_sound(paper):
+    assert [fault for item in ITEMS[paper] for fault in item.faults()] == []
+    names = [item.item for item in ITEMS[paper]]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("paper", ITEMS)
+def test_every_numbered_table_and_figure_has_an_item(paper, shared):
+    """Those that the paper's text names; "Table 3: ..." is Table 3's."""
+    (text,) = (path.read_text(encoding="utf-8") for path in (shared / "papers").glob(f"{paper}*.txt"))
+    numbered = {f"{kind} {number}" for kind, number in re.findall(r"\b(Table|Figure)s? (\d+)", text)}
+    found = {match[0] for item in ITEMS[paper] if (match := re.match(r"(Table|Figure) \d+", item.item))}
+    assert numbered <= found, sorted(numbered - found)
+
+
+def test_every_row_of_the_training_tables_has_an_item(shared):
+    """Tables 5 and 7 of the sub-token paper, by a word of each row that is a setting."""
+    names = " ".join(item.item for item in ITEMS["subtoken_routing"])
+    for words in (
+        "rank 32, scaling 16, dropout 0.05", "chunk/window 16/64", "Sequence length 2048, context/query 1024/1024",
+        "rate 3e-5, weight decay 0.01", "Warmup 4000", "steps 25,000", "rank 16, scaling 32, dropout 0.05",
+        "aspect-ratio padding", "rate 2e-4, weight decay 0.0", "Warmup 1000", "steps 10,000", "665K",
+    ):  # fmt: skip
+        assert words in names
+
+
+@pytest.mark.parametrize(
+    ("place", "there"),
+    [
+        ("recipes/paper_rows.csv", True),
+        ("table1_llava7b", True),
+        ("llava7b_fastv25_s16k4", True),
+        ("subtoken_train/ledger/kv_budget.py::KVBudget.exact_total", True),
+        ("recipes/recipe_texts.py::LANGUAGE_LORA", True),
+        ("subtoken_train/ledger/kv_budget.py::KVBudgt", False),
+        ("recipes/paper_rows.csv::table", False),
+        ("llava7b_fastv26_s16k4", False),
+        ("subtoken_train/nowhere.py", False),
+    ],
+)
+def test_places(place, there):
+    assert exists(place) == there
+
+
+@pytest.mark.parametrize(
+    ("item", "fault"),
+    [
+        (PaperItem("Table 1", "done", ("docs",)), "Table 1: how is 'done'; it must be one of exact, reading, not done"),
+        (PaperItem("Table 1", "not done"), "Table 1: 'not done' needs a note: the reading taken, or the reason"),
+        (
+            PaperItem("Table 1", "reading", ("docs",), " "),
+            "Table 1: 'reading' needs a note: the reading taken, or the reason",
+        ),
+        (PaperItem("Table 1", "exact"), "Table 1: where is empty; name a path, path::symbol, or a recipe"),
+        (PaperItem("Table 1", "exact", ("gone",)), "Table 1: 'gone' is no path, no path::symbol and no recipe"),
+    ],
+)
+def test_faults_are_said(item, fault):
+    assert item.faults() == [fault]
+
+
+def test_a_broken_file_is_refused(tmp_path):
+    path = tmp_path / "items.yaml"
+    path.write_text("another_paper: []\n")
+    with pytest.raises(ValueError, match=r"items.yaml must map papers \(subtoken_routing, .*got {'another_paper'}"):
+        read_items(path)
+    path.write_text("aircache:\n  - {item: Table 1, how: exact, were: [docs]}\n")
+    with pytest.raises(ValueError, match=r"items.yaml: aircache\[0\]: unknown key 'were'. Did you mean 'where'"):
+        read_items(path)
+
+
+def test_the_page_has_every_item_and_its_link():
+    page = paper_items_page()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| item")]
+    assert len(rows) == sum(map(len, ITEMS.values()))
+    assert "[`table1_llava7b`](../recipes/eval/table1_llava7b.yaml)" in page
+    assert "[`KVBudget`](../subtoken_train/ledger/kv_budget.py)" in page
+    assert all(f"## {PAPERS[paper]}" in page for paper in ITEMS)
