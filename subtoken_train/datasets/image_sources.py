@@ -15,7 +15,8 @@ from pathlib import Path
 from PIL import Image
 
 from subtoken_train.documents import check_regular
-from subtoken_train.errors import UncutError
+from subtoken_train.errors import SubTokenWarning, UncutError
+from subtoken_train.families.rgb import PixelError, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
@@ -134,7 +135,7 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
 
 
 def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read one image, of a record or alone, as RGB; where a file is missing, one that ``find_image`` takes for it.
+    """Read one image, of a record or alone, by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
 
     Args:
         source: a file or encoded bytes.
@@ -153,7 +154,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         else:
             content = find_image(source)
             check_regular(content)
-        return _decoded(content, max_pixels)
+        return _decoded(content, max_pixels, f"{of_record}image {place}")
     except FileNotFoundError:
         hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
@@ -163,15 +164,16 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
 
 
-def _decoded(content: io.BytesIO | Path, max_pixels: int) -> Image.Image:
+def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
+        warnings.simplefilter("default", SubTokenWarning)
         try:
             with Image.open(content, formats=_readers()) as image:
                 width, height = image.size
                 if width * height <= max_pixels:
-                    return image.convert("RGB")
-        except (OSError, SyntaxError, Image.DecompressionBombError):
+                    return rgb_pixels(image, name)
+        except (OSError, SyntaxError, Image.DecompressionBombError, PixelError):
             raise
         except Exception as error:  # numbers that are none, and whatever else its readers trip over
             raise ValueError("it is damaged") from error

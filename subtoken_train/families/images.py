@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from subtoken_train.families.rgb import to_rgb
+
 FP32_BYTES = 4
 
 
@@ -68,6 +70,19 @@ def copied_bytes(pixel_bytes: int, element: int) -> int:
     return 0 if element == FP32_BYTES else pixel_bytes * element // FP32_BYTES
 
 
+MOST_SIDE = 13_377
+"""Longer side, in pixels, of a picture that is padded to a square: a larger square has more than Pillow opens."""
+
+
+def check_square(height: int, width: int) -> None:
+    """Raise a worded ``ValueError`` where the square around a picture of these pixels would be too large to make."""
+    if height != width and max(height, width) > MOST_SIDE:
+        raise ValueError(
+            f"an image of {width:,} x {height:,} pixels is padded to a square, whose side may have at most "
+            f"{MOST_SIDE:,} pixels; crop it, scale it down or drop the record"
+        )
+
+
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
     """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing.
 
@@ -77,8 +92,12 @@ def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image
 
     Returns:
         The image itself when it is square already, else a new one. An odd bar is one pixel wider on the right/bottom.
+
+    Raises:
+        ValueError: see ``check_square``.
     """
     width, height = image.size
+    check_square(height, width)
     if width == height:
         return image
     side = max(width, height)
@@ -94,17 +113,3 @@ def _tensor_frames(frames_F3HW: Tensor) -> list[Image.Image]:
     if 0 in frames_F3HW.shape:
         raise ValueError(f"frames of shape {list(frames_F3HW.shape)} hold no pixel")
     return [Image.fromarray(frame.permute(1, 2, 0).contiguous().cpu().numpy()) for frame in frames_F3HW]
-
-
-def to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """An opened image as RGB; this is where its pixels are read.
-
-    Raises:
-        ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
-    """
-    if not isinstance(image, Image.Image):
-        raise ValueError(f"{name} is no image; open it with PIL first")
-    try:
-        return image.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} cannot be read ({error}); replace the file") from None

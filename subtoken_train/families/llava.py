@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import FP32_BYTES, copied_bytes, pad_to_square
+from subtoken_train.families.images import FP32_BYTES, check_square, copied_bytes, pad_to_square
 from subtoken_train.families.llava_chat import LlavaChat
 from subtoken_train.families.text_configs import llama_config
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
@@ -59,7 +59,13 @@ class LlavaFamily(Family):
         return {**self.paper_text, "system": 35 if self.chat.system_text else 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""
+        """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy).
+
+        Raises:
+            ValueError: see ``check_square``.
+        """
+        if image_size is not None:
+            check_square(*image_size)
         vision = self.model.config.vision_config
         cls_kept = self.model.config.vision_feature_select_strategy != "default"
         return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import LlavaOnevisionConfig
 
 from subtoken_train.families.family import Family, GivenImages
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, copied_bytes
 from subtoken_train.families.onevision_inputs import read_pictures, written_pictures
 from subtoken_train.families.onevision_processor import OnevisionProcessor
 from subtoken_train.families.siglip_tower import features_with_statistics, patch_features
@@ -99,7 +99,13 @@ class LlavaOnevisionFamily(Family):
         return RenderedPrompt(text, spans, marker)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Patches and newlines of one image; of one among several, those of its whole and one newline."""
+        """Patches and newlines of one image; of one among several, those of its whole and one newline.
+
+        Raises:
+            ValueError: see ``check_square``, which the processor makes of each of several.
+        """
+        if image_size is not None and together > 1:
+            check_square(*image_size)
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
 
     def limit_pixels(self, max_pixels: int) -> None:

@@ -6,20 +6,24 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from os import PathLike
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from subtoken_train.documents import check_characters
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import Picture, Video, count_images, to_rgb
+from subtoken_train.families.images import Picture, Video, count_images
+from subtoken_train.families.rgb import to_rgb
 from subtoken_train.types import Turn
 
 
-def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Picture]) -> dict[str, Tensor]:
-    """A prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
-    device = family.device
+def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Sequence[Picture]) -> dict[str, Tensor]:
+    """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
+    device, images = family.device, picture_list(shown)
     if isinstance(prompt, str) and not prompt.strip():
         raise ValueError("the prompt is empty; write what the model should answer or go on with")
     check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")
@@ -58,6 +62,26 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], images: Sequence[Pic
             videos = [isinstance(image, Video) for image in images]
             made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
     return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def picture_list(images: Any) -> list[Picture]:
+    """Return the pictures of a prompt as a list, where one stands for itself.
+
+    Raises:
+        ValueError: it is a path or something else; what a list holds is not looked at.
+    """
+    if isinstance(images, Image.Image | Video):
+        return [images]
+    if isinstance(images, str | PathLike):
+        raise ValueError(
+            f"images={clipped(str(images), 100)!r} is a path, and no file is opened here; open it first: "
+            "images=[PIL.Image.open(path)]"
+        )
+    if not isinstance(images, Sequence) or isinstance(images, bytes):
+        raise ValueError(
+            f"images of type {type(images).__name__}; give an image (PIL), a Video or a list of them, or leave it out"
+        )
+    return list(images)
 
 
 def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:

@@ -190,20 +190,21 @@ class SubTokenModel(Asking):
             )
         return self.last
 
-    def inputs(self, prompt: str | Sequence[Turn], images: Sequence[Picture] = ()) -> dict[str, Tensor]:
+    def inputs(self, prompt: str | Sequence[Turn], images: Picture | Sequence[Picture] = ()) -> dict[str, Tensor]:
         """A prompt in the backbone's chat format (language models: the text itself), as ``generate`` takes it.
 
         Args:
             prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
                 front where it is left out), or the turns of a conversation whose last answer is None.
-            images: images and videos (``Video(frames, fps)``), in the order of their placeholders.
+            images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
+                placeholders; turned upright as their EXIF says, see ``families.rgb``.
 
         Raises:
-            ValueError: placeholders and images that do not match, or a video for a family that takes none.
+            ValueError: placeholders and images that do not match, a path, or a video for a family that takes none.
         """
         return inputs_of(self.backbone.family, prompt, images)
 
-    def chat(self, prompt: str | Sequence[Turn], images: Sequence[Picture] = (), **settings: Any) -> str:
+    def chat(self, prompt: str | Sequence[Turn], images: Picture | Sequence[Picture] = (), **settings: Any) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
         At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.

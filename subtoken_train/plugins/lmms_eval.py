@@ -20,6 +20,7 @@ from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.families.rgb import to_rgb
 from subtoken_train.plugins.arguments import greedy_settings, read_arguments
 from subtoken_train.plugins.running import Runner, Scored
 from subtoken_train.types import Batch, Turn
@@ -138,7 +139,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
                     f"{question.place}: {type(image).__name__} is no image; videos and sound are not offered"
                 )
         prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
-        sources = [EncodedImage(partial(_encoded, image), question.place) for image in images]
+        sources = [EncodedImage(partial(_encoded, image, question.place), question.place) for image in images]
         return Record(question.place, list(sources), [Turn(prompt, answer)])
 
     def _collate(self, questions: Sequence[Question]) -> Batch:
@@ -146,14 +147,14 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
 
     def _answer_ids(self, question: Question, answer: str) -> list[int]:
         """The tokens of an answer in the chat format: what comes after as many as the prompt alone has."""
-        images = [image.convert("RGB") for image in question.images() or []]
+        images = [to_rgb(image, question.place) for image in question.images() or []]
         prompt = encode(self._record(question), self.family, MAX_TOKENS, images, generation=True)
         whole = encode(self._record(question, answer), self.family, MAX_TOKENS, images)
         return whole.input_ids[len(prompt.input_ids) :]
 
 
-def _encoded(image: Image.Image) -> bytes:
-    """An image in memory as a file's bytes, without loss."""
+def _encoded(image: Image.Image, place: str) -> bytes:
+    """Return an image in memory as a file's bytes, without loss of what ``to_rgb`` sees in it."""
     content = io.BytesIO()
-    image.convert("RGB").save(content, "BMP")
+    to_rgb(image, place).save(content, "BMP")
     return content.getvalue()

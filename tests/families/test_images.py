@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.families.images import Video, pad_to_square, to_rgb
+from subtoken_train.families.images import Video, check_square, pad_to_square
+from subtoken_train.families.rgb import to_rgb
 
 FILL = (10, 20, 30)
 
@@ -56,3 +57,18 @@ BAD = {
 def test_what_is_no_video_is_refused_in_words(words):
     with pytest.raises(ValueError, match=words):
         Video(*BAD[words])
+
+
+@pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000), (13_378, 13_377), (60_000, 1400)])
+def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, monkeypatch):
+    image = Image.new("RGB", size)
+    monkeypatch.setattr(Image, "new", None)
+    words = rf"^an image of {size[0]:,} x {size[1]:,} pixels is padded to a square, whose side may have at most 13,377 "
+    with pytest.raises(ValueError, match=words):
+        pad_to_square(image, FILL)
+
+
+def test_thin_images_below_it_are_padded():
+    assert pad_to_square(Image.new("RGB", (3000, 1)), FILL).size == (3000, 3000)
+    check_square(1, 13_377)
+    check_square(20_000, 20_000)  # nothing is added to a square

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +13,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.images import Video
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
@@ -50,6 +53,43 @@ def test_an_adapter_reports_its_budget(vlm):
     assert f"KV {held:,} of {report.dense_bytes:,} bytes" in str(report)
     assert len(report.table().splitlines()) == 2 + 3 * 3
     assert vlm.last.prefill_seconds > 0 < vlm.last.decode_seconds
+
+
+def test_one_picture_is_given_as_it_is(vlm):
+    expected, made = vlm.inputs(QUESTION, [PICTURE]), vlm.inputs(QUESTION, PICTURE)
+    assert all(torch.equal(made[name], expected[name]) for name in expected)
+    assert vlm.chat(QUESTION, PICTURE, max_new_tokens=4) == vlm.chat(QUESTION, [PICTURE], max_new_tokens=4)
+    with pytest.raises(ValueError, match="images and no videos"):
+        vlm.inputs(QUESTION, Video([PICTURE]))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ("a.png", r"^images='a.png' is a path, and no file is opened here; open it first: images=\[PIL.Image.open"),
+        (Path("a.png"), "^images='a.png' is a path"),
+        (None, "^images of type NoneType; give an image"),
+        (np.zeros((4, 4, 3), np.uint8), "^images of type ndarray; give an image"),
+        ([np.zeros((4, 4, 3), np.uint8)], "^image 1 is no image; open it with PIL first"),
+        (["a.png"], "^image 1 is no image; open it with PIL first"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_words(vlm, llm, images, words):
+    for call in (vlm.inputs, vlm.chat):
+        with pytest.raises(ValueError, match=words):
+            call(QUESTION, images)
+    with pytest.raises(ValueError, match=rf"{words}|takes one text, and no images"):
+        llm.chat(TEXT, images)
+
+
+def test_a_picture_is_turned_as_its_file_says(vlm):
+    exif = Image.Exif()
+    exif[274] = 6
+    upright = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
+    content = io.BytesIO()
+    upright.transpose(Image.Transpose.ROTATE_90).save(content, "PNG", exif=exif)
+    with Image.open(content) as image:
+        assert torch.equal(vlm.inputs(QUESTION, image)["pixel_values"], vlm.inputs(QUESTION, upright)["pixel_values"])
 
 
 def test_a_context_reports_its_budget(llm):

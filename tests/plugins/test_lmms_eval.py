@@ -2,6 +2,7 @@
 
 import abc
 import importlib
+import io
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -152,3 +153,13 @@ def test_what_is_not_offered_is_worded(plugin, vlm_adapter, text_adapter):
 def test_an_eviction_after_the_question_is_warned_about(plugin, vlm_adapter, capsys):
     made(plugin, adapter=str(vlm_adapter), eviction="snapkv", eviction_keep=0.5)
     assert "cannot change the first token" in capsys.readouterr().out
+
+
+def test_a_picture_is_turned_as_its_file_says(plugin):
+    exif = Image.Exif()
+    exif[274] = 8
+    content, upright = io.BytesIO(), picture(5)
+    upright.transpose(Image.Transpose.ROTATE_270).save(content, "PNG", exif=exif)
+    with Image.open(content) as image:
+        encoded = plugin._encoded(image, "scenes test 0")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(encoded))), np.asarray(upright))

@@ -28,7 +28,7 @@ from subtoken_train.evaluation.results.manifest import Manifest
 from subtoken_train.evaluation.results.store import SampleRecord, prompt_digest, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.families.images import pad_to_square
+from subtoken_train.families.images import check_square, pad_to_square
 
 WORST = 8
 """Samples shown per arm, taken from its tasks in turn."""
@@ -69,7 +69,9 @@ class TaskFiles:
         if isinstance(source, VideoSource):
             return None, "the sample has a video: not drawn"
         try:
-            return open_image(source), ""
+            image = open_image(source)
+            check_square(image.height, image.width)
+            return image, ""
         except ValueError as error:
             return None, f"the picture is not available: {error}"
 
