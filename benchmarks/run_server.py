@@ -121,10 +121,11 @@ def _die_writing(nth: int) -> None:
 
     def cut_and_die(descriptor: int) -> None:
         nonlocal seen
-        if os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2].startswith(".state.ckpt."):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "/.state.ckpt." in path:
             seen += 1
             if seen == nth:
-                os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
+                os.truncate(path, os.path.getsize(path) // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
         flush(descriptor)
 

@@ -1,21 +1,53 @@
-"""Files that this package writes: never over what is there unless told, and whole or not at all."""
+"""Files and folders that this package writes: never over what is there unless told, and whole or not at all.
+
+What is written grows in a *stage*, a hidden folder beside its target: ``.NAME.subtoken-1a2b3c4d``, which holds a marker
+and what is being written under the name ``content``; libraries put temporary files of their own beside that. The writer
+holds a lock on the marker. Whatever ends it, the system gives the lock back, and the next writer to the same target
+removes the stages that nobody holds: nothing else beside a target is ever removed.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import secrets
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_MARK = ".subtoken-"
+STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
+"""What ends the name of a stage, behind a dot and the name of its target."""
+_MARKER, _CONTENT = ".subtoken-stage", "content"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""
+_OF_WRITING = (*FULL, errno.EIO, errno.EROFS)
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # what libraries in Rust (safetensors, tokenizers) make of a number
 
 
 def check_new(paths: Iterable[Path], overwrite: bool) -> None:
     """Raise a worded ``ValueError`` where one of the files is there, unless it is to be replaced."""
     for path in paths:
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder; name a file")
-        if not overwrite and (path.exists() or path.is_symlink()):
+        check_file(path)
+        if not overwrite and os.path.lexists(path):
             raise ValueError(f"{path} exists; name another file, or pass --overwrite")
+
+
+def check_file(path: Path) -> None:
+    """Raise a worded ``ValueError`` where a folder, a pipe or a device lies at ``path``: no file may take its place."""
+    try:
+        mode = os.lstat(path).st_mode
+        mode = os.stat(path).st_mode if stat.S_ISLNK(mode) else mode
+    except OSError:  # nothing there, or a link that leads nowhere; whatever else is wrong, writing says
+        return
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is a pipe or a device; name a file")
 
 
 def write_whole(path: Path, content: str | bytes | memoryview) -> None:
@@ -24,21 +56,187 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def append_whole(path: Path, text: str) -> None:
+    """Append a text to a file and wait until it is on the disk; after an error the file is as long as it was.
+
+    Raises:
+        OSError: it could not be written; the file is named.
+    """
+    with room_for(path), path.open("ab", buffering=0) as file:
+        before, left = os.fstat(file.fileno()).st_size, memoryview(text.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            os.truncate(path, before)
+            raise
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A new file beside ``path`` under a name of its own, to be written; it then gets its name. Parents are made.
+    """Yield a path to write a new file at, which takes the name ``path`` once the block has ended and it is on disk.
 
-    Once the block has ended it is on the disk; a link that lies at ``path`` is replaced, not followed. After an error
-    it is gone, and what was at ``path`` is there.
+    Parents are made. A link that lies at ``path`` is replaced, not followed. After an error, or whatever ends the
+    process, what was at ``path`` is there; see ``stage`` for what is left.
+
+    Raises:
+        ValueError: a folder, a pipe or a device lies at ``path``.
+        OSError: the disk is full, or the folder cannot be written; ``path`` is named.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.touch(exist_ok=False)
+    check_file(path)
+    with stage(path) as temporary:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush(temporary)
         os.replace(temporary, path)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which takes the name ``folder`` once the block has ended; see ``whole_file``.
+
+    Raises:
+        OSError: something is there (``FileExistsError``), the disk is full, or the folder cannot be written.
+    """
+    with stage(folder) as temporary:
+        temporary.mkdir()
+        yield temporary
+        if os.path.lexists(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        temporary.rename(folder)
+
+
+@contextmanager
+def stage(target: Path) -> Iterator[Path]:
+    """Yield a free path in a new stage beside ``target``: write a file or make a folder there, and rename it.
+
+    The stage, what is left in it, and parents that were made for it and are empty are gone afterwards. Stages that
+    killed writers to this target left are removed first.
+
+    Raises:
+        OSError: as ``room_for``.
+    """
+    missing = [parent for parent in target.parents if not parent.exists()]
+    try:
+        with room_for(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for _ in take_left(target):
+                pass
+            own, lock = _locked_stage(target)
+            try:
+                yield own / _CONTENT
+            finally:
+                shutil.rmtree(own)
+                os.close(lock)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        unmake_folders(missing)
         raise
+
+
+@contextmanager
+def room_for(target: Path) -> Iterator[None]:
+    """Let a full or failing disk come out as an ``OSError`` that names ``target``, whichever library met it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_WRITING and (error.filename is None or _is_staged(error.filename)):
+            raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
+        raise
+    except Exception as error:
+        found = _OS_ERROR.search(str(error))
+        if found is not None and int(found[1]) in _OF_WRITING:
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(target)) from error
+        raise
+
+
+def take_left(target: Path) -> Iterator[Path]:
+    """Yield the stages of a target whose writers were killed, one by one, and remove each afterwards.
+
+    They are marked as ours, and locked by nobody; while one is yielded, it is locked by this process.
+    """
+    begins = f".{target.name}"
+    names = os.listdir(target.parent) if target.parent.is_dir() else []
+    ours = [name for name in names if name.startswith(begins) and re.fullmatch(STAGE, name[len(begins) :])]
+    for own in map(target.with_name, sorted(ours)):
+        if own.is_symlink() or not own.is_dir():
+            continue
+        if not any(own.iterdir()):  # killed before its marker stood
+            with suppress(OSError):  # a writer that begins, or another process, was faster
+                own.rmdir()
+        elif (lock := _lock(own / _MARKER)) is not None:
+            try:
+                yield own
+                shutil.rmtree(own, ignore_errors=True)  # another process may have been faster
+            finally:
+                os.close(lock)
+
+
+def _locked_stage(target: Path) -> tuple[Path, int]:
+    """Make a stage and its marker; returns it and the descriptor that holds the lock, where the system has locks."""
+    while True:
+        own = target.with_name(f".{target.name}{_MARK}{secrets.token_hex(4)}")
+        own.mkdir()
+        try:
+            lock = os.open(own / _MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileNotFoundError:  # taken for one that a killed writer left, in between
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # the same, a moment later: whoever holds it removes it
+            os.close(lock)
+            continue
+        except OSError:  # a file system without locks: what is left there stays
+            pass
+        return own, lock
+
+
+def _lock(marker: Path) -> int | None:
+    """Open a marker and lock it; None where there is none, or somebody holds it."""
+    try:
+        descriptor = os.open(marker, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_staged(name: object) -> bool:
+    return any(re.fullmatch(rf"\..+{STAGE}", part) for part in Path(os.fsdecode(str(name))).parts)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a new folder and its parents; returns those that were made, inner ones first.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    return missing
+
+
+def unmake_folders(made: list[Path]) -> None:
+    """Remove the folders that were made, inner ones first, as far as they are empty."""
+    for folder in made:
+        if folder.is_dir():
+            remove_if_empty(folder)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing."""
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.documents import read_json
+from subtoken_train.outputs import remove_if_empty, stage, take_left
 
 _NAMED = 3  # names in a message
 
@@ -50,7 +49,7 @@ class Layout:
             if ours and item != last:
                 item.unlink()
         for folder in self._folders(root, root):
-            _remove_if_empty(folder)
+            remove_if_empty(folder)
         if [item for item in root.iterdir() if item != last] == []:
             last.unlink(missing_ok=True)
             root.rmdir()
@@ -78,39 +77,6 @@ def names_of(items: list[Path], root: Path) -> str:
     """The first few of them in words, as paths in ``root``."""
     shown = ", ".join(item.relative_to(root).as_posix() for item in items[:_NAMED])
     return shown if len(items) <= _NAMED else f"{shown} and {len(items) - _NAMED:,} more"
-
-
-def make_folder(folder: Path) -> list[Path]:
-    """Make a new folder and its parents; returns those that were made, inner ones first.
-
-    Raises:
-        FileExistsError: it is there.
-    """
-    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir()
-    return missing
-
-
-def unmake_folders(made: list[Path]) -> None:
-    """Remove the folders that ``make_folder`` made, as far as they are empty."""
-    for folder in made:
-        if folder.is_dir():
-            _remove_if_empty(folder)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 CONFIG_FILE = "subtoken_config.json"
@@ -183,31 +149,49 @@ def _maker(marker: Path) -> str | None:
 
 @contextmanager
 def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Iterator[Path]:
-    """A temporary sibling to write into, which takes ``folder``'s name at the end, or vanishes after an error.
+    """Yield a new folder to write into, which takes ``folder``'s name at the end, or vanishes after an error.
 
-    An old folder is renamed before, and removed after; its siblings have names that nobody else has.
+    It lies in a stage (``outputs.stage``). An old folder is renamed to ``NAME.replaced-`` and the stage's token before,
+    and removed after; what a killed process left of that is settled first, or by the next call.
 
     Raises:
         ValueError: see ``check_target``.
+        OSError: the disk is full, or the folder cannot be written; ``folder`` is named.
     """
+    _settle(folder, layout)
     check_target(folder, overwrite, layout)
-    token = secrets.token_hex(4)
-    temporary, old = (folder.with_name(f"{folder.name}.{word}-{token}") for word in ("partial", "replaced"))
-    made = make_folder(temporary)
-    try:
+    with stage(folder) as temporary:
+        temporary.mkdir()
         yield temporary
         check_target(folder, overwrite, layout)  # again: hours may have passed
-    except BaseException:
-        shutil.rmtree(temporary)
-        unmake_folders(made)
-        raise
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    layout.remove(old)
+        if not folder.exists():
+            temporary.rename(folder)
+            return
+        old = _replaced(folder, temporary.parent)
+        folder.rename(old)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        layout.remove(old)
+
+
+def _replaced(folder: Path, own: Path) -> Path:
+    """The name of an old folder while the one in the stage ``own`` takes its place."""
+    return folder.with_name(f"{folder.name}.replaced-{own.name[-8:]}")
+
+
+def _settle(folder: Path, layout: Layout) -> None:
+    """Put back, or finish removing, the old folders of writers that were killed while they replaced them."""
+    for own in take_left(folder):
+        old = _replaced(folder, own)
+        if old.is_symlink() or not old.is_dir():
+            continue
+        remove_if_empty(old)  # killed when all but the folder itself was removed
+        if not (old / layout.last).is_file():
+            continue
+        if not os.path.lexists(folder):
+            old.rename(folder)
+        elif (folder / layout.last).is_file():  # the new one stands
+            layout.remove(old)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.arm_flags import add_eviction_options, arm_options
 from subtoken_train.cli.command_line import check_counts
+from subtoken_train.outputs import new_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,9 +98,9 @@ def _routers(
 
     diagnosis = diagnose(backbone, prompts)
     assert routing is not None
-    folder.mkdir(parents=True)
-    write_tables(diagnosis, routing, folder)
-    draw_figures(diagnosis, routing, folder)
+    with new_folder(folder) as partial:
+        write_tables(diagnosis, routing, partial)
+        draw_figures(diagnosis, routing, partial)
     rows = layer_rows(diagnosis, routing)
     note = f"Figure 1 shows these routers under a global budget; the adapter's own is {routing.budget}.\n"
     return _table(rows[0]._fields, rows), "" if routing.budget == "global" else note
@@ -118,9 +119,9 @@ def _eviction(
     from subtoken_train.evaluation.eviction_diagnosis_files import draw_eviction, eviction_layers, write_eviction_tables
 
     rows = diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
-    folder.mkdir(parents=True)
-    write_eviction_tables(rows, folder)
-    draw_eviction(rows, compression.label, folder)
+    with new_folder(folder) as partial:
+        write_eviction_tables(rows, partial)
+        draw_eviction(rows, compression.label, partial)
     means = eviction_layers(rows)[PRINTED]
     note = f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
     return _table(list(means.columns), means.itertuples(index=False)), note

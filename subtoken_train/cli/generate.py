@@ -12,6 +12,7 @@ from subtoken_train.cli import generate_file
 from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import plain
+from subtoken_train.outputs import whole_file
 
 if TYPE_CHECKING:
     from subtoken_train.families.images import Picture
@@ -95,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
         assert model.last is not None
         assert not isinstance(pictures[0], Video)
         picture = kept_picture(pictures[0], model.backbone.family, model.last.batch, model.last.plan, layers)
-        Path(args.show).parent.mkdir(parents=True, exist_ok=True)
-        picture.save(args.show)
+        with whole_file(Path(args.show)) as temporary:
+            picture.save(temporary, "PNG")
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.outputs import check_new
+from subtoken_train.outputs import check_new, write_whole
 from subtoken_train.resources import find_recipe, recipe_files, shipped_recipe
 
 HELP = """The recipes that travel with the package: one commented YAML per run, a folder per model.
@@ -75,7 +77,9 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
     """
     target = destination / source.name if destination.is_dir() else destination
     check_new([target], overwrite)
-    target.write_bytes(source.read_bytes())
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+    write_whole(target, source.read_bytes())
     return target
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subtoken_train.errors import SubTokenWarning, UncutError, plain
+from subtoken_train.outputs import FULL
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -40,6 +41,8 @@ def one_line(error: Exception) -> str:
         text = str(error)
     if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
         text = text.strip().splitlines()[-1].partition(": ")[2]
+    if isinstance(error, OSError) and error.errno in FULL:
+        text = f"{text}; nothing that was there is lost: make room, or write elsewhere"
     if "embedded null" in text:
         text = "a path holds a NUL character, and no file has such a name"
     text = plain(" ".join(text.split())) or type(error).__name__

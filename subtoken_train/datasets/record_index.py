@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.record_format import image_names, record_id, record_problem, text_length, video_names
+from subtoken_train.outputs import whole_file
 
 SMALL_FILE = 2**24  # bytes; below, making the index takes a fraction of a second
 _LAYOUT = "5"  # raise it when the columns, or the checks of a record, change
@@ -141,15 +142,10 @@ def checked_record(row: Any, place: str) -> dict[str, Any]:
 
 
 def _write(table: pa.RecordBatch, path: Path, state: bytes) -> None:
-    """The file appears whole or not at all."""
-    partial = path.with_suffix(".partial")
+    """Write an index whole or not at all."""
     table = table.replace_schema_metadata({"state": state})
-    with partial.open("wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_batch(table)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with whole_file(path) as temporary, temporary.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_batch(table)
 
 
 def _open(path: Path) -> pa.ipc.RecordBatchFileReader:

@@ -19,6 +19,7 @@ from subtoken_train.evaluation.measures import measure_names
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
 
 _KINDS: dict[str, Any] = {
@@ -118,8 +119,7 @@ class RunRecord:
 
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a run's record, or several, as one JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=None, separators=(",", ":")) + "\n")
+    write_whole(path, json.dumps(record, indent=None, separators=(",", ":")) + "\n")
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -36,7 +37,7 @@ from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import BITS, Compression
 from subtoken_train.inference.compression_settings import method_record, settings_record
 from subtoken_train.inference.question_frames import QuestionFrame
-from subtoken_train.outputs import whole_file
+from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
 VERSION = 1
@@ -96,11 +97,12 @@ def write_cache(
     """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it.
 
     Raises:
-        ValueError: ``path`` is a folder, or there and not to be replaced; or the cache could not be read again.
+        ValueError: ``path`` is a folder or a device, or there and not to be replaced; or the cache could not be read
+            again.
+        OSError: the disk is full, or the folder cannot be written; what was there is as it was.
     """
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file")
-    if not overwrite and (path.exists() or path.is_symlink()):
+    check_file(path)
+    if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
     packed, tensors = packed_tensors(cache)
     tensors = {name: _alone(tensor.detach().cpu()) for name, tensor in tensors.items()}

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.whole_folder import flush
 from subtoken_train.documents import read_json
+from subtoken_train.outputs import flush
 from subtoken_train.typed import checked, typed
 
 SCHEMA_VERSION = 1

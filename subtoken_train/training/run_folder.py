@@ -16,7 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from subtoken_train.artifact.whole_folder import make_folder, names_of, unmake_folders
+from subtoken_train.artifact.whole_folder import names_of
+from subtoken_train.outputs import make_folder, unmake_folders
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_marker import (
     LOCK_FILE,

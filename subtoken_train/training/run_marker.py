@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE, Layout
 from subtoken_train.documents import read_json
-from subtoken_train.outputs import write_whole
+from subtoken_train.outputs import STAGE, write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
 from subtoken_train.version import __version__
@@ -24,10 +24,12 @@ LOCK_SECONDS = 8.0
 """How long a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
 
 _ADAPTER_FOLDER = r"adapter(\.(partial|replaced)-[0-9a-f]{8})?"
-_BEGUN = r"\.[0-9a-f]{8}"  # what ``write_whole`` leaves of a file, behind a dot and its name, if it is killed
+_BEGUN = r"\.[0-9a-f]{8}"  # what ``write_whole`` of 0.2 and before left of a file, behind a dot and its name
+_STAGE = rf"(checkpoints/step-\d+(\.partial)?/|logs/)?\.[^/]+{STAGE}"  # what it leaves today, if it is killed
 RUN = Layout(
     files=re.compile(
-        r"\.subtoken-run\.json(\.partial)?|\.lock|\.probe|recipe\.yaml(\.partial)?"
+        rf"{_STAGE}/(content(/.+)?|\.subtoken-stage|\.tmp[^/]+)"
+        r"|\.subtoken-run\.json(\.partial)?|\.lock|\.probe|recipe\.yaml(\.partial)?"
         rf"|\.(\.subtoken-run\.json|recipe\.yaml){_BEGUN}"
         rf"|checkpoints/step-\d+(\.partial)?/(COMPLETE|state\.ckpt(\.partial)?|\.state\.ckpt{_BEGUN}|state\.ckpt/.+)"
         r"|logs/csv(-\d+)?/(metrics\.csv|hparams\.yaml)|logs/tb/(events\.out\.tfevents\..+|hparams\.yaml)"
@@ -35,7 +37,7 @@ RUN = Layout(
     ),
     folders=re.compile(
         r"checkpoints(/step-\d+(\.partial)?(/state\.ckpt(/.+)?)?)?|logs(/(csv(-\d+)?|tb|wandb(/.+)?))?"
-        rf"|{_ADAPTER_FOLDER}(/output)?"
+        rf"|{_ADAPTER_FOLDER}(/output)?|{_STAGE}(/content(/.+)?)?"
     ),
     last=MARKER_FILE,
     kind="a run",

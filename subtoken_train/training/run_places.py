@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from subtoken_train.artifact.whole_folder import flush
+from subtoken_train.outputs import flush
 from subtoken_train.training.checkpoints import PARTIAL, newest_complete
 from subtoken_train.training.run_marker import LOCK_FILE, MARKER_FILE, RUN, lock_run, read_run_marker
 

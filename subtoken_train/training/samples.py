@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from subtoken_train.outputs import write_whole
+from subtoken_train.outputs import room_for, write_whole
 
 
 class SampleLog(Callback):
@@ -37,7 +37,7 @@ class SampleLog(Callback):
     ) -> None:
         """Add a line: number of the micro-batch, optimiser steps before it, ids."""
         line = {"batch": self._consumed(trainer), "step": trainer.global_step, "ids": batch[0].record_ids}
-        with self._path.open("a", encoding="utf-8") as file:
+        with room_for(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def _consumed(self, trainer: L.Trainer) -> int:

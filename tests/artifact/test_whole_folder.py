@@ -1,10 +1,13 @@
 """Folders that are written whole: what is beside them stays, and what is in them that is not of their kind."""
 
+import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from subtoken_train.artifact.whole_folder import whole_folder
+from tests.support.faults import die, killed, no_room
 from tests.support.run_folders import kill_in
 
 
@@ -79,5 +82,30 @@ def test_a_kill_at_any_step_leaves_a_whole_adapter(tmp_path):
         if not kill_in(number, partial(write, parent / "out", "new", overwrite=True)):
             break
         assert set(adapters(parent)) & {"old", "new"}, number
+        write(parent / "out", "newest", overwrite=True)
+        assert (adapters(parent), len(list(parent.iterdir()))) == (["newest"], 1), number
     assert adapters(parent) == ["new"]
     assert number > 4
+
+
+def test_a_kill_between_two_names_puts_the_old_one_back(tmp_path):
+    def dying():
+        Path.rename = lambda path, target: (os.rename(path, target), die())
+        write(tmp_path / "out", "new", overwrite=True)
+
+    write(tmp_path / "out", "old")
+    assert killed(dying)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="exists; choose another folder or pass --overwrite"):
+        write(tmp_path / "out", "newest")
+    assert adapters(tmp_path) == ["old"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_full_disk_leaves_the_old_folder(tmp_path):
+    write(tmp_path / "out", "old")
+    with no_room(10_000), pytest.raises(OSError, match="File too large") as caught:
+        write(tmp_path / "out", "x" * 10**5, overwrite=True)
+    assert caught.value.filename == str(tmp_path / "out")
+    assert adapters(tmp_path) == ["old"]
+    assert len(list(tmp_path.iterdir())) == 1

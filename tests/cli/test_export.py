@@ -22,6 +22,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
+from tests.support.faults import no_room
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
 
@@ -295,3 +296,15 @@ def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
     with pytest.raises(ValueError, match=r"cannot merge into a quantised backbone \(.*layers.1.*v_proj holds int8\)"):
         write_merged(tmp_path / "out", config, parts, peft_model)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("merged", [[], ["--merge-lora"]])
+def test_a_full_disk_is_one_line(run, tmp_path, capsys, merged):
+    with no_room(5_000):
+        code = main(["export", str(run), str(tmp_path / "new" / "out"), *merged])
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert said == (
+        f"subtoken-train: error: File too large: {tmp_path}/new/out; nothing that was there is lost: make room, or "
+        "write elsewhere"
+    )

@@ -1,15 +1,15 @@
 """Into which folders a run may be written, and who else may not at the same time."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from subtoken_train.outputs import write_whole
+from subtoken_train.outputs import whole_file
 from subtoken_train.training import run_marker
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.run_marker import MARKER_FILE, RUN, has_work, lock_run, new_marker, write_run_marker
 from subtoken_train.training.run_places import place_beside
+from tests.support.faults import die, killed
 from tests.support.run_folders import checkpoint, made_run, states
 
 
@@ -164,15 +164,15 @@ def test_a_link_in_the_place_of_a_temporary_file_leads_nowhere(tmp_path):
 @pytest.mark.parametrize(
     "name", [".subtoken-run.json", "recipe.yaml", "checkpoints/step-3.partial/state.ckpt", "logs/samples-rank0.jsonl"]
 )
-def test_what_a_killed_write_leaves_is_part_of_the_run(tmp_path, monkeypatch, name):
-    def killed(*paths):
-        raise KeyboardInterrupt
+def test_what_a_killed_write_leaves_is_part_of_the_run(tmp_path, name):
+    def dying():
+        with whole_file(tmp_path / name) as temporary:
+            temporary.write_text("{}")
+            (temporary.parent / ".tmpA1b2C3").write_text("a library's")
+            die()
 
-    monkeypatch.setattr(os, "replace", killed)
-    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / name, "{}")
-    monkeypatch.undo()
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    assert killed(dying)
+    (tmp_path / name).with_name(f".{Path(name).name}.0123abcd").write_text("what version 0.2 left")
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
     assert RUN.others(tmp_path) == []
     assert RUN.remove(tmp_path) == []

@@ -19,6 +19,7 @@ from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
 from subtoken_train.inference.accounting import Measured
+from subtoken_train.outputs import append_whole
 from subtoken_train.typed import shown, typed
 
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -128,10 +129,7 @@ class SampleWriter:
 
     def append(self, records: Iterable[SampleRecord]) -> None:
         """Write a batch and wait until it is on disk: after this a kill loses nothing of it."""
-        with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write("".join(record.line() for record in records))
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self.path, "".join(record.line() for record in records))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, un
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
 from subtoken_train.evaluation.tasks.table_files import read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.outputs import write_whole
 
 FRAMES = "frames"
 JUDGE_FILE = "judge.tsv"
@@ -78,10 +80,11 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     if not rows:
         raise ValueError(f"no answers to write to {path}; evaluate the task first")
     rows.sort(key=lambda row: int(row["index"]))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
-        writer.writeheader()
-        writer.writerows(rows)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, file.getvalue())
 
 
 @dataclass

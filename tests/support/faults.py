@@ -1,0 +1,36 @@
+"""Disks that are full, and writers that die: real ones, made with what every POSIX system has."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_room(limit: int) -> Iterator[None]:
+    """Let the system refuse to let any file of this process grow beyond ``limit`` bytes, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def die() -> None:
+    """End this process as ``kill -9`` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(action: Callable[[], object]) -> bool:
+    """Run ``action`` in a child; whether the child was killed by SIGKILL."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    try:
+        action()
+    finally:
+        os._exit(0)

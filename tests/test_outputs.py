@@ -1,0 +1,194 @@
+"""Files and folders are whole or not there: on a full disk, after a kill, and beside other writers."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import subtoken_train
+from subtoken_train.outputs import append_whole, check_new, new_folder, room_for, stage, whole_file, write_whole
+from tests.support.faults import die, killed, no_room
+
+BIG = {"a": torch.zeros(100_000)}
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def save(path, content="new"):
+    with whole_file(path) as temporary:
+        temporary.write_text(content)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_whole(path, b"x" * 10**5),
+        lambda path: append_whole(path, "x" * 10**5),
+        lambda path: _with(whole_file(path), lambda temporary: save_file(BIG, temporary)),
+        lambda path: _with(whole_file(path), lambda temporary: temporary.write_text("x" * 10**5)),
+    ],
+)
+def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path, write):
+    path = tmp_path / "a.file"
+    path.write_text("old")
+    with no_room(10_000), pytest.raises(OSError, match="File too large") as caught:
+        write(path)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.file"]
+
+
+def _with(manager, action):
+    with manager as entered:
+        action(entered)
+
+
+def test_a_full_disk_leaves_no_new_folder(tmp_path):
+    with no_room(10_000), pytest.raises(OSError, match="File too large") as caught:
+        _with(new_folder(tmp_path / "new" / "out"), lambda partial: (partial / "x").write_text("x" * 10**5))
+    assert caught.value.filename == str(tmp_path / "new" / "out")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error", [Exception("No space left on device (os error 28)"), OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x")]
+)
+def test_every_librarys_full_disk_is_one_error(tmp_path, error):
+    with pytest.raises(OSError, match=str(tmp_path)) as caught, room_for(tmp_path / "a"):
+        raise error
+    assert caught.value.errno == (28 if type(error) is Exception else error.errno)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("(os error 2)"), ValueError("x"), OSError(errno.ENOSPC, "x", "/elsewhere")]
+)
+def test_other_errors_stay_what_they_are(tmp_path, error):
+    with pytest.raises(type(error)) as caught, room_for(tmp_path / "a"):
+        raise error
+    assert caught.value is error
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_to_the_same_file(tmp_path):
+    path = tmp_path / "a.file"
+    path.write_text("old")
+
+    def dying(target):
+        with whole_file(target) as temporary:
+            temporary.write_text("half")
+            (temporary.parent / ".tmpX1y2Z3").write_text("a library's own")
+            die()
+
+    assert killed(lambda: dying(path))
+    assert killed(lambda: dying(tmp_path / "b.file"))
+    assert path.read_text() == "old"
+    assert len(names(tmp_path)) == 3
+    save(path)
+    left = names(tmp_path)
+    assert path.read_text() == "new"
+    assert [name.partition("-")[0] for name in left] == [".b.file.subtoken", "a.file"]
+    save(tmp_path / "b.file")
+    assert names(tmp_path) == ["a.file", "b.file"]
+
+
+def test_a_writer_at_work_is_left_alone(tmp_path):
+    path = tmp_path / "a.file"
+    with whole_file(path) as temporary:
+        temporary.write_text("first")
+        save(path, "second")
+        assert temporary.read_text() == "first"
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["a.file"]
+
+
+@pytest.mark.parametrize("name", [".a.file.subtoken-0123456", ".a.file.subtoken-01234567", "a.file.subtoken-01234567"])
+def test_strangers_with_such_names_stay(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "content").write_text("mine")
+    (tmp_path / ".a.file.subtoken-89abcdef").write_text("mine")
+    save(tmp_path / "a.file")
+    assert (tmp_path / name / "content").read_text() == "mine"
+    assert (tmp_path / ".a.file.subtoken-89abcdef").read_text() == "mine"
+
+
+def test_a_stage_without_its_marker_is_no_obstacle(tmp_path):
+    (tmp_path / ".a.file.subtoken-01234567").mkdir()
+    save(tmp_path / "a.file")
+    assert names(tmp_path) == ["a.file"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
+def test_no_device_is_replaced(tmp_path, kind):
+    path = tmp_path / "out"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(os.devnull)
+    for write in (save, lambda path: check_new([path], overwrite=True)):
+        with pytest.raises(ValueError, match=r"is a (folder|pipe or a device); name a file"):
+            write(path)
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("link", "loop"):
+        with pytest.raises(ValueError, match="exists; name another file"):
+            check_new([tmp_path / name], overwrite=False)
+        save(tmp_path / name)
+    assert [(tmp_path / name).read_text() for name in ("a", "link", "loop")] == ["old", "new", "new"]
+
+
+def test_a_failed_block_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), stage(tmp_path / "deep" / "a"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == []
+
+
+_WRITES = re.compile(
+    r"\.write_(text|bytes)\(|\bopen\([^)\n]*[\"'][wax]b?\+?[\"']|save_file\(|\.save\(|save_pretrained\(|\.to_csv\(|"
+    r"\.savefig\(|torch\.save\(|json\.dump\(|copy(file|tree|2)?\(.*Path"
+)
+_INTO = {
+    "outputs.py": "the one place",
+    "artifact/folder.py": "into whole_folder",
+    "artifact/whole_folder.py": "into whole_folder",
+    "cli/fit_course.py": "Lightning's loggers",
+    "cli/generate.py": "into whole_file",
+    "cli/init.py": "into whole_folder",
+    "cli/run_picture.py": "bytes in memory",
+    "datasets/english.py": "into whole_folder",
+    "datasets/record_index.py": "into whole_file",
+    "datasets/scene_files.py": "into whole_folder",
+    "families/pil_processor.py": "into the folder of write_merged",
+    "inference/asking.py": "words about cache.save",
+    "evaluation/charts.py": "bytes in memory",
+    "evaluation/diagnostics_files.py": "into new_folder",
+    "evaluation/eviction_diagnosis_files.py": "into new_folder",
+    "evaluation/reporting/exports.py": "a text",
+    "evaluation/reporting/regressions.py": "bytes in memory",
+    "inference/cache_file.py": "into whole_file",
+    "plugins/lmms_eval.py": "bytes in memory",
+    "training/checkpoints.py": "into the folder of a checkpoint, which is renamed at the end",
+    "training/run_checkpoints.py": "the same",
+    "training/samples.py": "a log, in room_for",
+    "training/state_file.py": "bytes in memory",
+}
+
+
+def test_nothing_is_written_beside_this_mechanism():
+    package = Path(subtoken_train.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if any(_WRITES.search(line.partition("#")[0]) for line in path.read_text().splitlines())
+    }
+    assert found <= set(_INTO), "write through outputs.py, or say here why not"
