@@ -62,6 +62,7 @@ class Decoder:
                 groups = torch.zeros(1, entries, GROUPS, dtype=torch.bool, device=self.device).scatter_(2, chosen, True)
             keep = torch.ones(1, 1, entries, dtype=torch.bool, device=self.device)
             layer.fill(pack_layer(key, value, layer_plan(keep, groups), Packing()), entries, key)
+        cache.appends = True  # by transformers' own forward, which is timed here
         cache.next_position = torch.tensor([[entries]], device=self.device)
         cache.origin_B = torch.zeros(1, dtype=torch.long, device=self.device)
         return cache

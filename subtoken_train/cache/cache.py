@@ -8,8 +8,11 @@ Legend: B batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +20,7 @@ from transformers.cache_utils import Cache
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.forks import undoing
 from subtoken_train.kernels.fused_state import Workspace
 
 RESERVED = 1024
@@ -42,6 +46,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             them moves the tails only, unless there is an evictor.
         evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
         written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
+        appends: whether layers may append now: only while this package's own steps run.
         workspace: scratch of the fused kernels, of all layers.
     """
 
@@ -52,6 +57,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.origin_B: Tensor | None = None
         self.evictor: Evictor | None = None
         self.written: Tensor | None = None
+        self.appends = False
 
     @property
     def is_filled(self) -> bool:
@@ -65,11 +71,43 @@ class PackedCache(Cache):  # type: ignore[misc]
         assert isinstance(layer, PackedLayer)
         return layer.prompt_length
 
+    def check_filled(self) -> None:
+        """Raise a worded ``ValueError`` where no prompt is in."""
+        if not self.is_filled:
+            raise ValueError(
+                "the cache is empty (no prompt was put in, or reset() took it out); generate from the whole prompt, "
+                "without past_key_values"
+            )
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Append states to a layer, see ``PackedLayer``.
+
+        Raises:
+            ValueError: a model appends by itself: it knows neither where the next token stands nor how to read a layer.
+        """
+        if not self.appends:
+            raise ValueError(
+                "a packed cache is read and continued by the SubTokenModel that made it, not by transformers' own "
+                "generate or forward: call its generate(past_key_values=last.cache), or leave the cache out"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """Let layers append inside the block."""
+        with undoing(partial(setattr, self, "appends", self.appends)):
+            self.appends = True
+            yield
+
     def branch(self) -> PackedCache:
         """A cache of the same prompts that goes on by itself: what is appended to it does not change this one.
 
         The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
+
+        Raises:
+            ValueError: see ``check_filled``.
         """
+        self.check_filled()
         own = PackedCache(len(self.layers))
         own.workspace, own.layers = self.workspace, [layer.branch() for layer in self.layers]
         own.next_position, own.origin_B, own.evictor = self.next_position, self.origin_B, copy(self.evictor)

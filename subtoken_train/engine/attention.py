@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.functional.fused_attention import fused_kernels
 
@@ -105,12 +107,9 @@ def use_packed_attention(config: Any) -> None:
 @contextmanager
 def reading_packed(config: Any) -> Iterator[None]:
     """``use_packed_attention`` for a block; the decoder's attention is then what it was."""
-    before = config._attn_implementation
-    try:
+    with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
         use_packed_attention(config)
         yield
-    finally:
-        config._attn_implementation = before
 
 
 def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.families.family import Family
+from subtoken_train.forks import undoing
 from subtoken_train.functional.fused_attention import fused_attention
 
 NAME = "subtoken_mixed_heads"
@@ -82,12 +84,9 @@ def _attending(config: Any) -> Iterator[None]:
     """Inside the block a decoder's layers mix their heads."""
     AttentionInterface.register(NAME, _mixed_attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
+    with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
+        config._attn_implementation = NAME
         yield
-    finally:
-        config._attn_implementation = before
 
 
 def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix) -> Tensor:

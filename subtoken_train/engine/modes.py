@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from subtoken_train.families.family import Family
+from subtoken_train.forks import undoing
 from subtoken_train.routing.bank import RouterBank
 
 
@@ -17,13 +19,14 @@ from subtoken_train.routing.bank import RouterBank
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Dropout and checkpointing off inside the block; every submodule's own mode is restored."""
     training = [part for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
+
+    def switch(mode: bool) -> None:
         for part in training:
-            part.training = True
+            part.training = mode
+
+    with undoing(partial(switch, True)):
+        switch(False)
+        yield
 
 
 @contextmanager
@@ -33,13 +36,14 @@ def without_lora(module: nn.Module) -> Iterator[None]:
     peft's own switch (``enable_adapters``) also writes ``requires_grad``: it would free the frozen LoRA of stage 2.
     """
     active = [part for part in module.modules() if isinstance(part, BaseTunerLayer) and not part.disable_adapters]
-    for part in active:
-        part._disable_adapters = True
-    try:
-        yield
-    finally:
+
+    def switch(disabled: bool) -> None:
         for part in active:
-            part._disable_adapters = False
+            part._disable_adapters = disabled
+
+    with undoing(partial(switch, False)):
+        switch(True)
+        yield
 
 
 @contextmanager

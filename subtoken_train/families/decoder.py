@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from subtoken_train.families.attention_kinds import PREFIX
 from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_angles, rotary_kind
+from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
@@ -93,13 +95,10 @@ class DecoderStack:
         Args:
             ends: one past the last position of each sample, of any shape; the largest counts.
         """
-        before = self._length
-        if self.length_dependent:
-            self._length = ends.max()
-        try:
+        with undoing(partial(setattr, self, "_length", self._length)):
+            if self.length_dependent:
+                self._length = ends.max()
             yield
-        finally:
-            self._length = before
 
     @torch.no_grad()
     def rotation(self, position_ids: Tensor) -> Rotation:

@@ -30,6 +30,7 @@ from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.internvl_tower import class_token_attention
 from subtoken_train.families.pil_processor import PilProcessor
+from subtoken_train.forks import undoing
 from subtoken_train.types import Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 _LICENCE = Licence("other", "qwen", "https://huggingface.co/Qwen/Qwen2.5-72B-Instruct/blob/main/LICENSE")
@@ -193,10 +194,8 @@ class InternVLFamily(Family):
             return None
         tower, calls = self.model.model.vision_tower, []
         hook = tower.encoder.layer[-1].register_forward_pre_hook(lambda _, args: calls.append(args[0]))
-        try:
+        with undoing(hook.remove):
             hidden_INc = tower(batch.pixel_values.to(self.model.dtype)).last_hidden_state
-        finally:
-            hook.remove()
         merged_ITC = self.merged(hidden_INc[:, 1:])
         if statistics is None:
             return VisualStates(list(merged_ITC))

@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_window_index
 
+from subtoken_train.forks import undoing
+
 
 @torch.no_grad()
 def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
@@ -46,10 +48,8 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
     hook = attention.register_forward_pre_hook(
         lambda _module, args, options: calls.append((args[0], options)), with_kwargs=True
     )
-    try:
+    with undoing(hook.remove):
         made = tower(patches, grid_thw=grid_I3)
-    finally:
-        hook.remove()
     ((normed, options),) = calls
     query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.families.qwen_tower import received_attention
+from subtoken_train.forks import undoing
 
 
 @torch.no_grad()
@@ -51,10 +52,8 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
     hook = attention.register_forward_pre_hook(
         lambda _module, _args, options: inputs.append(options["hidden_states"]), with_kwargs=True
     )
-    try:
+    with undoing(hook.remove):
         features_IPC = patch_features(tower, pixels, layers)
-    finally:
-        hook.remove()
     (normed_IPC,) = inputs
     tiles, patches = normed_IPC.shape[:2]
     heads = (attention.num_heads, attention.head_dim)

@@ -5,6 +5,7 @@ Legend: B batch, L layers, M positions of the part that was compressed, S value 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -86,15 +87,25 @@ class Measured(PromptBytes):
     decode_seconds: float
 
 
+def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]:
+    """Return which rows of a prompt each layer holds uncompressed, bool: of a window, what the next token sees.
+
+    Args:
+        windows: of every layer, as ``DecoderStack.windows``.
+        regions_BN: ``Region`` codes of the prompt, in which places count positions.
+    """
+    visible_BN = regions_BN != Region.PADDING
+    held = {size: visible_BN if size is None else last_marked(visible_BN, size - 1) for size in set(windows)}
+    return [held[size] for size in windows]
+
+
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[KeptPrompt]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape = backbone.family.shape
     in_region_BM = in_compressed_region(opened.regions_BM)
-    windows, visible_BM = backbone.family.windows, opened.regions_BM != Region.PADDING
-    # of a window an uncompressed cache holds no more than the next token sees
-    held_BM = {size: visible_BM if size is None else last_marked(visible_BM, size - 1) for size in set(windows)}
-    region_LB = [(in_region_BM & held_BM[size]).sum(-1).tolist() for size in windows]
-    dense_LB = [held_BM[size].sum(-1).tolist() for size in windows]
+    held_LBM = held_rows(backbone.family.windows, opened.regions_BM)
+    region_LB = [(in_region_BM & held_BM).sum(-1).tolist() for held_BM in held_LBM]
+    dense_LB = [held_BM.sum(-1).tolist() for held_BM in held_LBM]
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
     appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
@@ -108,7 +119,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     saved_L = [vector_bytes(x, width) - vector_bytes(x, thin) for x, thin in zip(stored_L, thin_L, strict=True)]
     filled = sum(plan.filled for plan in opened.plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
-    emptied = emptied_regions(opened.plan, opened.regions_BM)
+    emptied = emptied_regions(opened.plan, opened.regions_BM, held_LBM)
     made = []
     for b in range(len(tokens_B)):
         shares = [of_layer[b] for of_layer in shares_LB]

@@ -18,6 +18,7 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
+from subtoken_train.inference.accounting import held_rows
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression
@@ -64,7 +65,8 @@ class CompressedContext:
         """
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
-        if words := emptied_words(emptied_regions(plan, batch.regions_BN), compression.label):
+        held_LBN = held_rows(backbone.family.windows, batch.regions_BN)
+        if words := emptied_words(emptied_regions(plan, batch.regions_BN, held_LBN), compression.label):
             warnings.warn(words, SubTokenWarning, stacklevel=3)
         took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression.key_channels)
         return cls(backbone, compression, cache, frames, batch.record_ids, took)

@@ -104,6 +104,13 @@ REFUSED_IF_GIVEN: dict[str, tuple[tuple[Any, ...], str]] = {
 """What means nothing in the model's own configuration (its defaults are written there), but was asked for here."""
 
 
+def drop_silent(settings: dict[str, Any]) -> None:
+    """Take ``token_type_ids`` away where they are all 0: a tokenizer writes them for models that read them."""
+    kinds = settings.get("token_type_ids")
+    if isinstance(kinds, Tensor) and not bool(kinds.any()):
+        del settings["token_type_ids"]
+
+
 def check_settings(settings: Mapping[str, Any], own: GenerationConfig) -> None:
     """Raise a worded ``ValueError`` for arguments that a packed cache has no answer to, or that do not exist.
 

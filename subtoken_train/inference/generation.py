@@ -7,9 +7,9 @@ active that call is ours: the first one runs reducer, routers and eviction and f
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family
+from subtoken_train.forks import undoing
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch
 
-_serving: set[int] = set()
-"""Models that a call runs on, by identity: their ``forward`` is swapped meanwhile."""
-_serving_lock = threading.Lock()
+_serving: dict[int, object] = {}
+"""Models that a call runs on, by identity, and the call: their ``forward`` is swapped meanwhile."""
 
 
 @contextmanager
@@ -36,17 +36,13 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: another thread's call, or a call around this one, is using it.
     """
-    with _serving_lock:
-        if id(model) in _serving:
-            raise ValueError(
-                "this model is generating already; one call at a time: wait for the other one, or load the model twice"
-            )
-        _serving.add(id(model))
-    try:
+    call = object()
+    if _serving.setdefault(id(model), call) is not call:  # in one step, whatever other threads do
+        raise ValueError(
+            "this model is generating already; one call at a time: wait for the other one, or load the model twice"
+        )
+    with undoing(partial(_serving.pop, id(model))):
         yield
-    finally:
-        with _serving_lock:
-            _serving.remove(id(model))
 
 
 @contextmanager
@@ -117,13 +113,15 @@ def compressed(
 def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
     """Attributes of the object itself for a while; then what was there, and nothing where nothing was."""
     before = {name: model.__dict__[name] for name in values if name in model.__dict__}
-    model.__dict__.update(values)
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         for name in values:
             model.__dict__.pop(name, None)
         model.__dict__.update(before)
+
+    with undoing(undo):
+        model.__dict__.update(values)
+        yield
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:

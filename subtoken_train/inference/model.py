@@ -19,11 +19,12 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
+from subtoken_train.inference.accounting import held_rows
 from subtoken_train.inference.asking import ANSWER_TOKENS, Asking
 from subtoken_train.inference.cache_report import CacheReport, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.compression_settings import CompressionSettings, compression_of
-from subtoken_train.inference.generate_arguments import check_settings, copies_asked, tokens_appended
+from subtoken_train.inference.generate_arguments import check_settings, copies_asked, drop_silent, tokens_appended
 from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.last_prompt import LastPrompt
@@ -146,6 +147,7 @@ class SubTokenModel(Asking):
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
         model, mask = family.model, inputs.get("attention_mask")
+        drop_silent(inputs)
         check_settings(inputs, model.generation_config)
         ids = check_ids(inputs.get("input_ids"), model.get_input_embeddings().num_embeddings)
         # the model's own generate never sees them, because prompts run here
@@ -169,7 +171,8 @@ class SubTokenModel(Asking):
             # the cache stands for the pixels
             described = replace(batch, pixel_values=None)
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
-            if words := emptied_words(emptied_regions(result.plan, batch.regions_BN), self.compression.label):
+            held_LBN = held_rows(family.windows, batch.regions_BN)
+            if words := emptied_words(emptied_regions(result.plan, batch.regions_BN, held_LBN), self.compression.label):
                 warnings.warn(words, SubTokenWarning, stacklevel=2)
 
         room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)
@@ -183,6 +186,7 @@ class SubTokenModel(Asking):
         """The prompt of a cache that a call goes on with."""
         if self.last is None or self.last.cache is not past:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
+        past.check_filled()
         if self.last.beams > 1:
             raise ValueError(
                 "past_key_values was left by a beam search: its rows are running beams, not the answers that were "
@@ -227,4 +231,5 @@ class SubTokenModel(Asking):
         if self.last is None:
             raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
         last = self.last
+        last.cache.check_filled()
         return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)

@@ -201,7 +201,8 @@ def append(
         warn_beyond(family.decoder.config, int(start.max()) + new, int(held.max()))
     positions = start + torch.arange(new, device=token_ids_Bq.device)
     cache.choose_pages(chooses_pages)
-    hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
+    with cache.appending():
+        hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden
 

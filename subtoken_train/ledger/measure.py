@@ -94,17 +94,18 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
     return slices * head_bytes, values, math.ceil(bits / 8)
 
 
-def emptied_regions(plan: Plan, regions_BN: Tensor) -> list[dict[str, int]]:
-    """Per sample: region -> layers in which no head keeps an entry of it, of those that had entries in the prompt.
+def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) -> list[dict[str, int]]:
+    """Count for each sample, region by region, the layers in which compression left no head an entry of it.
 
     Args:
         plan: one ``LayerPlan`` per layer.
         regions_BN: ``Region`` codes of the rows that the plan counts in.
+        held_LBN: rows that each layer holds without compression, bool: fewer where it attends in a window.
     """
     codes_R = torch.tensor([region for region in Region if region != Region.PADDING], device=regions_BN.device)
-    had_BR = (regions_BN[..., None] == codes_R).any(1)
-    layers_BR = torch.zeros_like(had_BR, dtype=torch.long)
-    for layer in plan.layers:
+    layers_BR = torch.zeros(len(regions_BN), len(codes_R), dtype=torch.long, device=regions_BN.device)
+    for layer, held_BN in zip(plan.layers, held_LBN, strict=True):
+        had_BR = ((regions_BN[..., None] == codes_R) & held_BN[..., None]).any(1)
         valid_BN = layer.entries_BN >= 0
         kept_BN = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid_BN, Region.PADDING)
         layers_BR += had_BR & ~(kept_BN[..., None] == codes_R).any(1)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from subtoken_train.forks import undoing
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masked_mean import masked_mean
@@ -104,11 +105,9 @@ class RouterBank(nn.Module):
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""
-        previous, self._state = self._state, state
-        try:
+        with undoing(partial(setattr, self, "_state", self._state)):
+            self._state = state
             yield state
-        finally:
-            self._state = previous
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         """``context_fn`` of non-reentrant checkpointing: a layer is recomputed under the state it first ran with."""

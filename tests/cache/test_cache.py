@@ -17,6 +17,7 @@ def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]
     cache, layers = PackedCache(2), [dense(seed, batch, sets=sets, bits=bits) for seed in (1, 2)]
     cache.layers = [state.layer() for state in layers]
     cache.next_position, cache.origin_B = torch.arange(batch)[:, None] + 20, torch.arange(batch)
+    cache.appends = True
     return cache, layers
 
 

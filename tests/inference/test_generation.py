@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.tail_room import SLACK
+from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from tests.support.greedy import generate_greedy
@@ -255,6 +258,100 @@ def test_two_threads_take_turns_or_hear_of_it():
     assert len(faults) == 2
     assert "one call at a time" in faults[0]
     assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("place", ["prefill", "decode"])
+def test_a_fork_made_while_another_thread_generates_can_generate(place):
+    """The thread does not exist in the child: what it had begun is undone there, and its call is none."""
+    model, started, seen = model_of(), threading.Event(), threading.Event()
+    inputs, config = inputs_of(model, "one"), model.backbone.family.decoder.config
+    expected = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    before = config._attn_implementation, vars(model.backbone.model).get("forward")
+
+    def waiting(*_):
+        if threading.current_thread() is thread:
+            started.set()
+            assert seen.wait(60)
+
+    def stops(ids, _):
+        waiting()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    criteria = StoppingCriteriaList([stops] if place == "decode" else [])
+    thread = threading.Thread(
+        target=lambda: model.generate(**inputs, max_new_tokens=3, do_sample=False, stopping_criteria=criteria)
+    )
+    layer = model.backbone.family.decoder.layers[1]
+    hook = layer.register_forward_pre_hook(waiting) if place == "prefill" else None
+    thread.start()
+    assert started.wait(60)
+    if (child := os.fork()) == 0:
+        torch.set_num_threads(1)
+        back = (config._attn_implementation, vars(model.backbone.model).get("forward")) == before
+        same = torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+        os._exit(0 if back and same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(ValueError, match="is generating already"):  # here it does
+        model.generate(**inputs, max_new_tokens=3)
+    seen.set()
+    thread.join(60)
+    if hook is not None:
+        hook.remove()
+    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
+
+
+@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
+def test_a_packed_cache_is_not_for_transformers_own_calls(family):
+    model = model_of(family=family)
+    inputs, plain, settings = inputs_of(model, "one"), model.backbone.model, settings_of(model)
+    out = model.generate(**inputs, **settings, max_new_tokens=3, do_sample=False)
+    longer, words = torch.cat([out, out[:, -1:]], 1), "is read and continued by the SubTokenModel that made it, not by"
+    empty = PackedCache(len(model.last.cache.layers))
+    for cache, ids in ((model.last.cache, longer), (empty, inputs["input_ids"])):
+        with pytest.raises(ValueError, match=words):
+            plain.generate(input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
+        with pytest.raises(ValueError, match=words):
+            plain(input_ids=ids[:, -1:], **{CACHE: cache})
+    assert model.last.cache.get_seq_length() == out.shape[1] - 1  # nothing was appended
+    again = model.generate(input_ids=longer, **settings, past_key_values=model.last.cache, max_new_tokens=2)
+    assert again.shape[1] > longer.shape[1]
+
+
+def test_a_cache_that_was_reset_says_so():
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    out = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    cache = model.last.cache
+    cache.reset()
+    for call in (
+        lambda: model.generate(input_ids=out, past_key_values=cache, max_new_tokens=2),
+        model.cache_report,
+        cache.branch,
+    ):
+        with pytest.raises(ValueError, match=r"the cache is empty \(no prompt was put in, or reset\(\) took it out\)"):
+            call()
+    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), out)
+
+
+def test_token_types_that_say_nothing_are_dropped():
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    expected = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    nothing = torch.zeros_like(inputs["input_ids"])
+    got = model.generate(**inputs, token_type_ids=nothing, max_new_tokens=3, do_sample=False)
+    assert torch.equal(got, expected)
+    nothing[0, -1] = 1
+    with pytest.raises(ValueError, match="token_type_ids does not go with a compressed cache"):
+        model.generate(**inputs, token_type_ids=nothing, max_new_tokens=3)
+
+
+def test_a_window_empties_no_region(recwarn):
+    """What its layers let go, an uncompressed cache would let go as well."""
+    model = model_of(family="qwen2_window", **PLAIN)
+    model.generate(**inputs_of(model, "one"), max_new_tokens=2, do_sample=False)
+    assert not [each for each in recwarn if "nothing is left" in str(each.message)]
 
 
 def test_a_call_within_a_call_is_refused():

@@ -1,0 +1,38 @@
+"""What a call changes for its duration is undone after it, and in a process that was forked in the middle of it.
+
+A fork copies a model while another thread uses it, and that thread does not exist in the copy: nothing there would end
+what it began.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_begun: dict[object, tuple[int, Callable[[], object]]] = {}
+"""Blocks that run now: the thread of each, and what undoes it, in the order in which they began."""
+
+
+@contextmanager
+def undoing(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` at the end of the block, or at a fork by another thread in the process that is made."""
+    block = object()
+    _begun[block] = (threading.get_ident(), undo)
+    try:
+        yield
+    finally:
+        del _begun[block]
+        undo()
+
+
+def _undo_other_threads() -> None:
+    for block, (thread, undo) in reversed(list(_begun.items())):
+        if thread != threading.get_ident():
+            del _begun[block]
+            undo()
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_undo_other_threads)
