@@ -1,4 +1,4 @@
-"""Write the pages that a program makes and a code host shows: methods, families and the pictures.
+"""Write the pages that a program makes and a code host shows: methods, families, record fields and the pictures.
 
 python docs/generate.py             # a test checks that the pages are what it writes
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from making.families import families_page
+from making.fields import fields_page
 from making.methods import evictions_page, reducers_page, selectors_page
 from making.pictures import cache_picture, stages_picture
 
@@ -17,6 +18,7 @@ PAGES = {
     "reducers.md": reducers_page,
     "selectors.md": selectors_page,
     "families.md": families_page,
+    "data_fields.md": fields_page,
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }

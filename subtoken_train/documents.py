@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import stat
+import unicodedata
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,31 @@ def check_characters(value: Any, place: str) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError(f"{place} holds half of a surrogate pair (\\ud800-\\udfff), no character") from None
+
+
+def text_problem(text: str) -> str | None:
+    """Return what keeps a text from being one: that nothing of it can be seen, or a NUL; None where it is fine.
+
+    White space, control and zero-width characters (U+200B, a BOM, soft hyphens, fillers) cannot be seen.
+    """
+    if "\0" in text:
+        return "holds a NUL character"
+    if any(map(_is_visible, text)):
+        return None
+    return "holds no visible character" if text.strip() else "is empty"
+
+
+@cache
+def _is_visible(character: str) -> bool:
+    return unicodedata.category(character) not in _UNSEEN_KINDS and character not in _UNSEEN
+
+
+_UNSEEN_KINDS = ("Cc", "Cf", "Cs", "Zs", "Zl", "Zp")
+_UNSEEN = {
+    *"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0",
+    *map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))),
+}
+"""Fillers and variation selectors, which have other kinds."""
 
 
 def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:

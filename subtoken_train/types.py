@@ -226,10 +226,17 @@ class MergedStates:
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the user says (``<image>`` marks each image or video), the answer (None: to be generated)."""
+    r"""Holds one exchange.
+
+    Attributes:
+        prompt: what the user says; ``<image>`` marks each image or video, ``\<image>`` is text.
+        answer: what is said to it; None: to be generated.
+        learnt: whether the loss is on the answer; where it is not, the answer is only read.
+    """
 
     prompt: str
     answer: str | None = None
+    learnt: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from subtoken_train.cli.check_time import time_line
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import clipped
 from subtoken_train.families.family import Family
 from subtoken_train.training.devices import count_devices
 from subtoken_train.training.preflight import at_hand, first_sample, plan_steps
@@ -86,7 +88,10 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -
     if data.val_file is not None:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images(type(parts.family)):
-        yield f"images below {data.image_folder}: all {sum(folder.named for folder in folders):,} are there"
+        yield f"below {data.image_folder}: all {count_named(folders)} are there"
+    if records.unread:
+        names = clipped(", ".join(map(repr, records.unread)), 200)
+        yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"

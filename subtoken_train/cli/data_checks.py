@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from subtoken_train.datasets.image_sources import FolderImages, missing_images
+from subtoken_train.datasets.image_sources import FolderImages, count_named, missing_images
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.errors import plain
 from subtoken_train.outputs import write_whole
@@ -103,7 +103,7 @@ def _check_images(records: InstructionRecords, missing_list: Path | None) -> str
         print(f"{len(names):,} names written to {missing_list}")
     if error := missing_images(folders, records.path, records.image_folder):
         raise error
-    return f"complete: {len(records):,} records, {sum(folder.named for folder in folders):,} images"
+    return f"complete: {len(records):,} records, {count_named(folders)}"
 
 
 def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,23 +110,24 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     if not args.video:
         return list(images)
     from subtoken_train.artifact.source import adapter_folder
+    from subtoken_train.families.literal_marks import picture_marks
     from subtoken_train.inference.pool import family_named
 
     family = family_named(adapter_folder(args.adapter) if args.adapter else str(args.backbone), args.backbone)
     if not family.takes_videos:  # before its weights are read
         raise family.no_video()
     videos = [open_video(VideoSource(Path(path), args.fps), max_frames=args.frames) for path in args.video]
-    marks = re.findall("<image>|<video>", prompt)
-    if not images or not marks:
+    found = picture_marks(prompt)
+    if not images or not found:
         return [*images, *videos]
-    places = marks.count("<image>"), marks.count("<video>")
+    places = found.count("<image>"), found.count("<video>")
     if places != (len(images), len(videos)):
         raise ValueError(
             f"{places[0]} <image> and {places[1]} <video> in the prompt, {len(images)} --image and {len(videos)} "
             "--video; write one for each"
         )
     left_images, left_videos = iter(images), iter(videos)
-    return [next(left_images) if mark == "<image>" else next(left_videos) for mark in marks]
+    return [next(left_images) if mark == "<image>" else next(left_videos) for mark in found]
 
 
 def _load(args: argparse.Namespace) -> SubTokenModel:

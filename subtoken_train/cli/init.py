@@ -121,11 +121,13 @@ def _records(data: OwnData) -> dict[str, str]:
 
 
 def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
-    """A conversation as a line of the task ``local_text``: its last answer is asked for."""
+    """Return a conversation as a line of the task ``local_text``: its last answer that is learnt is asked for."""
     from subtoken_train.datasets.conversations import conversation_text
-    from subtoken_train.datasets.record_format import used_turns
+    from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 
-    text, answer = conversation_text(row), used_turns(row)[-1]["value"].strip()
+    turns = used_turns(row)
+    last = max(place for place, turn in enumerate(turns) if place % 2 and answer_is_learnt(turn))
+    text, answer = conversation_text({**row, "conversations": turns[: last + 1]}), turns[last]["value"].strip()
     question = text.removesuffix(answer).rstrip()
     return {"id": str(number), "question": question, "answers": [answer], "metric": "exact_match"}
 

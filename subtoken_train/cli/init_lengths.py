@@ -7,13 +7,12 @@ from PIL import Image
 from subtoken_train.cli.init_backbones import Chosen
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.own.own_data import OwnData
-from subtoken_train.datasets.record_format import image_names, record_id, used_turns
-from subtoken_train.datasets.records import Record
+from subtoken_train.datasets.record_format import image_names, record_id
+from subtoken_train.datasets.records import Record, turns_of
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
-from subtoken_train.types import Turn
 
 
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
@@ -28,10 +27,8 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
     positions, longest, blank = position_bound(family.decoder.config) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
     for rows in data.splits.values():
         for number, row in enumerate(rows):
-            values = [turn["value"] for turn in used_turns(row)]
-            turns = [Turn(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
             name = record_id(row, number)
-            sample = encode(Record(name, [], turns), family, MAX_TOKENS, [blank] * len(image_names(row)))
+            sample = encode(Record(name, [], turns_of(row)), family, MAX_TOKENS, [blank] * len(image_names(row)))
             if sample.needed > positions:
                 raise ValueError(
                     f"record {name!r} takes {sample.needed:,} tokens up to its answer, and {chosen.path} has "

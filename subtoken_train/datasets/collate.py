@@ -21,8 +21,9 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
+from subtoken_train.families.literal_marks import hidden_turn, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.types import Batch, Region, RenderedPrompt
+from subtoken_train.types import Batch, Region, RenderedPrompt, Turn
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class EncodedSample:
 
     Attributes:
         input_ids: token ids; one image token per visual token.
-        labels: the same ids at answer tokens, -100 elsewhere.
+        labels: the same ids at tokens of answers that are learnt, -100 elsewhere.
         regions: ``Region`` codes.
         rank_position: last prompt token of the turn that holds the last image; -1 without an image.
         num_images: images and videos of the record.
@@ -70,25 +71,26 @@ def encode(
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
-        rendered = family.render(turns)
+        rendered = family.render(_as_read(turns, family))
         together = count_images(images)
         texts = [family.picture_text(image, rendered.image_marker, together) for image in images]
         rendered = _expand_images(rendered, texts)
-        encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
-        ids, starts = encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
+        ids, starts = tokenise(family.tokenizer, rendered.text)
         visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
         check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
-        answer = [any(begin <= start < end for begin, end in rendered.answer_spans) for start in starts]
+        said = [turn.learnt for turn in turns if turn.answer is not None]
+        learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
+        answer, learnt = (_within(starts, spans) for spans in (rendered.answer_spans, learnt_spans))
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
         check_cut(len(ids), max_length, rank_position, generation)
-        if not generation and not any(answer[:max_length]):
+        if not generation and not any(learnt[:max_length]):
             raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
     return EncodedSample(
         input_ids=ids,
-        labels=[token if is_answer else IGNORE_INDEX for token, is_answer in zip(ids, answer, strict=True)],
+        labels=[token if is_learnt else IGNORE_INDEX for token, is_learnt in zip(ids, learnt, strict=False)],
         regions=_regions(ids, visual, answer, family.tokenizer.bos_token_id),
         rank_position=rank_position,
         num_images=len(images),
@@ -103,11 +105,21 @@ def answer_tokens(record: Record, family: Family) -> list[int]:
     """
     if not record.turns[-1].answer:
         return []
-    rendered = family.render(record.turns)
-    encoding = family.tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+    rendered = family.render(_as_read(record.turns, family))
     begin, end = rendered.answer_spans[-1]
-    offsets = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
-    return [token for token, (start, _) in offsets if begin <= start < end]
+    return [
+        token for token, start in zip(*tokenise(family.tokenizer, rendered.text), strict=True) if begin <= start < end
+    ]
+
+
+def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
+    """Return turns in which only pictures have marks; a language model knows neither marks nor escapes."""
+    return [hidden_turn(turn) for turn in turns] if family.sees_images else list(turns)
+
+
+def _within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
+    """Return whether each token begins in one of some spans of characters."""
+    return [any(begin <= start < end for begin, end in spans) for start in starts]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The forms in which people keep conversations, all turned into LLaVA's: the one place that knows any other.
+"""Turns the forms in which people keep conversations into LLaVA's: the one place that knows any other.
 
     {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": ...}  LLaVA, ShareGPT
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "images": [...]}  OpenAI
@@ -7,13 +7,18 @@ Either list may have either pair of keys, ``from`` and ``value`` or ``role`` and
 the images. A content is a text or a list of parts (``text``, ``image_url``, ``image``, as OpenAI and transformers write
 them). A first ``system`` message, or a text ``system`` beside the list, goes in front of the first question, where chat
 formats put it that have no place of its own for it. Nothing is downloaded: images are files.
+
+A message that says that it is not learnt, in any of the ways of ``record_fields``, becomes a turn with ``"loss":
+false``, which is LLaVA's form here. What no trainer but another could obey is refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, used_turns, without_placeholders
+from subtoken_train.datasets.record_fields import LABELS, SWITCHES, check_fields, read_switch, switched
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, used_turns
+from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
 
@@ -28,8 +33,12 @@ CONVERSATION_LISTS = ("conversations", "messages")
 """Under which a record keeps its messages."""
 
 
-def llava_form(row: Any) -> Any:
-    """A record in LLaVA's form; one that is no conversation at all comes back as it is, for ``record_problem``.
+def llava_form(row: Any, unread: set[str] | None = None) -> Any:
+    """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
+
+    Args:
+        row: a record in any form.
+        unread: gets the fields that nobody reads (``check_fields``); None: they were looked at before.
 
     Raises:
         ValueError: what it says cannot be trained on; the message counts from 1.
@@ -41,55 +50,135 @@ def llava_form(row: Any) -> Any:
         return row
     if len(there) > 1:
         raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
-    name = there[0]
-    _refuse_tools(row)
-    own_names, turns = [], []
-    for number, message in enumerate(row[name], 1):
+    messages = row[there[0]]
+    if unread is not None:
+        check_fields("record", row, unread)
+        for number, message in enumerate(messages, 1):
+            if isinstance(message, dict):
+                check_fields("message", message, unread, f"message {number}")
+    beside = _switches_beside(row, len(messages))
+    own_names: list[str] = []
+    turns: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
             return row
         role, content = (_either(message, *keys) for keys in (("from", "role"), ("value", "content")))
-        text, names = _content(content, number)
+        text, names = _content(content, number, unread)
         own_names += names
-        speaker = _speaker(role, number, message)
-        if name == "messages" and speaker == "gpt" and not _is_text(text):
-            raise ValueError(f"message {number}, an answer, is empty; write the answer, or drop the record")
-        turns.append({"from": speaker, "value": text})
-    made = {key: value for key, value in row.items() if key not in ("messages", "images", "system")}
-    names = _images(row, own_names)
-    if names:
+        turn = {"from": _speaker(role, number, message), "value": text}
+        _check_text(turn, number, any(each["from"] == "human" for each in turns))
+        turns.append(_with_switch(turn, message, beside[number - 1], number))
+    made = {key: value for key, value in row.items() if key not in _REPLACED}
+    if names := _images(row, own_names):
         made["image"] = names
-    return {**made, "conversations": _with_system(turns, row.get("system"))}
+    told = _either(row, "system", "system_prompt")
+    return {**made, "conversations": _with_system(turns, told)}
+
+
+_REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
+"""Fields of a record that LLaVA's form says otherwise, or that have said all."""
 
 
 def conversation_text(row: dict[str, Any]) -> str:
-    """A conversation without images, in LLaVA's form, as one document for a language model."""
-    turns = [without_placeholders(row, turn["value"]) for turn in used_turns(row)]
-    pairs = zip(turns[::2], turns[1::2], strict=True)
-    return "\n".join(f"USER: {question} ASSISTANT: {answer}" for question, answer in pairs)
+    """Return a conversation without images, in LLaVA's form, as one document for a language model."""
+    return conversation_document(row)[0]
+
+
+def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt.
+
+    Raises:
+        ValueError: a system text and the question behind it, which are one text here, are learnt differently.
+    """
+    text, spans = "", []
+    for number, turn in enumerate(used_turns(row)):
+        if number:
+            text += " " if number % 2 else "\n"
+        text += "ASSISTANT:" if number % 2 else "USER:"
+        start = len(text)
+        text += f" {turn['value'].strip()}"
+        if "loss" in turn and turn["loss"] is None:
+            raise ValueError(
+                "its system text and its first question, which are one text here, are not learnt alike; give both "
+                "messages the same loss"
+            )
+        if not turn.get("loss", True):
+            spans.append((start, len(text)))
+    return text, spans
+
+
+def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
+    """Raise a worded ``ValueError`` where a message says nothing; what gpt says before it is asked is left out."""
+    speaker, text = turn["from"], "" if turn["value"] is None and turn["from"] == "gpt" else turn["value"]
+    problem = text_problem(text) if isinstance(text, str) else None
+    if problem is None or (speaker == "gpt" and not asked) or (speaker == "system" and "\0" not in text):
+        return
+    what = {"human": ", a question,", "gpt": ", an answer,"}.get(speaker, "")
+    raise ValueError(f"message {number}{what} {problem}; write what is said, or drop the record")
+
+
+def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
+    """Return the switches that a record has for its messages, beside them.
+
+    Raises:
+        ValueError: it says that nothing is learnt, that its answer is a bad one, or what cannot be obeyed.
+    """
+    for name in LABELS:
+        if row.get(name) is not None and row[name] is not True:
+            why = "it is a bad answer" if row[name] is False else "it is no answer to learn"
+            raise ValueError(f"it has {name} {shown(row[name])}: {why} (KTO, classes), which is not trained; drop it")
+    switches: list[bool | None] = [None] * messages
+    for name in SWITCHES:
+        value = row.get(name)
+        if isinstance(value, list) and value:
+            if len(value) != messages:
+                raise ValueError(
+                    f"it has {len(value)} entries of {name} for {messages} messages; write one for each message "
+                    "(switches of single tokens are not obeyed), or loss: true or false in the messages"
+                )
+            found = [switched(name, each, f"{name} of message {number}") for number, each in enumerate(value, 1)]
+            if any(one not in (None, other) for one, other in zip(switches, found, strict=True)):
+                raise ValueError(f"its switches ({', '.join(SWITCHES)}) contradict each other; keep one of them")
+            switches = list(found)
+        elif not isinstance(value, list) and value is not None and not switched(name, value, "it"):
+            raise ValueError(f"it has {name} {shown(value)}, so that nothing of it is learnt; drop the record")
+    return switches
+
+
+def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | None, number: int) -> dict[str, Any]:
+    """Return a turn with ``loss`` where it is not learnt.
+
+    Raises:
+        ValueError: its switches contradict each other, or a question is to be learnt.
+    """
+    own = read_switch(message, f"message {number}")
+    if own is not None and beside is not None and own != beside:
+        raise ValueError(f"message {number} has a switch of its own and another beside the messages; keep one")
+    learnt = beside if own is None else own
+    if learnt and turn["from"] != "gpt":
+        raise ValueError(
+            f"message {number}, which is no answer, is to be learnt; only answers are: set its switch to false or "
+            "leave it out"
+        )
+    return turn if learnt is not False else {**turn, "loss": False}
 
 
 def _either(message: dict[str, Any], first: str, second: str) -> Any:
     return message[first] if first in message else message.get(second)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
     """``human``, ``gpt`` or ``system``."""
     if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
         raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
-    if message.get("weight", 1) != 1:
-        raise ValueError(f"message {number} has weight {shown(message['weight'])}; all answers of a record are learnt")
     if not isinstance(role, str) or role not in _SPEAKERS:
         got = role if isinstance(role, str) else shown(role)
         raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
     return _SPEAKERS[role]
 
 
-def _content(content: Any, number: int) -> tuple[Any, list[str]]:
-    """A message's text with a placeholder per image, and the images that it names itself."""
+def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, list[str]]:
+    """Return a message's text with a placeholder per image, and the images that it names itself."""
     if not isinstance(content, list):
         return content, []
     if not content:
@@ -97,13 +186,18 @@ def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     lines, names = [], []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
+        if unread is not None and isinstance(part, dict):
+            check_fields("part", part, unread, f"a part of message {number}")
         if kind == "text" and isinstance(part.get("text"), str):
             lines.append(part["text"])
         elif kind in ("image", "image_url"):
             lines.append(IMAGE_PLACEHOLDER)
             names += _part_name(part, number)
         else:
-            raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or image_url")
+            raise ValueError(
+                f"message {number} has a part {shown(part)}; parts are text, image or image_url (videos stand beside "
+                "the messages, in videos)"
+            )
     return "\n".join(lines), names
 
 
@@ -128,9 +222,14 @@ def _images(row: dict[str, Any], own: list[str]) -> Any:
 
 
 def _with_system(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
-    """The turns, what the system says put in front of the first question."""
-    told = [beside] if beside else []
+    """Return the turns, what the system says put in front of the first question.
+
+    ``loss`` of that question is None where the two are not learnt alike.
+    """
+    told, learnt = [beside] if beside else [], {True} if beside else set()
     if turns[0]["from"] == "system":
+        if not isinstance(turns[0]["value"], str) or turns[0]["value"].strip():
+            learnt.add(turns[0].get("loss", True))
         told, turns = [*told, turns[0]["value"]], turns[1:]
     if not all(isinstance(text, str) for text in told) or any(turn["from"] == "system" for turn in turns):
         raise ValueError("a system message is no text, or not the first; one, at the start, is read")
@@ -138,9 +237,7 @@ def _with_system(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any
     if asked is None or not isinstance(turns[asked]["value"], str):
         return turns
     text = "\n\n".join([*(text.strip() for text in told if text.strip()), turns[asked]["value"]])
-    return [*turns[:asked], {**turns[asked], "value": text}, *turns[asked + 1 :]]
-
-
-def _refuse_tools(row: dict[str, Any]) -> None:
-    if row.get("tools") or row.get("functions"):
-        raise ValueError("it lists tools, which are not trained; drop the record, or its tools")
+    first = {**turns[asked], "value": text}
+    if learnt and learnt != {first.get("loss", True)}:
+        first["loss"] = None
+    return [*turns[:asked], first, *turns[asked + 1 :]]

@@ -3,7 +3,8 @@
 Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
 ``block_length`` tokens; what is left at its end is dropped. A document may begin and end anywhere in a block, and a
 block may hold parts of several: attention, positions and loss run across the borders (there is no cross-document
-masking, as is usual for WikiText), and the EOS is predicted like any other token. Where the tokenizer has a BOS (Llama;
+masking, as is usual for WikiText), and the EOS is predicted like any other token. What a conversation says without loss
+(``record_fields.SWITCHES``) is read and not predicted. Where the tokenizer has a BOS (Llama;
 Qwen2 has none), each *block* starts with one, and documents inside a block do not: the BOS is the first of the
 ``block_length`` tokens and belongs to the context, so that contexts are whole pages for every tokenizer.
 """
@@ -13,17 +14,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_text
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
 from subtoken_train.datasets.json_scan import scan_records
-from subtoken_train.datasets.record_format import image_names, record_id, video_names
+from subtoken_train.datasets.record_format import record_id
 from subtoken_train.datasets.record_index import checked_record
+from subtoken_train.datasets.row_kinds import row_kind
+from subtoken_train.documents import text_problem
+from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -31,13 +36,39 @@ if TYPE_CHECKING:
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
+_SPANS = "without_loss"  # the column beside the text
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
-_LAYOUT = "1"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
+_LAYOUT = "2"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
+
+
+@dataclass(frozen=True)
+class Document:
+    """Holds one text.
+
+    Attributes:
+        text: what is read.
+        without_loss: spans (start, end) of its characters that are not predicted.
+    """
+
+    text: str
+    without_loss: Sequence[tuple[int, int]] = ()
+
+
+class PackedBlock(NamedTuple):
+    """Holds the tokens of one block.
+
+    Attributes:
+        ids: token ids.
+        without_loss: places in it that are not predicted, ascending.
+    """
+
+    ids: list[int]
+    without_loss: list[int]
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """Where documents come from.
+    """Says where documents come from.
 
     Attributes:
         name: Hub id (``Salesforce/wikitext``), or a local file (.txt, .jsonl, .json, .parquet).
@@ -93,39 +124,61 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
     columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
     if columns and source.column not in columns:
-        hint = "; conversations are read with documents: conversations" if {*columns} & {*CONVERSATION_LISTS} else ""
-        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {', '.join(columns)}{hint}")
+        kind = row_kind(columns)
+        hint = f"; {kind}" if kind else ""
+        if {*columns} & {*CONVERSATION_LISTS}:
+            hint = "; conversations are read with documents: conversations"
+        listed = clipped(", ".join(columns), 100)
+        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}{hint}")
     return rows
 
 
 def _conversation_rows(source: CorpusSource) -> Dataset:
-    """A row per conversation of a local file."""
-    from datasets import Dataset
+    """Return a row per conversation of a local file: its text, and the spans of it that are not predicted."""
+    from datasets import Dataset, Features, List, Value
 
     path = Path(source.name)
     if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():
         raise ValueError(f"documents: conversations reads a .json or .jsonl file of records; {source.name} is none")
     if source.config is not None or source.split != "train":
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
-    texts = []
+    unread: set[str] = set()
+    documents = []
     for place, found in enumerate(scan_records(path)):
         name = f"{path}, record {record_id(found.row, place)!r}"
-        row = checked_record(found.row, name)
-        if image_names(row) or video_names(row):
-            raise ValueError(f"{name}: it has images, which a language model does not read; name it in data.train_file")
-        texts.append(conversation_text(row))
-    return Dataset.from_dict({source.column: texts})
+        row = checked_record(found.row, name, unread, as_document=True)
+        try:
+            documents.append(conversation_document(row))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    if unread:
+        names = clipped(", ".join(map(repr, sorted(unread))), 200)
+        warnings.warn(f"{path} has fields that are not read: {names}", SubTokenWarning, stacklevel=2)
+    columns = {source.column: [text for text, _ in documents], _SPANS: [spans for _, spans in documents]}
+    return Dataset.from_dict(columns, Features({source.column: Value("string"), _SPANS: List(List(Value("int64")))}))
 
 
-def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[str]:
-    """The documents of ``rows`` in order; those of white space alone are left out."""
-    texts = (row[source.column] or "" for row in rows)
-    documents = _articles(texts) if source.documents == "wikitext" else texts
-    return (document for document in documents if document.strip())
+def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
+    """Yield the documents of ``rows`` in order; those of white space alone are left out.
+
+    Raises:
+        ValueError: a document holds a NUL, or nothing that can be seen.
+    """
+    documents: Iterable[Document]
+    if source.documents == "wikitext":
+        documents = map(Document, _articles(row[source.column] or "" for row in rows))
+    else:
+        documents = (Document(row[source.column] or "", row.get(_SPANS, ())) for row in rows)
+    for number, document in enumerate(documents, 1):
+        if not document.text.strip():
+            continue
+        if problem := text_problem(document.text):
+            raise ValueError(f"{source.name}, document {number}: it {problem}; mend it, or drop it")
+        yield document
 
 
-def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) -> Iterator[list[int]]:
-    """Token ids, ``block_length`` at a time; see the head of this file for what a block holds.
+def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
+    """Yield ``block_length`` tokens at a time; see the head of this file for what a block holds.
 
     Raises:
         ValueError: the tokenizer has no EOS.
@@ -133,28 +186,36 @@ def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) 
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    wanted, ids = block_length - len(prefix), []
+    wanted, ids, unlearnt = block_length - len(prefix), list[int](), list[int]()
     remaining = iter(documents)
     while some := list(islice(remaining, _TOKENISED_TOGETHER)):
-        for encoded in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
+        spans = any(document.without_loss for document in some)
+        texts = [document.text for document in some]
+        encoding = tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=spans)
+        for number, encoded in enumerate(encoding["input_ids"]):
+            if without_loss := some[number].without_loss:
+                starts = (start for start, _ in encoding["offset_mapping"][number])
+                unlearnt += [len(ids) + i for i, at in enumerate(starts) if any(a <= at < b for a, b in without_loss)]
             ids += [*encoded, tokenizer.eos_token_id]
         start = 0
         while len(ids) - start >= wanted:
-            yield [*prefix, *ids[start : start + wanted]]
+            inside = [place - start + len(prefix) for place in unlearnt if start <= place < start + wanted]
+            yield PackedBlock([*prefix, *ids[start : start + wanted]], inside)
             start += wanted
         del ids[:start]
+        unlearnt = [place - start for place in unlearnt if place >= start]
 
 
-def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[list[int]]:
-    """One pass over a corpus: the blocks of its documents.
+def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
+    """Make one pass over a corpus: the blocks of its documents.
 
     Raises:
-        ValueError: the corpus has fewer tokens than one block.
+        ValueError: the corpus has fewer tokens than one block, or a document is none.
     """
     empty = True
-    for ids in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
+    for block in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
         empty = False
-        yield ids
+        yield block
     if empty:
         one_token = 1 + (tokenizer.bos_token_id is not None)
         tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
@@ -165,7 +226,9 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
 
 
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
-    """All blocks of a corpus, column ``input_ids``, Arrow-cached under the fingerprint of everything they depend on.
+    """All blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
+
+    Its columns are those of ``PackedBlock``: ``input_ids`` and ``without_loss``.
 
     A second call with the same rows, tokenizer and settings reads the cache, in another process, too.
 
@@ -176,13 +239,13 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
     from datasets.exceptions import DatasetGenerationError
 
     def generate() -> Iterator[dict[str, list[int]]]:
-        for ids in read_blocks(rows, source, tokenizer, block_length):
-            yield {"input_ids": ids}
+        for block in read_blocks(rows, source, tokenizer, block_length):
+            yield {"input_ids": block.ids, "without_loss": block.without_loss}
 
     try:
         return Dataset.from_generator(
             generate,
-            features=Features({"input_ids": List(Value("int32"))}),
+            features=Features({"input_ids": List(Value("int32")), "without_loss": List(Value("int32"))}),
             fingerprint=_fingerprint(rows, source, tokenizer, block_length),
         )
     except DatasetGenerationError as error:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows, packed_blocks, read_blocks
+from subtoken_train.datasets.corpus import (
+    CorpusSource,
+    PackedBlock,
+    iterate_documents,
+    load_rows,
+    packed_blocks,
+    read_blocks,
+)
 from subtoken_train.datasets.loaders import AccumulationWindows
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
@@ -20,7 +27,7 @@ from subtoken_train.types import Batch
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Block = dict[str, Any]  # {"input_ids": ids of one block, "place": its number}
+Block = dict[str, Any]  # {"input_ids": ids of one block, "without_loss": places in it, "place": its number}
 
 
 class CorpusDataModule(OrderedDataModule[Block]):
@@ -99,7 +106,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
     def records_to_show(self) -> Iterator[Block]:
         """The first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
         self.read()
-        return ({"input_ids": ids, "place": place} for place, ids in enumerate(self._pass()))
+        return (_block(block, place) for place, block in enumerate(self._pass()))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""
@@ -131,7 +138,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
         self.read()
         rows = self._raw_train
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
-        return first_texts(iterate_documents(rows, self.train_source), total)
+        return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
 
     def collator(self) -> Callable[[list[Block]], Batch]:
         """Regions and labels of blocks."""
@@ -140,7 +147,10 @@ class CorpusDataModule(OrderedDataModule[Block]):
 
         def collate(rows: list[Block]) -> Batch:
             samples = [
-                TextSample(row["input_ids"], self.context_length, query_length, f"block {row['place']}") for row in rows
+                TextSample(
+                    row["input_ids"], self.context_length, query_length, f"block {row['place']}", row["without_loss"]
+                )
+                for row in rows
             ]
             return collate_text(samples, pad_id)
 
@@ -149,13 +159,13 @@ class CorpusDataModule(OrderedDataModule[Block]):
     def _packed(self, rows: Dataset, source: CorpusSource) -> PackedBlocks:
         return PackedBlocks(packed_blocks(rows, source, self.family.tokenizer, self.block_length))
 
-    def _pass(self) -> Iterator[list[int]]:
+    def _pass(self) -> Iterator[PackedBlock]:
         """One pass over the training corpus."""
         return read_blocks(self._raw_train, self.train_source, self.family.tokenizer, self.block_length)
 
 
 class PackedBlocks:
-    """Cached blocks (a data set with the column ``input_ids``) by their number."""
+    """Cached blocks (a data set with the columns ``input_ids`` and ``without_loss``) by their number."""
 
     def __init__(self, blocks: Dataset) -> None:
         self._blocks = blocks.with_format("numpy")
@@ -164,7 +174,8 @@ class PackedBlocks:
         return len(self._blocks)
 
     def __getitem__(self, index: int) -> Block:
-        return {"input_ids": self._blocks[index]["input_ids"], "place": index}
+        row = self._blocks[index]
+        return _block(PackedBlock(row["input_ids"], row["without_loss"]), index)
 
 
 class BlockStream(IterableDataset[Block]):
@@ -183,7 +194,7 @@ class BlockStream(IterableDataset[Block]):
 
     def __init__(
         self,
-        read_pass: Callable[[], Iterator[list[int]]],
+        read_pass: Callable[[], Iterator[PackedBlock]],
         batch_size: int,
         rank: int,
         world_size: int,
@@ -195,9 +206,13 @@ class BlockStream(IterableDataset[Block]):
     def __iter__(self) -> Iterator[Block]:
         endless = chain.from_iterable(self.read_pass() for _ in repeat(None))
         first = self.consumed() * self.batch_size * self.world_size
-        for place, ids in islice(enumerate(endless), first, None):
+        for place, block in islice(enumerate(endless), first, None):
             if place // self.batch_size % self.world_size == self.rank:
-                yield {"input_ids": ids, "place": place}
+                yield _block(block, place)
+
+
+def _block(block: PackedBlock, place: int) -> Block:
+    return {"input_ids": block.ids, "without_loss": block.without_loss, "place": place}
 
 
 def _check_lengths(block_length: int, context_length: int, prefix_tokens: int) -> None:

@@ -21,6 +21,8 @@ from subtoken_train.families.rgb import PixelError, rgb_pixels
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
 some as ``.gif`` or ``.png``."""
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
+"""By which a name is taken for an image's."""
 MAX_PIXELS = 89_478_485
 """Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
 MOST_PIXELS = 2 * MAX_PIXELS
@@ -47,19 +49,21 @@ ImageSource = Path | EncodedImage
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The images of one folder.
+    """Holds what there is of the images of one folder.
 
     Attributes:
         folder: relative to the image folder.
-        named: images that the records name in it, each counted once.
-        missing: those that are not there, relative to the image folder.
+        named: images that the records name in it, each counted once, and the folder itself where it is a video.
+        missing: those that are not there, relative to the image folder; a folder without a frame ends with a slash.
         renamed: images that are there under another of ``SUFFIXES``.
+        is_video: whether the records name the folder, as a video's frames.
     """
 
     folder: str
     named: int
     missing: list[str]
     renamed: int
+    is_video: bool = False
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
@@ -92,10 +96,10 @@ def find_image(path: Path) -> Path:
 
 
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
-    """What of the named images is there, folder by folder: one listing each, no look at single files.
+    """Say what of the named images is there, folder by folder: one listing each, no look at single files.
 
     Args:
-        names: paths below ``image_folder``, each once.
+        names: paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
         image_folder: where they start.
         outside: whether their folders may lie elsewhere, see ``inside``; links of files are found when they are opened.
     """
@@ -113,12 +117,24 @@ def _compare_folder(folder: str, names: list[str], image_folder: Path) -> Folder
         present = set(os.listdir(image_folder / folder))
     except (FileNotFoundError, NotADirectoryError):
         present = set()
-    absent = [name for name in names if name not in present]
+    is_video = "" in names
+    images = [name for name in names if name]
+    absent = [name for name in images if name not in present]
     parts = map(os.path.splitext, present) if absent else ()
     stems = {stem for stem, suffix in parts if suffix in SUFFIXES}
     missing = [name for name in absent if os.path.splitext(name)[0] not in stems]
     paths = [f"{folder}/{name}" if folder else name for name in missing]
-    return FolderImages(folder, len(names), paths, len(absent) - len(missing))
+    if is_video and not any(name.lower().endswith(SUFFIXES) for name in present):
+        paths.append(f"{folder}/")
+    return FolderImages(folder, len(names), paths, len(absent) - len(missing), is_video)
+
+
+def count_named(folders: Sequence[FolderImages]) -> str:
+    """Return how many images and folders of frames are named, in words."""
+    videos = sum(folder.is_video for folder in folders)
+    images = sum(folder.named for folder in folders) - videos
+    parts = [f"{images:,} images"] if images or not videos else []
+    return " and ".join([*parts, *([f"{videos:,} videos"] if videos else [])])
 
 
 def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folder: Path) -> ValueError | None:
@@ -126,10 +142,15 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
     missing = [name for folder in folders for name in folder.missing]
     if not missing:
         return None
-    named = sum(folder.named for folder in folders)
+    videos = sum(name.endswith("/") for name in missing)
+    counts = (
+        (f"{len(missing) - videos:,} of {sum(x.named - x.is_video for x in folders):,} images", len(missing) - videos),
+        (f"{videos:,} of {sum(x.is_video for x in folders):,} videos (folders of frames)", videos),
+    )
+    found = " and ".join(words for words, count in counts if count)
     command = shlex.join(["subtoken-train", "data", "images", "--file", str(data_file), "--root", str(image_folder)])
     return UncutError(
-        f"{len(missing):,} of {named:,} images that {data_file} names are missing below {image_folder} (first: "
+        f"{found} that {data_file} names are missing below {image_folder} (first: "
         f"{missing[0][:100]}); list them: {command}"
     )
 

@@ -31,10 +31,10 @@ class Found(NamedTuple):
 
 
 def scan_records(path: Path) -> Iterator[Found]:
-    """All records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
+    """Yield all records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
 
     Raises:
-        ValueError: the text is not UTF-8, not JSON, or not a list; the line is named.
+        ValueError: the text is not UTF-8, not JSON, or not a list, or it is of the other kind; the line is named.
     """
     check_regular(path)
     return _scan_lines(path) if path.suffix.lower() == ".jsonl" else _ListScanner(path).scan()
@@ -48,6 +48,8 @@ def _scan_lines(path: Path) -> Iterator[Found]:
             end = start + len(line)
             try:
                 text = line[begin - start :].decode("utf-8")
+                if start == 0 and text.lstrip().startswith("["):
+                    raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
                 if text.strip():
                     yield Found(begin, end, _parsed(text, f"{path}, line {number}"))
             except UnicodeDecodeError as error:
@@ -156,9 +158,13 @@ class _ListScanner:
 
     def _no_list(self) -> ValueError:
         row = self._value().row
+        if self._peek() == "{" and isinstance(row, dict):
+            problem = self._invalid("Extra data", self.place)
+            return ValueError(f"{problem}, which this is")
         if self._peek():
             return self._invalid("Extra data", self.place)
-        return ValueError(f"{self.path} holds {shown(row)}; a list of records is needed")
+        one = "; put it in brackets, or name the file .jsonl" if isinstance(row, dict) else ""
+        return ValueError(f"{self.path} holds {shown(row)}; a list of records is needed{one}")
 
 
 def _not_utf8(path: Path, byte: int) -> ValueError:

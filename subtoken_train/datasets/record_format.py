@@ -1,25 +1,26 @@
-r"""LLaVA's instruction format: a record, its pictures and turns, and what can be wrong with one.
+r"""Defines LLaVA's instruction format: a record, its pictures and turns, and what can be wrong with one.
 
 A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
 "<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. As in LLaVA's own
 training, what gpt says before the first human turn is left out (ShareGPT's records have such turns), and so is a last
-human turn that nobody answers.
+human turn that nobody answers. An answer with ``"loss": false`` is read and not learnt.
 
-Videos: ``"video"`` is a folder of frames or a list of their files (several videos: a list of such lists), ``"fps"`` its
-frames a second (default 1). ``<video>`` marks each in the prompts, or ``<image>`` in a record without images; in a
-record without ``"video"``, ``<video>`` is text.
+Videos: ``"video"`` is a folder of frames or a list of their files (several videos: a list of such lists), ``"videos"``
+a list of either, ``"fps"`` their frames a second (default 1). ``<video>`` marks each in the prompts, or ``<image>`` in
+a record without images; in a record without videos, ``<video>`` is text. ``\<image>`` and ``\<video>`` are always text.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
+from subtoken_train.datasets.row_kinds import row_kind
 from subtoken_train.datasets.video_sources import refuse_video_file
+from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks, unescaped, with_marks
 from subtoken_train.typed import shown
 
-IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = "<image>", "<video>"
+IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
 
 
 def record_id(row: Any, index: int) -> str:
@@ -34,7 +35,9 @@ def image_names(row: dict[str, Any]) -> list[str]:
 
 
 def video_names(row: dict[str, Any]) -> list[str | list[str]]:
-    """Its videos, each the name of a folder or of its frames."""
+    """Return its videos, each the name of a folder or of its frames."""
+    if many := row.get("videos"):
+        return [many] if isinstance(many, str) else many
     videos = row.get("video") or []
     several = isinstance(videos, list) and any(isinstance(video, list) for video in videos)
     return videos if several or not videos else [videos]
@@ -43,21 +46,25 @@ def video_names(row: dict[str, Any]) -> list[str | list[str]]:
 def pictures_marked(row: dict[str, Any]) -> list[bool]:
     """Of each placeholder of its prompts, in order, whether a video stands there."""
     videos, images = video_names(row), image_names(row)
-    marks = re.findall(f"{IMAGE_PLACEHOLDER}|{VIDEO_PLACEHOLDER}", "".join(m["value"] for m in used_turns(row)[::2]))
-    return [mark == VIDEO_PLACEHOLDER or not images for mark in marks if videos or mark == IMAGE_PLACEHOLDER]
+    found = [mark for turn in used_turns(row)[::2] for mark in picture_marks(turn["value"])]
+    return [mark == VIDEO_PLACEHOLDER or not images for mark in found if videos or mark == IMAGE_PLACEHOLDER]
 
 
 def without_placeholders(row: dict[str, Any], text: str) -> str:
-    """A text of a record without marks of pictures."""
-    bare = text.replace(IMAGE_PLACEHOLDER, "")
-    return (bare.replace(VIDEO_PLACEHOLDER, "") if video_names(row) else bare).strip()
+    """Return a text of a record without marks of pictures, as a reader sees it."""
+    return unescaped(with_marks(text, "", "" if video_names(row) else VIDEO_PLACEHOLDER)).strip()
 
 
-def used_turns(row: dict[str, Any]) -> list[dict[str, str]]:
+def answer_is_learnt(turn: dict[str, Any]) -> bool:
+    """Return whether the loss is on a turn of gpt."""
+    return turn.get("loss", True) is not False
+
+
+def used_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Its turns from the first one of human to the last one of gpt."""
     roles = [message.get("from") for message in row["conversations"]]
     start = next((place for place, role in enumerate(roles) if role != "gpt"), len(roles))
-    turns: list[dict[str, str]] = row["conversations"][start:]
+    turns: list[dict[str, Any]] = row["conversations"][start:]
     return turns[:-1] if len(turns) % 2 and turns[-1].get("from") == "human" else turns
 
 
@@ -66,22 +73,29 @@ def text_length(row: dict[str, Any]) -> int:
     return sum(len(without_placeholders(row, message["value"])) for message in used_turns(row))
 
 
-def record_problem(row: Any) -> str | None:
-    """What is wrong with a record and what to do about it; None when nothing is."""
+def record_problem(row: Any, as_document: bool = False) -> str | None:
+    """Return what is wrong with a record and what to do about it; None when nothing is.
+
+    Args:
+        row: in LLaVA's form.
+        as_document: whether it is for a language model, which reads placeholders as text.
+    """
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        return 'it has no turns; a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
+        kind = row_kind(row) if isinstance(row, dict) else None
+        turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
+        return f"it has no turns; {kind or turns}"
     names = image_names(row)
     if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
         return f"image is {shown(row['image'])}; a path or a list of paths is needed"
     messages = row["conversations"]
     if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
         return 'a turn is not {"from": ..., "value": text}'
-    if row.get("video") and (problem := _video_problem(row)):
+    if (row.get("video") or row.get("videos")) and (problem := _video_problem(row)):
         return problem
-    return _turns_problem(row, messages, len(names))
+    return _turns_problem(row, messages, as_document)
 
 
-def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], images: int) -> str | None:
+def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], as_document: bool) -> str | None:
     """Of its turns, and of the placeholders in them."""
     used = used_turns(row)
     if not used or [message.get("from") for message in used] != ["human", "gpt"] * (len(used) // 2):
@@ -89,19 +103,23 @@ def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], images: 
         return f"turns come from {roles}; they must alternate human, gpt and end with gpt"
     if not isinstance(row.get("kind"), str | None):
         return f"kind is {shown(row['kind'])}; a text is needed"
-    return _videos_marked_problem(row) if row.get("video") else _placeholder_problem(used, images)
+    if not any(map(answer_is_learnt, used[1::2])):
+        return "no answer of it is learnt (loss, trainable, train, weight); drop the record"
+    if as_document:
+        pictures = image_names(row) or video_names(row)
+        return "it has images, which a language model does not read; name it in data.train_file" if pictures else None
+    return _videos_marked_problem(row) if video_names(row) else _placeholder_problem(used, len(image_names(row)))
 
 
 def _video_problem(row: dict[str, Any]) -> str | None:
-    """Of its ``video`` and ``fps``, which name frames."""
-    for video in video_names(row) if isinstance(row["video"], str | list) else [5]:
+    """Of its ``video``, ``videos`` and ``fps``, which name frames."""
+    if row.get("video") and row.get("videos"):
+        return "videos are named in video and in videos; name them in one of them"
+    key = "videos" if row.get("videos") else "video"
+    for video in video_names(row) if isinstance(row[key], str | list) else [5]:
         names = [video] if isinstance(video, str) else video
-        if (
-            not isinstance(names, list)
-            or not names
-            or not all(isinstance(n, str) and n and "\0" not in n for n in names)
-        ):
-            return f"video is {shown(row['video'])}; a folder of frames, or a list of their files, is needed"
+        if not isinstance(names, list) or not names or not all(map(_is_name, names)):
+            return f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
         if problem := next(filter(None, map(refuse_video_file, names)), None):
             return problem
     fps = row.get("fps", 1.0)
@@ -116,8 +134,8 @@ def _is_name(name: Any) -> bool:
 
 def _videos_marked_problem(row: dict[str, Any]) -> str | None:
     """Of the placeholders of a record with videos."""
-    if any(mark in m["value"] for m in used_turns(row)[1::2] for mark in (IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER)):
-        return f"a gpt turn holds {IMAGE_PLACEHOLDER} or {VIDEO_PLACEHOLDER}; pictures belong in human turns"
+    if any(picture_marks(turn["value"]) for turn in used_turns(row)[1::2]):
+        return f"a gpt turn holds {IMAGE_PLACEHOLDER} or {VIDEO_PLACEHOLDER}; pictures belong in human turns{_ESCAPE}"
     marked, wanted = pictures_marked(row), (len(image_names(row)), len(video_names(row)))
     images, videos = marked.count(False), marked.count(True)
     if (images, videos) == wanted:
@@ -129,13 +147,18 @@ def _videos_marked_problem(row: dict[str, Any]) -> str | None:
 
 
 def _placeholder_problem(messages: list[dict[str, str]], num_images: int) -> str | None:
-    counts = [message["value"].count(IMAGE_PLACEHOLDER) for message in messages]
+    counts = [picture_marks(message["value"]).count(IMAGE_PLACEHOLDER) for message in messages]
     if any(counts[1::2]):
-        return f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns"
+        return f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns{_ESCAPE}"
     if sum(counts) == num_images:
         return None
     if num_images == 0:
-        return f"{sum(counts)} {IMAGE_PLACEHOLDER} but no image; add the image's path or remove the placeholder"
+        return (
+            f"{sum(counts)} {IMAGE_PLACEHOLDER} but no image; add the image's path or remove the placeholder{_ESCAPE}"
+        )
     return (
         f"{sum(counts)} {IMAGE_PLACEHOLDER} for {num_images} image(s); write exactly one per image in the human turns"
     )
+
+
+_ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"

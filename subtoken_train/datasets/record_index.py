@@ -10,6 +10,7 @@ Legend: R records, I images that they name.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from array import array
 from pathlib import Path
@@ -26,7 +27,7 @@ from subtoken_train.datasets.record_format import image_names, record_id, record
 from subtoken_train.outputs import whole_file
 
 SMALL_FILE = 2**24  # bytes; below, making the index takes a fraction of a second
-_LAYOUT = "5"  # raise it when the columns, or the checks of a record, change
+_LAYOUT = "6"  # raise it when the columns, or the checks of a record, change
 
 
 class RecordIndex:
@@ -49,13 +50,20 @@ class RecordIndex:
         self.characters_R: NDArray[np.int64] = table.column("characters").to_numpy()
         self.images_R: NDArray[np.int64] = table.column("pictures").to_numpy()
         self.videos_R: NDArray[np.int64] = table.column("videos").to_numpy()
+        self._unread = pa.array(json.loads((table.schema.metadata or {}).get(b"unread", b"[]")), pa.string())
         self._names = table.column("images")
 
     def __len__(self) -> int:
         return len(self.start_R)
 
+    @property
+    def unread(self) -> list[str]:
+        """The names of fields that nobody reads, sorted."""
+        names: list[str] = self._unread.to_pylist()
+        return names
+
     def image_names(self) -> pa.Array:
-        """Names of all images, frames and folders of frames, each once, in the file's order: an Arrow array."""
+        """Return the names of all images, frames and folders of frames (``clip/``), each once, in the file's order."""
         return self._names.values.unique()
 
 
@@ -93,18 +101,21 @@ def file_state(path: Path | int) -> bytes:
 
 
 def build_table(path: Path) -> pa.RecordBatch:
-    """Parse and check every record, into columns of int64 and ``images`` (list of names)."""
+    """Parse and check every record, into columns of int64 and ``images`` (list of names; folders end with a slash)."""
+    unread: set[str] = set()
     start, stop, characters, pictures, of_videos = (array("q") for _ in range(5))
     record_ends, name_ends, names = array("i", [0]), array("q", [0]), bytearray()  # flat: no object per record
     for place, (begin, end, found) in enumerate(scan_records(path)):
-        row = checked_record(found, f"{path}, record {record_id(found, place)!r}")
+        row = checked_record(found, f"{path}, record {record_id(found, place)!r}", unread)
         start.append(begin)
         stop.append(end)
         characters.append(text_length(row))
         videos = video_names(row)
         of_videos.append(len(videos))
         pictures.append(len(image_names(row)) + len(videos))
-        for name in (*image_names(row), *(n for v in videos for n in ([v] if isinstance(v, str) else v))):
+        folders = (video.rstrip("/") + "/" for video in videos if isinstance(video, str))
+        frames = (frame for video in videos if not isinstance(video, str) for frame in video)
+        for name in (*image_names(row), *folders, *frames):
             names += name.encode()
             name_ends.append(len(names))
         record_ends.append(len(name_ends) - 1)
@@ -122,20 +133,27 @@ def build_table(path: Path) -> pa.RecordBatch:
             ("videos", of_videos),
         )
     }
-    return pa.RecordBatch.from_pydict({**columns, "images": pa.ListArray.from_arrays(offsets, texts)})
+    table = pa.RecordBatch.from_pydict({**columns, "images": pa.ListArray.from_arrays(offsets, texts)})
+    return table.replace_schema_metadata({"unread": json.dumps(sorted(unread))})
 
 
-def checked_record(row: Any, place: str) -> dict[str, Any]:
-    """A record in LLaVA's form, whatever form of ``conversations`` it has.
+def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:
+    """Return a record in LLaVA's form, whatever form of ``conversations`` it has.
+
+    Args:
+        row: as it stands in the file.
+        place: where, for messages.
+        unread: gets the names of its fields that nobody reads.
+        as_document: see ``record_problem``.
 
     Raises:
-        ValueError: it breaks the format; ``place`` says where it is.
+        ValueError: it breaks the format, or has a field that changes what is learnt or seen and is not read.
     """
     try:
-        made = llava_form(row)
+        made = llava_form(row, unread)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
-    if problem := record_problem(made):
+    if problem := record_problem(made, as_document):
         raise ValueError(f"{place}: {problem}")
     checked: dict[str, Any] = made
     return checked
@@ -143,7 +161,7 @@ def checked_record(row: Any, place: str) -> dict[str, Any]:
 
 def _write(table: pa.RecordBatch, path: Path, state: bytes) -> None:
     """Write an index whole or not at all."""
-    table = table.replace_schema_metadata({"state": state})
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), "state": state})
     with whole_file(path) as temporary, temporary.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_batch(table)
 

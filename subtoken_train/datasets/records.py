@@ -25,15 +25,18 @@ from subtoken_train.datasets.image_sources import FolderImages, compare_images, 
 from subtoken_train.datasets.record_format import (
     IMAGE_PLACEHOLDER,
     VIDEO_PLACEHOLDER,
+    answer_is_learnt,
     image_names,
     pictures_marked,
     record_id,
     used_turns,
     video_names,
+    without_placeholders,
 )
 from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.datasets.video_sources import PictureSource, VideoSource
+from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
 
 
@@ -52,6 +55,14 @@ class Record:
     images: list[PictureSource]
     turns: list[Turn]
     kind: str | None = None
+
+
+def turns_of(row: dict[str, Any]) -> list[Turn]:
+    """Return the exchanges of a record in LLaVA's form, with ``<image>`` for each video, too."""
+    video = IMAGE_PLACEHOLDER if video_names(row) else VIDEO_PLACEHOLDER
+    messages = [{**turn, "value": with_marks(turn["value"], IMAGE_PLACEHOLDER, video)} for turn in used_turns(row)]
+    pairs = zip(messages[::2], messages[1::2], strict=True)
+    return [Turn(asked["value"], said["value"], answer_is_learnt(said)) for asked, said in pairs]
 
 
 class InstructionRecords(Dataset[Record]):
@@ -90,10 +101,7 @@ class InstructionRecords(Dataset[Record]):
             ValueError: the file was changed since it was indexed, or an image lies outside of the image folder.
         """
         row = self._row(index)
-        values = [message["value"] for message in used_turns(row)]
-        if video_names(row):
-            values = [value.replace(VIDEO_PLACEHOLDER, IMAGE_PLACEHOLDER) for value in values]
-        turns = [Turn(prompt, answer) for prompt, answer in zip(values[::2], values[1::2], strict=True)]
+        turns = turns_of(row)
         name = record_id(row, index)
         try:
             images = map(self._inside, image_names(row))
@@ -102,6 +110,11 @@ class InstructionRecords(Dataset[Record]):
         except ValueError as error:
             raise ValueError(f"record {name!r}: {error}") from None
         return Record(name, pictures, turns, row.get("kind"))
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of fields that nobody reads, of records, messages and parts, sorted."""
+        return self._index.unread
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
@@ -128,9 +141,10 @@ class InstructionRecords(Dataset[Record]):
         return np.stack([self._index.images_R, self._index.characters_R], axis=1)
 
     def some_texts(self, limit: int | None = None) -> SomeTexts:
-        """What is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
+        """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
         total = len(self) if limit is None else min(limit, len(self))
-        texts = ["\n".join(message["value"] for message in used_turns(self._row(index))) for index in spread(total)]
+        rows = map(self._row, spread(total))
+        texts = ["\n".join(without_placeholders(row, turn["value"]) for turn in used_turns(row)) for row in rows]
         return SomeTexts(texts, total)
 
     def compare_images(self) -> list[FolderImages]:

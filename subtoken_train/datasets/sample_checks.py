@@ -33,7 +33,9 @@ def check_cut(length: int, max_length: int, rank_position: int, generation: bool
 def all_masked(length: int, max_length: int) -> ValueError:
     """Why a sample has nothing to learn."""
     if length > max_length:
-        cause = f"its {length} tokens were cut to max_length {max_length} before the first answer; raise max_length"
+        cause = (
+            f"its {length} tokens were cut to max_length {max_length} before the first answer that is learnt; raise it"
+        )
     else:
         cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
     return ValueError(f"all labels masked, {cause}")

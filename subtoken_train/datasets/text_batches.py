@@ -27,12 +27,14 @@ class TextSample:
         context_length: tokens of the CONTEXT region.
         query_length: tokens of the QUERY region, right after the context.
         record_id: a name for messages and logs.
+        without_loss: places in it that are read and never labelled.
     """
 
     input_ids: Sequence[int]
     context_length: int
     query_length: int
     record_id: str
+    without_loss: Sequence[int] = ()
 
     @property
     def prompt_length(self) -> int:
@@ -58,6 +60,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
         regions_BN[row, prompt:length] = int(Region.ANSWER)
         first_label = sample.context_length if prompt == length else prompt
         labels_BN[row, first_label:length] = input_ids_BN[row, first_label:length]
+        labels_BN[row, torch.as_tensor(sample.without_loss, dtype=torch.long)] = IGNORE_INDEX
     return Batch(
         input_ids_BN=input_ids_BN,
         labels_BN=labels_BN,

@@ -20,6 +20,7 @@ from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.runner.cell import answer_batch, record_of
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decoding import TokenScore
@@ -102,7 +103,7 @@ def answer_records(
         return model_inputs(samples, backbone.family, "image", max_length)[0]
 
     def reference(sample: Sample) -> list[int]:
-        turns = [*sample.earlier, Turn(sample.prompt, sample.reference["answer"])]
+        turns = [*sample.earlier, Turn(sample.prompt, escaped(sample.reference["answer"]))]
         return answer_tokens(Record(sample.id, [], turns), backbone.family)
 
     return answer_samples(backbone, samples, SceneScore(), batches, collate, progress, compression, reference=reference)

@@ -18,6 +18,7 @@ from typing import Any
 
 from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.datasets.image_sources import find_image, inside
+from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.store import SampleRecord
@@ -28,12 +29,12 @@ from subtoken_train.evaluation.runner.processes import ONE, alone
 from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
+from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool, family_named
 from subtoken_train.outputs import write_whole
 
 KEYS = ("id", "prompt", "image", "images")
-_PLACEHOLDER = "<image>"
 
 
 @dataclass
@@ -72,8 +73,8 @@ class PromptFile(Task):
         values, place = row.values, row.place
         if unknown := [key for key in values if key not in KEYS]:
             raise ValueError(f"{place}: {unknown_name('key', unknown[0], KEYS)}")
-        if not row.text("prompt").strip():
-            raise ValueError(f"{place}: the prompt is empty; write what the model should answer or go on with")
+        if problem := text_problem(row.text("prompt")):
+            raise ValueError(f"{place}: the prompt {problem}; write what the model should answer or go on with")
         names = _names(values, place)
         if names and self.modality == "text":
             raise ValueError(f"{place}: there is an image, and the model reads texts alone; remove it")
@@ -191,7 +192,10 @@ def _names(values: Mapping[str, Any], place: str) -> list[str]:
 
 
 def _placed(prompt: str, images: int, place: str) -> str:
-    written = prompt.count(_PLACEHOLDER)
+    written = picture_marks(prompt).count(IMAGE_MARK)
     if written not in (0, images):
-        raise ValueError(f"{place}: {written} {_PLACEHOLDER} in the prompt, {images} images; write one for each")
-    return prompt if written else f"{_PLACEHOLDER}\n" * images + prompt
+        raise ValueError(
+            f"{place}: {written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} "
+            "where it is text"
+        )
+    return prompt if written else f"{IMAGE_MARK}\n" * images + prompt

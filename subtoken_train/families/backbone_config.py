@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, clipped
 from subtoken_train.families.llava_chat import check_chat
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
@@ -64,7 +64,8 @@ def is_hub_id(path: str) -> bool:
 
 
 def check_backbone(config: BackboneConfig) -> None:
-    """Raise a worded ``ValueError`` where a setting is none; nothing is looked up."""
+    """Raise a worded ``ValueError`` where a setting is none, or the path is of GGUF files; the Hub is not asked."""
+    _refuse_gguf(config.path)
     dtype_of(config)
     check_quantization(config.quantization)
     check_word("attention", config.attention, ATTENTIONS)
@@ -72,6 +73,18 @@ def check_backbone(config: BackboneConfig) -> None:
         raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
     check_revision(config.revision)
     check_chat(config.template, config.system)
+
+
+def _refuse_gguf(path: str) -> None:
+    """Raise a worded ``ValueError`` for a file, a folder or a repository of GGUF, which llama.cpp runs."""
+    folder = Path(resolve(path))
+    alone = folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
+    if path.lower().endswith((".gguf", "-gguf")) or alone:
+        raise ValueError(
+            f"backbone {clipped(repr(path), 120)} is GGUF, the format of llama.cpp, which is not trained or compressed "
+            "here; name the model that it was made of in transformers' format (a Hub id, or a folder with config.json "
+            "and .safetensors files)"
+        )
 
 
 def check_revision(revision: str | None) -> None:

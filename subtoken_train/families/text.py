@@ -61,15 +61,9 @@ class TextFamily(Family):
         return self.model.model
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        """``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images.
-
-        Raises:
-            ValueError: a turn holds an image.
-        """
+        """Write ``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images; ``<image>`` is text."""
         text, spans = self.tokenizer.bos_token or "", []
         for turn in turns:
-            if "<image>" in turn.prompt:
-                raise _no_images(self.model.config.model_type)
             text += f"USER: {turn.prompt.strip()} ASSISTANT:"
             if turn.answer is not None:
                 start = len(text)

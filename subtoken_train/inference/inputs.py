@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -13,10 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.documents import check_characters
+from subtoken_train.documents import check_characters, text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video, count_images
+from subtoken_train.families.literal_marks import hidden, hidden_turn, picture_marks, tokenise
 from subtoken_train.families.rgb import to_rgb
 from subtoken_train.types import Turn
 
@@ -24,8 +24,8 @@ from subtoken_train.types import Turn
 def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Sequence[Picture]) -> dict[str, Tensor]:
     """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
     device, images = family.device, picture_list(shown)
-    if isinstance(prompt, str) and not prompt.strip():
-        raise ValueError("the prompt is empty; write what the model should answer or go on with")
+    if isinstance(prompt, str) and (problem := text_problem(prompt)):
+        raise ValueError(f"the prompt {problem}; write what the model should answer or go on with")
     check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")
     if family.image_token_id is None:
         if images or not isinstance(prompt, str):
@@ -34,13 +34,13 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Seq
         return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
     if not family.takes_videos and any(isinstance(image, Video) for image in images):
         raise family.no_video()
-    turns = list(prompt) if not isinstance(prompt, str) else [Turn(_with_placeholders(prompt, images))]
-    rendered = family.render(_one_mark(turns, images))
+    rendered = family.render(_as_read(prompt, images))
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
         raise ValueError(
-            f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image (or video)"
+            f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image (or video), "
+            "and \\<image> where it is text"
         )
     if not images:
         warnings.warn(
@@ -53,8 +53,8 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Seq
     together = count_images(images)
     for i, image in enumerate(images):
         parts[i] += family.picture_text(image, marker, together)
-    encoded = family.tokenizer("".join(parts), add_special_tokens=False, return_tensors="pt")
-    made = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+    input_ids = torch.tensor([tokenise(family.tokenizer, "".join(parts))[0]])
+    made = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if images:
         pixels, grid = family.process_images(images, [together] * len(images))
         made |= family.given_images(pixels, grid, made["input_ids"])
@@ -84,18 +84,25 @@ def picture_list(images: Any) -> list[Picture]:
     return list(images)
 
 
+def _as_read(prompt: str | Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:
+    """Return turns in which every picture has an ``<image>``, and nothing else has one."""
+    videos = any(isinstance(image, Video) for image in images)
+    if isinstance(prompt, str):
+        return _one_mark([Turn(_with_placeholders(hidden(prompt, videos), images))], images)
+    return _one_mark([hidden_turn(turn, videos) for turn in prompt], images)
+
+
 def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:
     """Pictures stand before a prompt that places none."""
-    placed = "<image>" in prompt or ("<video>" in prompt and any(isinstance(image, Video) for image in images))
-    return prompt if placed else "<image>\n" * len(images) + prompt
+    return prompt if picture_marks(prompt) else "<image>\n" * len(images) + prompt
 
 
 def _one_mark(turns: Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:
     """``<video>`` as ``<image>``, where there are videos; it must stand for one."""
     if not any(isinstance(image, Video) for image in images):
         return list(turns)
-    marks = [mark for turn in turns for mark in re.findall("<image>|<video>", turn.prompt)]
-    for i, (mark, image) in enumerate(zip(marks, images, strict=False)):
+    found = [mark for turn in turns for mark in picture_marks(turn.prompt)]
+    for i, (mark, image) in enumerate(zip(found, images, strict=False)):
         if mark == "<video>" and not isinstance(image, Video):
             raise ValueError(f"picture {i + 1} is an image, and the prompt has <video> in its place; write <image>")
     return [replace(turn, prompt=turn.prompt.replace("<video>", "<image>")) for turn in turns]

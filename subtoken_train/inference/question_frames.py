@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
+from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise
 from subtoken_train.types import Turn
 
 _MARK = "(the question stands here)"
@@ -36,12 +37,16 @@ class QuestionFrame:
         Raises:
             ValueError: a question that holds a picture's placeholder.
         """
-        if family.sees_images and (held := next((x for x in ("<image>", *family.placeholders) if x in question), None)):
-            raise ValueError(f"a question holds {held}; all pictures belong to the context")
-        tokenizer = family.tokenizer
-        text = self.before + (question.strip() if family.sees_images else question) + self.after
+        if family.sees_images:
+            question = hidden(question.strip())
+            if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
+                raise ValueError(
+                    f"a question holds {held}; all pictures belong to the context (where it is text, write "
+                    f"\\{IMAGE_MARK})"
+                )
+        text = self.before + question + self.after
         anchor, whole, alone = (
-            tokenizer(words, add_special_tokens=False)["input_ids"] for words in (self.anchor, self.anchor + text, text)
+            tokenise(family.tokenizer, words)[0] for words in (self.anchor, self.anchor + text, text)
         )
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
         if not ids:

@@ -144,7 +144,7 @@ class SubTokenModule(L.LightningModule):
         logits = self.parts.logits(result, rows)
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
-        share = accumulation / self._global_tokens(window_tokens)
+        share = accumulation / max(self._global_tokens(window_tokens), 1)  # 0: nothing of the window is learnt
         answer = answer_loss(logits, targets) * share
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
@@ -166,7 +166,8 @@ class SubTokenModule(L.LightningModule):
         result = self.parts.run(batch)
         rows, targets = predicting_rows(result.labels(batch.labels_BN))
         logits, tokens = self.parts.logits(result, rows), len(targets)
-        loss, right = answer_loss(logits, targets) / tokens, (logits.argmax(-1) == targets).sum() / tokens
+        most = max(tokens, 1)  # a block of a conversation may hold nothing that is learnt
+        loss, right = answer_loss(logits, targets) / most, (logits.argmax(-1) == targets).sum() / most
         self.log("val/loss", loss, batch_size=tokens, sync_dist=True, prog_bar=True)
         self.log("val/token_accuracy", right, batch_size=tokens, sync_dist=True, prog_bar=True)
 

@@ -187,7 +187,7 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
     lines = checked(capsys, [*argv, "--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "6"])
     assert f"{data_file}: 5 records" in lines
     assert f"{data_file}: 5 records for validation" in lines
-    assert f"images below {data_file.parent}: all 2 are there" in lines
+    assert f"below {data_file.parent}: all 2 images are there" in lines
     assert any(line.startswith("first record 'r0': ") and "64 visual" in line for line in lines)
     assert "2 records per optimiser step: batch 1 x accumulation 2 x 1 device" in lines
     assert "6 optimiser steps, 12 records, 2.00 epochs" in lines  # 5 batches are 3 windows, the last one shorter

@@ -11,7 +11,14 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
+from subtoken_train.datasets.corpus import (
+    CorpusSource,
+    Document,
+    iterate_blocks,
+    iterate_documents,
+    load_rows,
+    packed_blocks,
+)
 
 BOS, EOS = 1, 2
 
@@ -19,6 +26,11 @@ BOS, EOS = 1, 2
 def write_jsonl(path, texts, column="text"):
     path.write_text("".join(json.dumps({column: text, "n": i}) + "\n" for i, text in enumerate(texts)))
     return CorpusSource(str(path), column=column)
+
+
+def documents(rows, source):
+    """The texts of a corpus."""
+    return [document.text for document in iterate_documents(rows, source)]
 
 
 def stream(texts, tokenizer):
@@ -32,7 +44,9 @@ def stream(texts, tokenizer):
 def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts, block_length):
     tokenizer = byte_tokenizer(bos)
     rows = [{"text": text} for text in texts]
-    blocks = list(iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length))
+    blocks = [
+        block.ids for block in iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
+    ]
     assert all(len(block) == block_length for block in blocks)
     if bos:
         assert all(block[0] == BOS for block in blocks)
@@ -44,7 +58,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
     texts = [f"document {i}" for i in range(700)]
-    blocks = list(iterate_blocks(texts, byte_tokenizer(), 16))
+    blocks = [block.ids for block in iterate_blocks(map(Document, texts), byte_tokenizer(), 16)]
     joined = [i for block in blocks for i in block[1:]]
     assert joined == stream(texts, byte_tokenizer())[: len(joined)]
 
@@ -53,7 +67,7 @@ def test_wikitext_lines_become_articles():
     lines = [" \n", " = A = \n", " \n", " text \n", " = not a title = \n", " \n", " = = Section = = \n", " \n"]
     lines += [" = B ( film ) = \n", " \n", " end \n"]
     source = CorpusSource("x", documents="wikitext")
-    articles = list(iterate_documents([{"text": line} for line in lines], source))
+    articles = documents([{"text": line} for line in lines], source)
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 
@@ -63,13 +77,13 @@ def test_real_wikitext(shared, cache, byte_tokenizer):
         pytest.skip("WikiText-2 is absent")
     source = CorpusSource(str(path), documents="wikitext")
     rows = load_rows(source)
-    articles = list(iterate_documents(rows, source))
+    articles = documents(rows, source)
     assert len(articles) == 60  # of the test split, as published
     assert "".join(articles) == path.read_text().removeprefix(" \n")
     blocks = packed_blocks(rows, source, byte_tokenizer(), 2048)
     size = sum(len(article.encode()) + 1 for article in articles)
     assert len(blocks) == size // 2047
-    assert not list(iterate_documents(load_rows(CorpusSource(str(path))), CorpusSource(str(path))))[1:]
+    assert not documents(load_rows(CorpusSource(str(path))), CorpusSource(str(path)))[1:]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".txt"])
@@ -83,7 +97,7 @@ def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
         write_jsonl(path, texts)
     source = CorpusSource(str(path))
     for streaming in (False, True):
-        assert list(iterate_documents(load_rows(source, streaming), source)) == texts
+        assert documents(load_rows(source, streaming), source) == texts
     blocks = packed_blocks(load_rows(source), source, byte_tokenizer(), 5)
     assert [i for block in blocks["input_ids"] for i in block[1:]] == stream(texts, byte_tokenizer())[:8]
 
@@ -163,4 +177,4 @@ def test_a_tokenizer_without_an_end_is_refused(byte_tokenizer):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no EOS token"):
-        list(iterate_blocks(["a"], tokenizer, 8))
+        list(iterate_blocks([Document("a")], tokenizer, 8))

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
+from subtoken_train.datasets.corpus import CorpusSource, PackedBlock, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import BlockStream, CorpusDataModule
 from subtoken_train.types import Region
 
@@ -123,7 +123,7 @@ def test_cached_blocks_are_shuffled_and_streamed_ones_are_not(source, byte_token
     assert order != sorted(order, key=lambda name: int(name.split()[1]))
     assert [name for *_, names in streamed.seen for name in names] == [f"block {i}" for i in range(26)]
     ids = [row for _, _, rows, _ in streamed.seen for row in rows]
-    assert ids == 2 * list(read_blocks(load_rows(source), source, byte_tokenizer(), 16))
+    assert ids == 2 * [block.ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
     assert {tokens for tokens, *_ in streamed.seen} == {2 * 5}
 
 
@@ -145,7 +145,9 @@ def test_another_order_is_refused_on_resume(source, byte_tokenizer, tmp_path):
 
 def test_processes_share_a_stream():
     def blocks(rank, world_size, batch_size, consumed=0):
-        stream = BlockStream(lambda: iter([[i] for i in range(7)]), batch_size, rank, world_size, lambda: consumed)
+        stream = BlockStream(
+            lambda: (PackedBlock([i], []) for i in range(7)), batch_size, rank, world_size, lambda: consumed
+        )
         return [row["input_ids"][0] for row, _ in zip(stream, range(12), strict=False)]
 
     alone = blocks(0, 1, 4)

@@ -58,6 +58,9 @@ def test_records_name_videos_in_the_order_of_their_marks(tmp_path):
     assert records.first_video() == "folder"
     (tmp_path / "v").mkdir()
     missing = [name for each in records.compare_images() for name in each.missing]
+    assert missing == ["a.png", "g.png", *LIST, "v/"]  # no frame is in it
+    (tmp_path / "v/1.png").touch()
+    missing = [name for each in records.compare_images() for name in each.missing]
     assert missing == ["a.png", "g.png", *LIST]
 
 

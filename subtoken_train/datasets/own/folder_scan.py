@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
+
 TABLES = (".csv", ".tsv", ".json", ".jsonl")
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
@@ -55,8 +56,9 @@ def look_into(folder: Path) -> OwnFolder:
             left_out.append(name)
         else:
             found.setdefault(suffix, []).append(name)
+    kinds_of_files = (PICTURE_SUFFIXES, TABLES, TEXTS)
     images, tables, texts = (
-        tuple(sorted(name for suffix in kinds for name in found.get(suffix, ()))) for kinds in (IMAGES, TABLES, TEXTS)
+        tuple(sorted(name for suffix in kinds for name in found.get(suffix, ()))) for kinds in kinds_of_files
     )
     if not (images or tables or texts):
         kinds = ", ".join((*TABLES, *TEXTS))

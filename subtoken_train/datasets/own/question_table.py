@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
 from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets.record_fields import is_on, is_switch, refused_column
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id
 from subtoken_train.datasets.record_index import checked_record
-from subtoken_train.documents import check_regular, read_text
+from subtoken_train.datasets.row_kinds import row_kind
+from subtoken_train.documents import check_regular, read_text, text_problem
 from subtoken_train.errors import clipped
+from subtoken_train.families.literal_marks import picture_marks
 from subtoken_train.typed import shown
 
 MAX_BYTES = 2**28
@@ -32,6 +35,7 @@ NAMES = {
 """Usual names of the columns, those before which go first."""
 _FURTHER = ("input", "context")
 """What belongs to a question, below it, where there is any (Alpaca's records, Dolly's)."""
+_PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
 
 
@@ -86,27 +90,73 @@ def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
     if any(isinstance(row.get(name), list) for _, row in everything for name in CONVERSATION_LISTS):
         if named := [kind for kind, name in chosen.items() if name is not None]:
             raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
-        return OwnTable([OwnRecord(checked_record(row, place), place) for place, row in everything])
+        return _conversations(everything)
     names = list(dict.fromkeys(name for _, row in everything for name in row))
     text = _found(("text",), names)
     if text and all(name is None for name in chosen.values()) and _found(NAMES["question"], names) is None:
         return _text_table(path, everything, names, text)
+    if _found(NAMES["answer"], names) is None and chosen["answer"] is None and (kind := row_kind(names)):
+        raise ValueError(f"{path}: {kind}")
     columns = {kind: _column(path, kind, chosen[kind], names) for kind in NAMES}
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
-    beside = {key: _found((key,), names) for key in ("id", "kind")}
+    beside = {key: _found((key,), names) for key in ("id", "kind", "system")}
+    others = [name for name in names if name not in (*columns.values(), *further, *beside.values())]
+    for place, row in everything:
+        _check_unread(row, others, place)
     records = [
         OwnRecord(_record(row, columns, further, beside, place, number), place)
         for number, (place, row) in enumerate(everything)
     ]
     read = [(kind, name) for kind, name in columns.items() if name] + [("with each question", name) for name in further]
-    unread = {*names} - {*columns.values(), *further, *beside.values()}
+    read += [("before each question", beside["system"])] if beside["system"] else []
     words = ", ".join(f"{kind} in {name!r}" for kind, name in read)
-    return OwnTable(records, columns=words, unread=tuple(name for name in names if name in unread))
+    return OwnTable(records, columns=words, unread=tuple(others))
 
 
 def unread_words(table: OwnTable) -> str:
-    """The columns that were not read; empty where there are none."""
-    return f"columns not read: {clipped(', '.join(table.unread), _LISTED)}" if table.unread else ""
+    """Return what was not read, in words; empty where there is nothing of the kind."""
+    what = "columns" if table.columns or table.texts else "fields"
+    return f"{what} not read: {clipped(', '.join(table.unread), _LISTED)}" if table.unread else ""
+
+
+def _conversations(rows: list[tuple[str, dict[str, Any]]]) -> OwnTable:
+    """Read records; where none of them has a picture, they are for a language model, to which placeholders are text."""
+    pictured = any(row.get(name) for _, row in rows for name in _PICTURES) or any(map(_has_image_part, rows))
+    unread: set[str] = set()
+    records = []
+    for place, row in rows:
+        made = checked_record(row, place, unread, as_document=not pictured)
+        if not pictured:
+            try:
+                conversation_document(made)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+        records.append(OwnRecord(made, place))
+    return OwnTable(records, unread=tuple(sorted(unread)))
+
+
+def _has_image_part(placed: tuple[str, dict[str, Any]]) -> bool:
+    messages = [each for name in CONVERSATION_LISTS for each in _listed(placed[1].get(name))]
+    parts = [part for each in messages if isinstance(each, dict) for part in _listed(each.get("content"))]
+    return any(isinstance(part, dict) and part.get("type") in ("image", "image_url") for part in parts)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _check_unread(row: dict[str, Any], others: Sequence[str], place: str) -> None:
+    """Raise a worded ``ValueError`` where a column that is not read would change what is learnt."""
+    there = [name for name in others if row.get(name) not in (None, "", [], {}, "[]")]
+    if (found := refused_column(there)) is not None:
+        name, words = found
+        raise ValueError(f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: {words}")
+    for name in there:
+        if is_switch(name) and not is_on(row[name]):
+            raise ValueError(
+                f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: a bad answer, or one that is weighed or "
+                "not learnt, is not trained from a table; drop the line, or the column"
+            )
 
 
 def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[str], text: str) -> OwnTable:
@@ -185,8 +235,11 @@ def _record(
     assert answer_column is not None
     asked = [_cell(row, question_column, place), *(_cell(row, name, place, empty=True) for name in further)]
     question, answer = "\n".join(filter(None, asked)), _cell(row, answer_column, place)
-    if IMAGE_PLACEHOLDER in question + answer:
-        raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are")
+    if image_column is not None and IMAGE_PLACEHOLDER in picture_marks(question + answer):
+        raise ValueError(
+            f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are (where it is text, "
+            f"write \\{IMAGE_PLACEHOLDER})"
+        )
     own_id, kind = (None if name is None else row.get(name) for name in (beside["id"], beside["kind"]))
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if image_column is not None:
@@ -194,8 +247,10 @@ def _record(
         question = f"{IMAGE_PLACEHOLDER}\n{question}"
     if isinstance(kind, str) and kind.strip():
         made["kind"] = kind.strip()
+    if beside["system"] is not None:
+        made["system"] = _cell(row, beside["system"], place, empty=True)
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-    return checked_record({**made, "conversations": turns}, place)
+    return checked_record({**made, "conversations": turns}, place, set(), as_document=image_column is None)
 
 
 def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> str:
@@ -206,7 +261,10 @@ def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> 
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         value = shown(value)
     value = "" if value is None else value
-    if not isinstance(value, str) or not (value.strip() or empty):
-        got = "empty" if isinstance(value, str) else f"{shown(value)}, which is no text"
-        raise ValueError(f"{place}: column {clipped(repr(column), 60)} is {got}; fill it, or drop the line")
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{place}: column {clipped(repr(column), 60)} is {shown(value)}, which is no text; fill it or drop the line"
+        )
+    if (problem := text_problem(value)) and not (empty and not value.strip()):
+        raise ValueError(f"{place}: column {clipped(repr(column), 60)} {problem}; fill it, or drop the line")
     return value.strip()

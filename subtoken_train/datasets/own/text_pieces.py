@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from subtoken_train.datasets.own.folder_scan import OwnFolder
-from subtoken_train.documents import read_text
+from subtoken_train.documents import read_text, text_problem
 
 MAX_TOTAL = 2**30
 """Bytes of all texts together; more is a corpus, which recipes read as it lies."""
@@ -32,6 +32,8 @@ def read_texts(own: OwnFolder) -> list[str]:
             )
         if "\0" in text:
             raise ValueError(f"{own.path / name} holds NUL characters, so it is no text; take it out")
+        if text.strip() and (problem := text_problem(text)):
+            raise ValueError(f"{own.path / name} {problem}; mend it, or move it away")
         texts.append(text)
     if not any(text.strip() for text in texts):
         raise ValueError(f"the texts of {own.path} are empty")

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import resolve
+from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
 _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
   subtoken-train data scenes
@@ -86,20 +87,27 @@ class Recall(Task):
 def instruction_samples(
     records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
 ) -> list[Sample]:
-    """The last turn of the first ``limit`` records (None: of all), with the turns before it, for ``SceneScore``."""
+    """Ask the last answer that is learnt of the first ``limit`` records (None: of all), with the turns before it.
+
+    What follows it (answers that are only read) is no reference, and left out with its pictures.
+    """
     total = len(records) if limit is None else min(limit, len(records))
-    return [
-        Sample(
-            id=record.id,
-            prompt=record.turns[-1].prompt,
-            reference={"answer": record.turns[-1].answer or "", "kind": record.kind},
-            images=tuple(record.images),
-            max_new_tokens=max_new_tokens,
-            kind=record.kind or "question",
-            earlier=tuple(record.turns[:-1]),
-        )
-        for record in (records[i] for i in range(total))
-    ]
+    return [_asked(records[i], max_new_tokens) for i in range(total)]
+
+
+def _asked(record: Record, max_new_tokens: int) -> Sample:
+    """Return a record as a sample for ``SceneScore``."""
+    last = max(place for place, turn in enumerate(record.turns) if turn.learnt)
+    turns = record.turns[: last + 1]
+    return Sample(
+        id=record.id,
+        prompt=turns[-1].prompt,
+        reference={"answer": unescaped(turns[-1].answer or ""), "kind": record.kind},
+        images=tuple(record.images[: sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)]),
+        max_new_tokens=max_new_tokens,
+        kind=record.kind or "question",
+        earlier=tuple(turns[:-1]),
+    )
 
 
 @dataclass

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.image_sources import inside
+from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
+from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 
 _KEYS = ("id", "image", "question", "answers", "metric", "kind")
-_PLACEHOLDER = "<image>"
 _FEWEST_PEOPLE = 4  # three others must agree for a full score
 
 
@@ -112,7 +113,7 @@ def _check(values: Mapping[str, Any], place: str) -> None:
     if unknown := [key for key in values if key not in _KEYS]:
         raise ValueError(f"{place}: {unknown_name('key', unknown[0], _KEYS)}")
     for key in ("question", "metric", "kind"):
-        if key in values and not (isinstance(values[key], str) and values[key]):
+        if key in values and not (isinstance(values[key], str) and text_problem(values[key]) is None):
             raise ValueError(f"{place}: {key} must be a text that is not empty, got {values[key]!r}")
     if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
         raise ValueError(f"{place}: id must be a text or a number, got {values['id']!r}")
@@ -121,14 +122,17 @@ def _check(values: Mapping[str, Any], place: str) -> None:
     for key in ("answers", "image"):
         value = values.get(key, "")
         texts = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-        if not texts or (key == "answers" and not value):
+        if not texts or (key == "answers" and (not value or any(map(text_problem, _listed(value))))):
             raise ValueError(f"{place}: {key} must be a text or a list of texts, got {value!r}")
 
 
 def _prompt(question: str, images: int, place: str) -> str:
-    written = question.count(_PLACEHOLDER)
+    written = picture_marks(question).count(IMAGE_MARK)
     if written == 0:
-        return f"{_PLACEHOLDER}\n" * images + question
+        return f"{IMAGE_MARK}\n" * images + question
     if written != images:
-        raise ValueError(f"{place}: {written} {_PLACEHOLDER} in the question, {images} images; write one for each")
+        raise ValueError(
+            f"{place}: {written} {IMAGE_MARK} in the question, {images} images; write one for each, and "
+            f"\\{IMAGE_MARK} where it is text"
+        )
     return question

@@ -65,10 +65,13 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     """The objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines are passed over.
 
     Raises:
-        ValueError: the file is missing, a line is no JSON object, or it lacks a column.
+        ValueError: the file is missing or one list, a line is no JSON object, or it lacks a column.
     """
+    text = benchmark_text(path)
+    if text.lstrip().startswith("["):
+        raise ValueError(f"{path} is one JSON list; one JSON object a line is wanted: write a line for each of them")
     rows = []
-    for number, line in enumerate(benchmark_text(path).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         place = f"{path}, line {number}"
         if line.strip():
             rows.append(_object(_parsed(line, place), place, columns))

@@ -1,0 +1,58 @@
+"""The page of record fields: whose format writes which, and what becomes of it."""
+
+from __future__ import annotations
+
+from subtoken_train.datasets.record_fields import FIELDS, Fields
+
+_HEAD = r"""# Fields of records
+
+<!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
+
+Records are written for many trainers, and a field that one of them reads can change what another one learns. Each
+field is read, obeyed, refused or left out, and nothing is dropped in silence: a refused field stops the file with the
+record's id and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`, `documents:
+conversations`).
+
+- **Obeyed.** A message with `loss: false` (or `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask`,
+  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview`
+  shows such an answer as `masked`. A list of that name beside the messages has one switch for each of them. Only
+  answers are ever learnt, so a question's switch may say `false` or nothing; in a text of `documents: conversations`,
+  where questions are learnt too, their switch is obeyed as well. A record of which no answer is learnt is refused.
+  `init` keeps the switches in what it writes, and `evaluate --data` asks for the last answer that is learnt.
+- **Refused.** What no turn can say: switches of single tokens, weights between 0 and 1, pairs of answers, tools,
+  sound, boxes, pictures under other names. A value that is empty (`null`, `""`, `[]`, `{}`) says nothing and is
+  passed over.
+- **Left out.** Notes about a record.
+- **Any other name** is refused where its name or its value looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL)
+  or a mask (`token_loss: [0, 1]`); otherwise nothing reads it, and `check` lists it: `fields that are not read`.
+
+An answer or a question that holds nothing to be seen (empty, white space, a BOM, zero-width characters) or a NUL is
+refused in every form, and in tables, texts and files of prompts; `<image>` alone is a question.
+
+**Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Where a text
+is *about* the tag, write `\<image>`: the model reads the characters `<image>`, even if its tokenizer has a token of
+that name, and no picture is meant. It holds in prompts of `generate`, `chat`, `ask` and `--prompts`, too. `<video>`
+in a record without videos is text as it stands. For a language model, marks are always text, and a backslash is a
+backslash.
+
+"""
+_TITLES = {
+    "record": "## Beside the messages",
+    "message": "## In a message",
+    "part": "## In a part of a message's content",
+}
+_TABLE = "| field | who writes it | here | |\n|---|---|---|---|\n"
+
+
+def fields_page() -> str:
+    """Return the text of ``data_fields.md``."""
+    parts = [_HEAD]
+    for place, title in _TITLES.items():
+        rows = "".join(_row(fields) for fields in FIELDS if fields.place == place)
+        parts.append(f"{title}\n\n{_TABLE}{rows}\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _row(fields: Fields) -> str:
+    names = ", ".join(f"`{name}`" for name in fields.names)
+    return f"| {names} | {fields.whose} | {fields.fate} | {fields.words} |\n"

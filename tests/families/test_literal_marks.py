@@ -1,0 +1,125 @@
+r"""What is written ``\<image>`` reaches every model as the characters ``<image>``, and stands for no picture."""
+
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from subtoken_train.datasets.collate import answer_tokens, encode
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.literal_marks import escaped, hidden, picture_marks, tokenise, unescaped
+from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.question_frames import picture_frame
+from subtoken_train.types import Region, Turn
+from tests.support.internvl_tiny import internvl_family
+from tests.support.next_tiny import next_family
+from tests.support.onevision_tiny import onevision_family
+from tests.support.qwen_tiny import qwen_family
+from tests.support.text_families import text_family
+
+IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
+SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
+SPECIAL += ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<IMG_CONTEXT>", "<img>", "</img>"]
+
+
+def byte_level(metaspace: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with all marks of all families as special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, show_progress=False, special_tokens=SPECIAL, initial_alphabet=sorted(alphabet)
+    )
+    tokenizer.train_from_iterator(["USER: what is <image> in a file ? ASSISTANT: a tag"] * 50, trainer)
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=SPECIAL[3:], **special)
+
+
+FAMILIES = {
+    "llava": None,
+    "llava_next": next_family,
+    "onevision": onevision_family,
+    "qwen": qwen_family,
+    "internvl": internvl_family,
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tiny_family):
+    """A family with a tokenizer that has a token for each mark."""
+    made = tiny_family if request.param == "llava" else FAMILIES[request.param]()
+    made.processor.tokenizer = byte_level()
+    own = made.placeholders[0]
+    made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(own)
+    made.model.config.video_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[-1])
+    return made
+
+
+QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
+
+
+def test_an_escaped_mark_is_its_characters(family):
+    record = Record("r", ["a.png"], [Turn(f"<image>\n{QUESTION}", ANSWER)])
+    sample = encode(record, family, 4096, [IMAGE])
+    plain = encode(Record("r", ["a.png"], [Turn("<image>\n", "yes")]), family, 4096, [IMAGE])
+    assert sample.regions.count(Region.VISUAL) == plain.regions.count(Region.VISUAL) > 0
+    visual = family.is_visual(torch.tensor(sample.input_ids))
+    assert [int(region) == Region.VISUAL for region in sample.regions] == visual.tolist()
+    decode = lambda ids: family.tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
+    text = decode(
+        [token for token, region in zip(sample.input_ids, sample.regions, strict=True) if region == Region.QUERY]
+    )
+    assert unescaped(QUESTION) in text
+    labels = [token for token in sample.labels if token != -100]
+    assert decode(labels).strip() == unescaped(ANSWER)
+    marks = {family.tokenizer.convert_tokens_to_ids(mark) for mark in ("<image>", "<video>")}
+    assert not marks & {token for token, seen in zip(sample.input_ids, visual.tolist(), strict=True) if not seen}
+    assert answer_tokens(record, family) == labels
+
+
+def test_a_prompt_reads_the_same_in_generation(family):
+    record = Record("r", ["a.png"], [Turn(f"<image>\n{QUESTION}", "yes")])
+    trained = encode(record, family, 4096, [IMAGE], generation=True)
+    asked = inputs_of(family, QUESTION, [IMAGE])["input_ids"][0]
+    assert asked.tolist() == trained.input_ids
+    with pytest.raises(ValueError, match=r"2 image placeholders but 1 images; .*and \\<image> where it is text"):
+        inputs_of(family, "<image> and <image>", [IMAGE])
+
+
+def test_a_question_about_a_context_may_name_the_tag(family):
+    frame = picture_frame(family, [IMAGE])
+    ids = frame.ids(family, QUESTION)
+    assert unescaped(QUESTION) in family.tokenizer.decode(ids, skip_special_tokens=True)
+    assert not family.is_visual(torch.tensor(ids)).any()
+    with pytest.raises(ValueError, match=r"a question holds <image>; .* write \\<image>"):
+        frame.ids(family, "what is <image> ?")
+
+
+def test_text_around_a_literal_mark_is_tokenised_as_ever():
+    tokenizer = byte_level()
+    text = "<s>USER: <image>\nwhat is <video> ? ASSISTANT: a tag</s>"
+    assert tokenise(tokenizer, text)[0] == tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, starts = tokenise(tokenizer, f"<image> {hidden(chr(92) + '<image>')} is")
+    expected = [3, *tokenizer(" <", add_special_tokens=False)["input_ids"]]
+    assert ids[: len(expected)] == expected
+    assert tokenizer.decode(ids) == "<image> <image> is"
+    assert ids.count(3) == 1
+    assert (starts[0], starts[1]) == (0, 7)
+
+
+def test_marks_and_escapes():
+    assert picture_marks(r"<image> \<image> <video>\<video> <Image> \\<image>") == ["<image>", "<video>"]
+    assert unescaped(r"\<image> \<video> \<x> \\<image>") == r"<image> <video> \<x> \<image>"
+    assert escaped("a <image>") == r"a \<image>"
+    assert escaped(r"a \<image>") == r"a \<image>"
+
+
+def test_a_language_model_has_neither_marks_nor_escapes():
+    family = text_family()
+    family.processor = byte_level()
+    turns = [Turn(r"what is <image> and \<image> ?", "a <video> tag")]
+    sample = encode(Record("r", [], turns), family, 512, [])
+    assert Region.VISUAL not in sample.regions
+    assert r"what is <image> and \<image> ?" in family.tokenizer.decode(sample.input_ids)
