@@ -8,6 +8,9 @@ import torch
 from PIL import Image
 
 from subtoken_train.cli.main import main
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.image_sources import count_named
+from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe
@@ -191,6 +194,29 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
     assert any(line.startswith("first record 'r0': ") and "64 visual" in line for line in lines)
     assert "2 records per optimiser step: batch 1 x accumulation 2 x 1 device" in lines
     assert "6 optimiser steps, 12 records, 2.00 epochs" in lines  # 5 batches are 3 windows, the last one shorter
+
+
+def test_absent_videos_and_unread_fields_are_said(capsys, tiny, data_file):
+    rows = json.loads(data_file.read_text())
+    data_file.write_text(json.dumps([{**row, "mood": "calm", "source": "x"} for row in rows]))
+    lines = checked(capsys, [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1"])
+    assert "fields that are not read, and train nothing (docs/data_fields.md): 'mood'" in lines
+    turns = [{"from": "human", "value": "<video>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
+    rows = [{"id": i, "videos": [f"clip{i}"], "conversations": turns} for i in range(40)]
+    data_file.write_text(json.dumps(rows))
+    assert "record '0': llava takes images and no videos" in refused(
+        capsys, [*tiny, "--data.train_file", str(data_file)]
+    )
+    data = InstructionDataModule(str(data_file))
+    data.read()
+    with pytest.raises(
+        ValueError, match=r"40 of 40 videos \(folders of frames\) that .*train.json names are missing below"
+    ):
+        data.check_images(Qwen25VLFamily)
+    for i in range(40):
+        (data_file.parent / f"clip{i}").mkdir()
+        Image.new("RGB", (8, 8)).save(data_file.parent / f"clip{i}/000001.jpg")
+    assert count_named(data.check_images(Qwen25VLFamily)) == "40 videos"
 
 
 def test_without_a_processor_the_first_record_is_only_counted(capsys, data_file):

@@ -1,11 +1,13 @@
 """``subtoken-train init``: what it writes, of images, conversations and texts."""
 
 import json
+import re
 
 import pytest
 import yaml
 
 from subtoken_train.cli.main import main
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
 
@@ -260,3 +262,38 @@ def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
     assert sorted(said) == sorted(paragraphs)
     assert min(len(rows[split]) for split in SPLITS) >= 2
+
+
+def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    names = pictures(folder)
+    said = [("user", "<image>\nlist ."), ("assistant", "none"), ("user", "list ."), ("assistant", "a 7")]
+    talk = [{"role": role, "content": text, "train": text == "a 7"} for role, text in said]
+    rows = [{"images": [name], "messages": talk, "source": "x", "mood": "calm"} for name in names]
+    (folder / "t.json").write_text(json.dumps(rows))
+    lines = inits(capsys, "mine")
+    assert "mine: fields not read: mood" in lines
+    for row in sum(rows_of(tmp_path / "mine_subtoken").values(), []):
+        assert (row["source"], row["mood"]) == ("x", "calm")
+        assert [turn.get("loss") for turn in row["conversations"]] == [False, False, False, None]
+    assert [turn.learnt for turn in InstructionRecords(tmp_path / "mine_subtoken/train.json")[0].turns] == [False, True]
+
+
+def test_a_tag_in_a_text_only_file_is_text(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "mine").mkdir()
+    talk = [{"role": "user", "content": "docker pull <image> {i}"}, {"role": "assistant", "content": "an <image> tag"}]
+    rows = [{"messages": [{**m, "content": m["content"].replace("{i}", str(i))} for m in talk]} for i in range(300)]
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    inits(capsys, "mine")
+    written = tmp_path / "mine_subtoken/train.jsonl"
+    source = CorpusSource(str(written), documents="conversations")
+    document = next(iterate_documents(load_rows(source), source)).text
+    assert re.fullmatch(r"USER: docker pull <image> \d+ ASSISTANT: an <image> tag", document)
+    asked = json.loads((tmp_path / "mine_subtoken/local_text/test.jsonl").read_text().splitlines()[0])
+    assert (asked["answers"], "docker pull <image>" in asked["question"]) == (["an <image> tag"], True)
+    (tmp_path / "mine/chat.json").unlink()
+    table = "".join(f"docker pull <image> {i},an <image> tag\n" for i in range(300))
+    (tmp_path / "mine/chat.csv").write_text("question,answer\n" + table)
+    inits(capsys, "mine", "--overwrite")
+    assert next(iterate_documents(load_rows(source), source)).text.startswith("USER: docker pull <image>")

@@ -98,6 +98,37 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
     ]
 
 
+def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "scenes/train.json"
+    rows = json.loads(path.read_text())
+    for row in rows:
+        first, second = row["conversations"]
+        asked = {"from": "human", "value": "is there a 7 ?"}
+        row["conversations"] = [first, {**second, "loss": False}, asked, {"from": "gpt", "value": "a 7"}]
+    path.write_text(json.dumps(rows))
+    out = shown(capsys, [*scenes, "--count", "1"])
+    assert re.search(r"  answer   masked +\d+  .* </s>\n  query    masked +\d+  USER: is there .*\n", out)
+    assert re.search(r"  answer   trained +3  a 7 </s>\n", out)
+    assert "), 3 trained\n" in out
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    said = [
+        ("user", "the module"),
+        ("assistant", "is imported " * 60),
+        ("user", "the name"),
+        ("assistant", "is bound " * 60),
+    ]
+    turns = [{"role": role, "content": text, "weight": int(text.startswith("is bound"))} for role, text in said]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": turns}))
+    source = {"name": str(tmp_path / "chat.jsonl"), "documents": "conversations"}
+    lengths = {"block_length": 128, "context_length": 64, "prefix_tokens": 8}
+    out = shown(capsys, language_model({"train": source, **lengths}))
+    runs = re.findall(r"  answer   (trained|masked) +\d+  (.*)\n", out)
+    assert any(kind == "masked" and "is imported" in text for kind, text in runs)
+    assert not any(kind == "trained" and "imported" in text for kind, text in runs)
+    assert any(kind == "trained" and "bound" in text for kind, text in runs)
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

@@ -95,13 +95,18 @@ def test_what_an_answers_tokens_are_worth(tiny_family, questions):
         assert answers.measures["token_accuracy"][i] == (logits_qV.argmax(-1) == wanted_q).double().mean().item()
 
 
+EMPTY = {"from": "gpt", "value": ""}
+
+
 def test_references_that_are_missing_or_cannot_be_scored(tiny_family, questions):
     rows = json.loads(questions.read_text())[:3]
-    rows[1]["conversations"][1]["value"] = ""
+    questions.write_text(json.dumps([*rows, {**rows[1], "conversations": [rows[1]["conversations"][0], EMPTY]}]))
+    with pytest.raises(ValueError, match="message 2, an answer, is empty; write what is said, or drop the record"):
+        InstructionRecords(questions)
     questions.write_text(json.dumps(rows))
     records, backbone = InstructionRecords(questions), compress(tiny_family).eval()
     accuracy = answer_records(backbone, records, max_new_tokens=1).measures["token_accuracy"]
-    assert [figure is None for figure in accuracy] == [False, True, False]
+    assert [figure is None for figure in accuracy] == [False, False, False]
     online = Compression(build_eviction("h2o"), 12, unit="tokens", every=4)
     measures = answer_records(backbone, records, max_new_tokens=1, compression=online).measures
     assert not measures.keys() & {"token_accuracy", "log_likelihood"}
