@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 
 import pytest
 import yaml
@@ -273,7 +274,7 @@ def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys)
     (folder / "t.json").write_text(json.dumps(rows))
     lines = inits(capsys, "mine")
     assert "mine: fields not read: mood" in lines
-    for row in sum(rows_of(tmp_path / "mine_subtoken").values(), []):
+    for row in chain(*rows_of(tmp_path / "mine_subtoken").values()):
         assert (row["source"], row["mood"]) == ("x", "calm")
         assert [turn.get("loss") for turn in row["conversations"]] == [False, False, False, None]
     assert [turn.learnt for turn in InstructionRecords(tmp_path / "mine_subtoken/train.json")[0].turns] == [False, True]
