@@ -19,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from recipe_texts import (
+    ANCHOR,
     BATCH_WORDS,
     BEST_RANKING,
     BEST_ROUTING,
@@ -50,11 +51,12 @@ from recipe_texts import (
     VISION_TRAIN,
 )
 
-from subtoken_train.ledger.kv_budget import KVBudget, geometry, kept_count
-from subtoken_train.ledger.ledger import Ledger, nominal_ledger, solve_anchor
+from subtoken_train.ledger.kv_budget import KVBudget, geometry
+from subtoken_train.ledger.ledger import Ledger, nominal_ledger
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.reducers.matched import matched_reducer
 from subtoken_train.types import Fill
 
 FOLDER = Path(__file__).resolve().parent
@@ -73,7 +75,6 @@ class Backbone:
     tokens: int
     images: str = "square"
     is_text: bool = False
-    page_size: int = 16
     max_length: int = 2048
     batch_size: int = 8
 
@@ -113,7 +114,7 @@ BACKBONES = {
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
     "qwen38b": Backbone("Qwen3-8B", "Qwen/Qwen3-8B", "qwen3-8b", 1024, is_text=True),
     "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
-    "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True, page_size=4),
+    "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True),
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
@@ -172,14 +173,7 @@ class Arm:
         """What the recipe's reducer keeps: r, or the anchor's share with the same bytes."""
         if not self.anchor:
             return float(self.keep) / 100
-        if self.staged:
-            ledger = replace(self, anchor=False).ledger()
-            share = Fraction(ledger.bytes_of("visual", with_index=False), ledger.dense_bytes("visual"))
-            return build_reducer(self.reducer).at_share(share, ledger.shape.num_layers).keep_ratio
-        if self.backbone.is_text or self.backbone.sized:  # pages, and images of any size, round it up
-            return float(self.budget.total_of(self.backbone.tokens))
-        share = self.budget.total_of(self.backbone.tokens)
-        return solve_anchor(geometry(self.backbone.shape), self.backbone.tokens, share).keep_ratio
+        return self.made().keep_ratio
 
     @property
     def selector(self) -> str:
@@ -210,8 +204,12 @@ class Arm:
         return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
 
     def made(self) -> Reducer:
-        """Its reducer."""
-        return build_reducer(self.reducer, self.keep_ratio, self.anchor)
+        """Its reducer; an anchor's is solved from its routed arm's."""
+        if not self.anchor:
+            return build_reducer(self.reducer, self.keep_ratio)
+        routed, groups = replace(self, anchor=False).made(), replace(self.budget, keep_ratio=1.0)
+        depth = geometry(self.backbone.shape).num_layers if self.staged else 1
+        return matched_reducer(routed, groups, depth, self.backbone.tokens)
 
     def kept_words(self) -> str:
         """Tokens of the compressed region that stay: a number, or those after the first and the last cut."""
@@ -222,12 +220,7 @@ class Arm:
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""
         tokens = self.backbone.tokens
-        if self.reducer == "none":
-            return tokens
-        if self.reducer == "quest":
-            page = self.backbone.page_size
-            return page * kept_count(tokens // page, Fraction(str(self.keep_ratio)), round_up=self.anchor)
-        return kept_count(tokens, self.keep_ratio, round_up=self.anchor)
+        return tokens if self.reducer == "none" else self.made().kept_tokens(tokens)
 
 
 def arms() -> Iterator[Arm]:
@@ -396,7 +389,7 @@ def _model_band(arm: Arm) -> str:
             f"{arm.reducer}_embedded" if embedded else arm.reducer, ""
         )
         if arm.anchor:
-            text += f"    round_up: true                      # the anchor never has fewer bytes than {arm.name[:-7]}\n"
+            text += ANCHOR.format(arm=arm.name[:-7], matches=repr(arm.made().matches))
     if arm.variant == "_best":
         text += BEST_RANKING if arm.reducer == "fastv" else ""
         text += BEST_ROUTING.format(S=arm.num_groups, K=arm.kept_groups)

@@ -134,6 +134,11 @@ BEST_ROUTING = """\
     balance_weight: 0.0                 # no load-balance loss
 """
 
+ANCHOR = """\
+    round_up: true                      # the anchor never has fewer bytes than {arm}
+    matches: {matches:<27}# the keep_ratio of that arm: less than a token more at every length
+"""
+
 FILL = """\
     fill: {fill:<30}# what a dropped group reads as
 """
@@ -162,11 +167,12 @@ METHOD_NOTES = {
 """,
     "quest_embedded": """\
     page_size: 4
-    window: 16                          # the last context tokens that always stay, inside the budget
+    window: 16                          # the last context tokens that always stay, half of the budget at most
 """,
     "quest": """\
     page_size: 16                       # Table 5: chunk
     window: 64                          # Table 5; read as the last context tokens that always stay, inside the budget
+                                        # and half of it at most
 """,
 }
 

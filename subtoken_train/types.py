@@ -201,6 +201,7 @@ class VisualStates:
         tiles: of an image that the tower saw in tiles, the one that each token is of, int64 [T], -1 for a token that is
             no patch (a newline): it receives no attention, has a key of zeros, and no reducer merges it. Given with
             the statistics; None for a tower that sees images whole. Where patches are scaled across tiles, 0 for all.
+        images_per_sample: how many of the images each sample has, in order; they share its budget. None: one each.
     """
 
     tokens: list[Tensor]
@@ -209,6 +210,7 @@ class VisualStates:
     keys: list[Tensor] | None = None
     deep: list[Tensor] | None = None
     tiles: list[Tensor] | None = None
+    images_per_sample: list[int] | None = None
 
 
 @dataclass

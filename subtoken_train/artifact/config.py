@@ -45,10 +45,10 @@ _PLAIN: dict[str, Any] = {
 }
 """Settings of peft that would change what the tensors mean: ours are always these."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``. 4: a reducer's
 settings are its own; up to 3 they were those of every method. 5: further settings of reducers and routing (``ranking``,
-``fill`` and others), which are today's defaults where a folder does not name them."""
+``fill`` and others), which are today's defaults where a folder does not name them. 6: an anchor's ``matches``."""
 
 _OWN_SETTINGS = 4
 _SINCE = {

@@ -5,7 +5,6 @@ Under a value gate the fair twin keeps the gate, over every group. No group is d
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "_anchor"
 _PUSH = "--push_to_hub"
@@ -24,8 +24,9 @@ _PUSH = "--push_to_hub"
 def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     """What an anchor's recipe says otherwise: dotted key -> value.
 
-    The keep ratio is r (1 + K/S) / 2, rounded up to whole tokens (or pages) by the reducer; where the lower layers stay
-    whole, or something is stored once per sample, it is solved from the ledger of one prompt.
+    The keep ratio is r (1 + K/S) / 2, and ``matches`` is r: the reducer rounds the arm's own count up to whole tokens.
+    Where the lower layers stay whole, or something is stored once per sample, it is solved from the ledger of one
+    prompt.
 
     Raises:
         ValueError: the recipe routes nothing, drops no group, or has no reducer that could; stage 1 of a stage-2 recipe
@@ -47,7 +48,8 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
         )
     reducer.check_anchor()
     settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
-    settings |= {"model.reducer.keep_ratio": _keep_ratio(cli), "model.reducer.round_up": True}
+    anchor = _matched(cli)
+    settings |= {f"model.reducer.{key}": getattr(anchor, key) for key in ("keep_ratio", "round_up", "matches")}
     if routing.value_gate:
         settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
         settings |= {} if routing.fill == "zero" else {"model.routing.fill": "zero"}
@@ -111,18 +113,20 @@ def anchor_text(source: Path, target: Path) -> str:
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _keep_ratio(cli: RecipeCLI) -> float:
-    from subtoken_train.training.nominal_prompt import equal_bytes_anchor, nominal_prompt, prompt_ledger
+def _matched(cli: RecipeCLI) -> Reducer:
+    """Return the anchor's reducer; a backbone is only laid out where its depth or a prompt's length matters."""
+    from subtoken_train.reducers.matched import matched_reducer
+    from subtoken_train.training.nominal_prompt import nominal_prompt
     from subtoken_train.training.preflight import lay_out
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config
     assert routing is not None
-    budget = replace(routing.token_budget, keep_ratio=reducer.keep_ratio)
+    budget = routing.token_budget
     if reducer.stage != "decoder" and not budget.stores_fill:
-        return float(budget.exact_total)
+        return matched_reducer(reducer, budget, 1, 1)
     parts = lay_out(cli.model)
     prompt = nominal_prompt(parts.family, cli.datamodule)
-    return equal_bytes_anchor(parts, prompt_ledger(parts, prompt), prompt).keep_ratio
+    return matched_reducer(reducer, budget, parts.family.shape.num_layers, prompt.tokens)
 
 
 def _put(content: dict[str, Any], names: list[str], value: Any) -> None:

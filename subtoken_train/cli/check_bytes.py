@@ -42,7 +42,7 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
     if not parts.reducer.fixed_count:
         yield "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay"
         return
-    yield f"matched anchor: {_words_of(prompt, partial(equal_bytes_anchor, parts, ledger, prompt))}"
+    yield f"matched anchor: {_words_of(prompt, partial(equal_bytes_anchor, parts, prompt))}"
     if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
         words = _words_of(prompt, partial(nominal_anchor, parts, prompt))
         yield f"at the nominal {_percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"

@@ -5,6 +5,9 @@ Legend: B batch, N positions before the reducer, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -31,7 +34,26 @@ def tower_reduced(
     """
     keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
     sizes = [len(tokens) for tokens in states.tokens]
-    batch.check_features(int(visual.sum()), sum(sizes))
+    tokens = visual.sum(-1).tolist()
+    batch.check_features(sum(tokens), sum(sizes))
+    states = replace(states, images_per_sample=images_of_samples(tokens, sizes))
     merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
     keep[visual] = torch.cat(merged.slots)
     return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
+
+
+def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Count the images of every sample.
+
+    Args:
+        tokens: visual tokens of each sample.
+        sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
+    """
+    counts, image = [], 0
+    for own in tokens:
+        first, seen = image, 0
+        while seen < own:
+            seen, image = seen + sizes[image], image + 1
+        assert seen == own
+        counts.append(image - first)
+    return counts

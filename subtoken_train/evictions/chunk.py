@@ -3,10 +3,11 @@
 Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv 2502.00299)
 and kvpress 0.5.4 (``chunkkv_press.py``). The entries that compete are cut into chunks of ``length``, the last one
 shorter; a chunk's score is the mean of its entries' over entries and heads, and the best chunks stay.
-What differs from kvpress: the budget is met exactly, of the first chunk that does not fit whole the best entries stay
-(there a number of chunks stays, whose entries can be fewer or more than the budget); protected entries stay beside the
-chunks and do not weigh in their means (there a window's chunk has the largest mean); every sample has chunks of its own
-(there sample 0's serve the whole batch). The paper reuses a layer's set for the next layers; that is not offered.
+What differs from kvpress: the budget is met exactly, of the first chunk that does not fit whole (it may be the very
+first) the best entries stay (there a number of chunks stays, whose entries can be fewer or more than the budget);
+protected entries stay beside the chunks and do not weigh in their means (there a window's chunk has the largest mean);
+every sample has chunks of its own (there sample 0's serve the whole batch). The paper reuses a layer's set for the next
+layers; that is not offered.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, C chunks.
 """
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Candidates, LayerScores
-from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.wrapper import Wrapper
 
 FINITE = 1e30  # of a score, so that sums of many are finite
@@ -35,8 +35,7 @@ class ChunkKV(Wrapper):
         length: entries of a chunk.
 
     Raises:
-        ValueError: see ``Wrapper``; a length below 1, one that no layer's budget holds, or a base whose heads keep
-            different numbers of entries.
+        ValueError: see ``Wrapper``; a length below 1, or a base whose heads keep different numbers of entries.
     """
 
     name: ClassVar[str] = "chunk"
@@ -56,14 +55,6 @@ class ChunkKV(Wrapper):
 
     def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
         """The base's counts, int64 [L, B]."""
-        budget_LB, entries_LB = candidates.budget_LB, competing_counts(candidates)
-        short_B = ((budget_LB < self.length) & (budget_LB < entries_LB)).all(0)
-        if bool(short_B.any()):
-            most = int(budget_LB[:, short_B].max())
-            raise ValueError(
-                f"chunk length={self.length} is longer than the {most} entries that a layer may keep of a prompt; take "
-                "a shorter one, or raise eviction_keep"
-            )
         count_LB = self.base.counts(scores, candidates)
         if count_LB.dim() == 3:
             raise ValueError(self._heads_differ())

@@ -23,7 +23,8 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.byte_budget import entries_for_bytes, largest_choice, prompt_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import KVBudget, fill_bytes
-from subtoken_train.types import Batch, Layout, Region
+from subtoken_train.reducers.base import Reducer
+from subtoken_train.types import Batch, Layout, Region, in_compressed_region
 
 
 @dataclass
@@ -56,12 +57,18 @@ class EvictionPass:
         compression: with an eviction.
         family: the backbone.
         prompts: whole, or their first part (``followed``), whose last rows may be dropped.
+        reducer: the token reducer that the prompts go through; a matched anchor's says what its arm keeps.
     """
 
-    def __init__(self, compression: Compression, family: Family, prompts: Batch) -> None:
+    def __init__(
+        self, compression: Compression, family: Family, prompts: Batch, reducer: Reducer | None = None
+    ) -> None:
         assert compression.eviction is not None
         self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
+        # text, and what is generated, is whole in both arms: no share of these entries has equal bytes
+        mixed = reducer is None or compression.scope == "all" or compression.every is not None
+        self.arm = None if mixed else matched_arm(reducer, prompts)
         self.again_B = self.method.second_pass(prompts.regions_BN)
         self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
         assert not self.tasks or "second_pass" in self.method.needs
@@ -188,7 +195,41 @@ class EvictionPass:
             budget = replace(groups, key_channels=self.compression.key_channels)
             cut_BM = self.compression.cuts_keys(regions_BM)
             return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
-        share_B = (
-            count_B.double() * keep if self.compression.unit == "fraction" else torch.full_like(count_B, int(keep))
-        )
-        return share_B.double() - (count_B - competes_BM.sum(-1))
+        share_B = self._promised(count_B)
+        if self.arm is not None:
+            arm_B = torch.floor(self._promised(self.arm.tokens_B) + 1e-9).clamp(min=1)
+            own_B = torch.ceil(arm_B * self.arm.each - 1e-9)
+            share_B = torch.where(count_B == self.arm.anchor_B, own_B, share_B)
+        return share_B - (count_B - competes_BM.sum(-1))
+
+    def _promised(self, count_B: Tensor) -> Tensor:
+        """Return what a budget in entries leaves of so many in scope, before it is rounded, fp64 [B]."""
+        if self.compression.unit == "fraction":
+            return count_B.double() * self.compression.keep
+        return torch.full_like(count_B, int(self.compression.keep)).double()
+
+
+@dataclass(frozen=True)
+class MatchedArm:
+    """The routed arm of a matched anchor, whose bytes the anchor keeps under an eviction too.
+
+    Attributes:
+        tokens_B: tokens that the arm's reducer leaves of every sample, int64.
+        anchor_B: those that the anchor's leaves.
+        each: what a token takes in the arm, of a whole one.
+    """
+
+    tokens_B: Tensor
+    anchor_B: Tensor
+    each: float
+
+
+def matched_arm(reducer: Reducer, prompts: Batch) -> MatchedArm | None:
+    """Return the arm that a reducer is matched with; None of one that is no anchor, or cuts at several layers."""
+    if reducer.matches is None or reducer.staged:
+        return None
+    arm, regions_BN = replace(reducer, keep_ratio=reducer.matches, round_up=False, matches=None), prompts.regions_BN
+    tokens = in_compressed_region(regions_BN).sum(-1).tolist()
+    counts = [[each.kept_tokens(count) if count else 0 for count in tokens] for each in (arm, reducer)]
+    arm_B, anchor_B = torch.tensor(counts, device=regions_BN.device)
+    return MatchedArm(arm_B, anchor_B, float(reducer.arm_bytes))

@@ -72,7 +72,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     check_before_prefill(backbone, prompts, compression)
     warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)
-    eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts)
+    eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts, backbone.reducer)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     run = _whole if compression.prefill_chunk is None else _chunked
     result, plan = run(backbone, prompts, eviction, packer)

@@ -16,6 +16,9 @@ from typing import get_args
 from subtoken_train.errors import check_word
 from subtoken_train.types import Fill
 
+WRITTEN = Fraction(1, 10**9)
+"""Of a token: what the last digit of a written ratio may make of a count."""
+
 
 def exact(number: float | Fraction) -> Fraction:
     """The decimal number that was written (0.15625, 0.1), not its binary neighbour."""
@@ -41,6 +44,20 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
     check_keep_ratio(keep_ratio)
     rounded = math.ceil if round_up else math.floor
     return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
+
+
+def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
+    """Return the whole tokens that a matched anchor keeps: the fewest with its arm's bytes.
+
+    So two matched arms are less than a token apart. Rounding both from the length instead, one down and one up, would
+    set them up to 1 + ``arm_bytes`` tokens apart.
+
+    Args:
+        arm_tokens: what the routed arm keeps.
+        arm_bytes: what a token takes there, of a whole one; a decimal number that was written may be off by its last
+            digit, which adds no token.
+    """
+    return math.ceil(arm_tokens * arm_bytes - WRITTEN)
 
 
 def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fraction:

@@ -9,19 +9,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
-from subtoken_train.ledger.kv_budget import check_keep_ratio, count_words, exact, kept_count, ratio_above_cut
+from subtoken_train.ledger.kv_budget import (
+    check_keep_ratio,
+    count_words,
+    exact,
+    kept_count,
+    matched_count,
+    ratio_above_cut,
+)
 from subtoken_train.reducers.keeping import keep_ranked
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
-_OF_ALL = ("name", "keep_ratio", "round_up")
+_OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 
 @dataclass
@@ -51,11 +59,15 @@ class Reducer:
         name: by which it is registered; the same in every instance.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
+        matches: of a matched anchor, the keep ratio of its routed arm: what that arm keeps, rounded down, times
+            keep_ratio / matches is rounded up, so that at every length it holds the arm's bytes and less than a token
+            more. None: ``keep_ratio`` alone is rounded.
     """
 
     name: str
     keep_ratio: float = 1.0
     round_up: bool = False
+    matches: float | None = None
 
     staged: ClassVar[bool] = False
     """Whether it cuts at several layers; its keep ratio is then an average over layers."""
@@ -64,6 +76,16 @@ class Reducer:
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
+        if self.matches is not None:
+            if not 0 < self.matches <= 1:
+                raise ValueError(
+                    f"reducer matches={self.matches} must lie in (0, 1]: the keep ratio of the anchor's arm"
+                )
+            if not self.round_up:
+                raise ValueError(
+                    f"reducer matches={self.matches:g} is for matched anchors, which round up; set round_up: true, or "
+                    "leave matches out"
+                )
 
     @property
     def acts(self) -> bool:
@@ -110,8 +132,15 @@ class Reducer:
         return self._own()
 
     def kept_tokens(self, tokens: int) -> int:
-        """Tokens kept of ``tokens``."""
-        return kept_count(tokens, self.keep_ratio, self.round_up)
+        """Tokens kept of ``tokens``; at least one of a non-empty set."""
+        if self.matches is None:
+            return kept_count(tokens, self.keep_ratio, self.round_up)
+        return min(tokens, matched_count(kept_count(tokens, self.matches), self.arm_bytes))
+
+    @property
+    def arm_bytes(self) -> Fraction:
+        """Return what a token of the matched arm takes, of a whole one; 1 where nothing is matched."""
+        return Fraction(1) if self.matches is None else exact(self.keep_ratio) / exact(self.matches)
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
         """Tokens that each layer's cache holds of ``tokens``."""
@@ -128,7 +157,7 @@ class Reducer:
         return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
-        """The same method at another average, rounded up: what a matched anchor keeps.
+        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps.
 
         Args:
             share: of the tokens of all layers.
@@ -138,7 +167,7 @@ class Reducer:
             ValueError: out of reach, layers below the first cut alone hold more.
         """
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
-        return replace(self, keep_ratio=float(ratio), round_up=True)
+        return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
@@ -236,6 +265,20 @@ class TowerReducer(Reducer, ABC):
     def stage(self) -> Stage:
         """Before the language model."""
         return "tower"
+
+    def image_counts(self, states: VisualStates) -> list[int]:
+        """Return the tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size.
+
+        Rounded so that a sample's images (a video's frames) keep its count exactly; one of few tokens may keep none,
+        the last of a sample keeps one at least.
+        """
+        sizes = [len(tokens_TC) for tokens_TC in states.tokens]
+        counts = []
+        for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):
+            total = sum(sizes[first:end])
+            kept, passed = self.kept_tokens(total), accumulate(sizes[first:end], initial=0)
+            counts += [kept * after // total - kept * before // total for before, after in pairwise(passed)]
+        return counts
 
     @abstractmethod
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:

@@ -44,8 +44,3 @@ class CompactorReducer(ScoredContext):
     def scorer(self) -> Compactor:
         """The eviction."""
         return Compactor(sinks=self.sinks, last=self.last, chunk=self.chunk, seed=self.sketch_seed)
-
-    @property
-    def protected(self) -> int:
-        """The first and the last tokens."""
-        return self.sinks + self.last

@@ -35,8 +35,3 @@ class ExpectedAttentionReducer(ScoredContext):
     def scorer(self) -> ExpectedAttention:
         """The eviction."""
         return ExpectedAttention(sinks=self.sinks, future=self.future)
-
-    @property
-    def protected(self) -> int:
-        """The first tokens."""
-        return self.sinks

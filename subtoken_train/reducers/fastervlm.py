@@ -39,12 +39,13 @@ class FasterVLM(TowerReducer):
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
         """Choose among the tokens of every image of a batch."""
         assert states.received is not None
-        slots = [self._kept(*image) for image in zip(states.received, read, strict=True)]
+        counts = self.image_counts(states)
+        slots = [self._kept(*image) for image in zip(states.received, read, counts, strict=True)]
         tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
         return MergedStates(tokens, slots)
 
-    def _kept(self, received_T: Tensor, read_T: Tensor) -> Tensor:
+    def _kept(self, received_T: Tensor, read_T: Tensor, kept: int) -> Tensor:
         """Which tokens stay, bool [T]."""
-        count = read_T.sum().clamp(min=self.kept_tokens(len(received_T)))
+        count = read_T.sum().clamp(min=kept)
         scores_1T = received_T.masked_fill(read_T, torch.inf)[None]
         return keep_best(scores_1T, torch.ones_like(read_T)[None], count[None])[0]

@@ -10,9 +10,10 @@ from subtoken_train.reducers.base import Reducer
 
 
 def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:
-    """The same reducer at the keep ratio that the ledger solves for, rounded up.
+    """Return the same reducer at the keep ratio that the ledger solves for, its counts rounded up from the arm's.
 
-    Layers below its first cut hold every token with every group, in both arms.
+    It holds the arm's bytes and less than a token more, at every length; what an arm stores once per sample is paid for
+    at ``tokens``. Layers below its first cut hold every token with every group, in both arms.
 
     Args:
         reducer: of the routed arm.

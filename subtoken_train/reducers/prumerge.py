@@ -136,8 +136,12 @@ class PruMerge(TowerReducer):
         assert states.received is not None
         assert states.keys is not None
         tokens, slots = [], []
-        for image, placeholders_TC in enumerate(states.tokens):
-            most = self.kept_tokens(len(placeholders_TC)) - 1
+        for image, (kept, placeholders_TC) in enumerate(zip(self.image_counts(states), states.tokens, strict=True)):
+            if not kept:
+                tokens.append(placeholders_TC[:0])
+                slots.append(torch.zeros(len(placeholders_TC), dtype=torch.bool, device=placeholders_TC.device))
+                continue
+            most = kept - 1
             tokens_TC, received_T, keys_Td = placeholders_TC, states.received[image], states.keys[image]
             if states.tiles is not None:
                 patch_T = states.tiles[image] >= 0

@@ -1,9 +1,14 @@
-"""Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of whole context pages.
+"""Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of context pages.
 
-In every layer the same number of pages stays; which ones, each layer decides for itself, for all its heads together: by
-the mean, over query rows and heads, of Quest's upper bound on the attention logit. The pages of the last ``window``
-context tokens always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step
-and head; the paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
+In every layer the same number of tokens stays; which ones, each layer decides for itself, for all its heads together:
+pages by the mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context
+tokens always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step and head;
+the paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
+
+The budget is met to the token, at every length, so that arms of equal bytes can be compared. The best pages are taken
+one after another; of the last one that is taken, as many tokens stay as the budget leaves, the latest ones, whose
+states have read the page's earlier tokens. The window is half of the budget at most (as in the paper's training at
+12.5 %: 64 of 128 of 1,024 tokens), so that the question always chooses something. A context keeps one token at least.
 
 Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d head width, P pages.
 """
@@ -17,7 +22,6 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.page_bound import page_bound
 from subtoken_train.reducers.context import ContextReducer, ContextView
 
@@ -63,21 +67,31 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
         return page_bound(positive_Bhd, negative_Bhd, low_BhPd, high_BhPd).mean(1)
 
 
-def keep_pages(scores_BP: Tensor, page_BN: Tensor, count_B: Tensor, protected_B: Tensor) -> Tensor:
-    """Context tokens of the kept pages, bool [B, N].
+def keep_by_page(scores_BP: Tensor, context_BN: Tensor, page_size: int, count_B: Tensor, window_B: Tensor) -> Tensor:
+    """Mark the context tokens that stay, bool [B, N]: exactly ``count_B`` of each sample.
+
+    The last tokens come first, then page after page by score (ties: the lower page), of a page the latest tokens first.
 
     Args:
-        scores_BP: page scores.
-        page_BN: from ``page_index``.
-        count_B: pages to keep of each sample, the protected ones among them.
-        protected_B: last pages of each sample that always stay; at most ``count_B``.
+        scores_BP: page scores; pages that a sample does not have may score anything.
+        context_BN: the tokens that are chosen among, bool.
+        page_size: consecutive context tokens of a page.
+        count_B: tokens to keep, int64, at most the sample's.
+        window_B: last ones among them, int64, at most ``count_B``.
     """
-    pages_B1 = page_BN.amax(-1, keepdim=True) + 1
-    number_P = torch.arange(scores_BP.shape[1], device=scores_BP.device)
-    exists_BP = number_P < pages_B1
-    recent_BP = exists_BP & (number_P >= pages_B1 - protected_B[:, None])
-    chosen_BP = recent_BP | keep_best(scores_BP, exists_BP & ~recent_BP, count_B - protected_B)
-    return (page_BN >= 0) & chosen_BP.gather(1, page_BN.clamp(min=0))
+    lowest = torch.finfo(torch.float32).min  # a page that scores -inf still comes before what is none
+    ordinal_BN = context_BN.long().cumsum(-1) - 1
+    free_B1 = ordinal_BN[:, -1:] + 1 - window_B[:, None]  # tokens before the window, which pages compete with
+    first_P = torch.arange(scores_BP.shape[1], device=scores_BP.device) * page_size
+    size_BP = (free_B1 - first_P).clamp(min=0, max=page_size)
+    ranked_BP = scores_BP.clamp(min=lowest).masked_fill(size_BP == 0, -torch.inf)
+    order_BP = ranked_BP.sort(dim=-1, descending=True, stable=True).indices
+    sorted_BP = size_BP.gather(-1, order_BP)
+    before_BP = torch.empty_like(sorted_BP).scatter_(-1, order_BP, sorted_BP.cumsum(-1) - sorted_BP)
+    page_BN = ordinal_BN.clamp(min=0) // page_size
+    end_BN = torch.minimum((page_BN + 1) * page_size, free_B1)
+    place_BN = before_BP.gather(-1, page_BN) + end_BN - 1 - ordinal_BN
+    return context_BN & ((ordinal_BN >= free_B1) | (place_BN < (count_B - window_B)[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +100,7 @@ class Quest(ContextReducer):
 
     Attributes:
         page_size: tokens per page.
-        window: last context tokens that always stay, inside the budget.
+        window: last context tokens that always stay, inside the budget, and half of it at most.
     """
 
     name: str = "quest"
@@ -103,57 +117,24 @@ class Quest(ContextReducer):
         """Page and window."""
         return f"pages of {self.page_size}, window {self.window}"
 
-    def kept_tokens(self, tokens: int) -> int:
-        """Context tokens kept of ``tokens``: whole pages, and the last one, which may be shorter."""
-        return (self.kept_pages(tokens) - 1) * self.page_size + self._last_page(tokens)
-
-    def kept_pages(self, tokens: int) -> int:
-        """Pages kept of ``tokens`` context tokens, the last one (which may be shorter) always among them.
-
-        Raises:
-            ValueError: the context is shorter than a page or than the window, or the budget holds no page, or fewer
-                than the window takes.
-        """
-        page, window, ratio = self.page_size, self.window, self.keep_ratio
-        if tokens < max(page, window):
-            raise ValueError(
-                f"quest: the context has {tokens} tokens, fewer than a page ({page}) or the window ({window}); give a "
-                "longer context, or lower page_size and window"
-            )
-        budget, protected = super().kept_tokens(tokens), self._protected_pages(tokens)
-        spare = budget - self._last_page(tokens)
-        pages = 1 + (math.ceil(spare / page) if self.round_up else spare // page)
-        if pages < protected:
-            raise ValueError(
-                f"quest: keep_ratio {ratio:g} leaves {budget} of {tokens} context tokens, and pages of {page} with a "
-                f"window of {window} need {protected} page(s); raise keep_ratio or lower page_size and window"
-            )
-        return pages
-
-    def _last_page(self, tokens: int) -> int:
-        """Tokens of the last page."""
-        return tokens % self.page_size or self.page_size
-
-    def _protected_pages(self, tokens: int) -> int:
-        """Last pages that always stay: those that the window reaches, and at least one."""
-        reach = max(0, self.window - self._last_page(tokens))
-        return 1 + math.ceil(reach / self.page_size)
+    def protected_tokens(self, kept: int) -> int:
+        """Return how many of ``kept`` tokens are the context's last: the window, or half of ``kept``, rounded down."""
+        return min(self.window, kept // 2)
 
     @torch.no_grad()
     def keep_context(self, view: ContextView) -> Tensor:
-        """Context tokens that stay in this layer, bool [B, N].
+        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample.
 
         Raises:
-            ValueError: see ``kept_pages``; or a sample has context but no query row to choose by.
+            ValueError: a sample has context but no query row to choose by.
         """
         tokens = view.context_counts
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
-        counts = [self.kept_pages(count) if count else 0 for count in tokens]
-        page_size, device = self.page_size, view.context_BN.device
-        page_BN = page_index(view.context_BN, page_size)
-        pages = max(math.ceil(max(tokens) / page_size), 1)
-        low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, pages)
+        counts = [self.kept_tokens(count) if count else 0 for count in tokens]
+        windows = [self.protected_tokens(count) for count in counts]
+        page_BN = page_index(view.context_BN, self.page_size)
+        low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, max(math.ceil(max(tokens) / self.page_size), 1))
         scores_BP = page_scores(view.query_BHNd, view.asks_BN, low_BhPd, high_BhPd)
-        protected_B = torch.tensor([self._protected_pages(n) if n else 0 for n in tokens], device=device)
-        return keep_pages(scores_BP, page_BN, torch.tensor(counts, device=device), protected_B)
+        count_B, window_B = torch.tensor([counts, windows], device=view.context_BN.device)
+        return keep_by_page(scores_BP, view.context_BN, self.page_size, count_B, window_B)

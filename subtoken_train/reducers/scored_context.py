@@ -39,28 +39,12 @@ class ScoredContext(ContextReducer, ABC):
     def scorer(self) -> Eviction:
         """The eviction whose scores decide, with its settings."""
 
-    @property
-    @abstractmethod
-    def protected(self) -> int:
-        """Tokens that always stay, inside the budget."""
-
-    def kept_tokens(self, tokens: int) -> int:
-        """Context tokens kept of ``tokens``.
-
-        Raises:
-            ValueError: fewer than those that always stay.
-        """
-        kept = super().kept_tokens(tokens)
-        if kept < min(self.protected, tokens):
-            raise ValueError(
-                f"{self.name}: keep_ratio {self.keep_ratio:g} leaves {kept} of {tokens} context tokens, and "
-                f"{self.protected} always stay ({self.words}); raise keep_ratio or lower them"
-            )
-        return kept
-
     @torch.no_grad()
     def keep_context(self, view: ContextView) -> Tensor:
-        """Context tokens that stay in this layer, bool [B, N]; see ``kept_tokens``."""
+        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample.
+
+        Of a budget that does not hold all that the scorer protects, its latest stay, as under the eviction.
+        """
         device, context_BN = view.context_BN.device, view.context_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.context_counts]
         count_B = torch.tensor(counts, device=device)

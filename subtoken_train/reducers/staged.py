@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from subtoken_train.ledger.kv_budget import exact, kept_count
+from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
 from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage
 from subtoken_train.reducers.keeping import keep_ranked
 from subtoken_train.types import Region, TowerStatistics
@@ -149,10 +149,33 @@ class StagedReducer(RankedCuts):
         """
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """See ``Reducer.layer_tokens``."""
+        """See ``Reducer.layer_tokens``; of an anchor with ``matches``, all layers together are less than a token over.
+
+        Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
+        """
         if not self.acts:
             return [tokens] * num_layers
-        return [kept_count(tokens, share, self.round_up) for share in self.layer_shares(num_layers)]
+        shares = self.layer_shares(num_layers)
+        if self.matches is None:
+            return [kept_count(tokens, share, self.round_up) for share in shares]
+        arm = replace(self, keep_ratio=self.matches, round_up=False, matches=None).layer_tokens(tokens, num_layers)
+        cut = self.cut_layer(num_layers)
+        needed = cut * tokens + matched_count(sum(arm[cut:]), self._above_the_cut(num_layers))
+        counts = [kept_count(tokens, share) for share in shares]
+        missing: dict[int, Fraction] = {}
+        for share, count in zip(shares, counts, strict=True):
+            missing[count] = max(missing.get(count, Fraction()), share * tokens - count)
+        raised: set[int] = set()
+        for count in sorted(missing, key=lambda count: (missing[count], count), reverse=True):
+            if missing[count] and sum(counts) + sum(each in raised for each in counts) < needed:
+                raised.add(count)
+        return [count + (count in raised) for count in counts]
+
+    def _above_the_cut(self, num_layers: int) -> Fraction:
+        """Return what a token of the matched arm takes where it is routed; below the cut both arms hold all."""
+        assert self.matches is not None
+        below = Fraction(self.cut_layer(num_layers), num_layers)
+        return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
 
     def mean_share(self, num_layers: int) -> Fraction:
         """The keep ratio itself."""
@@ -160,7 +183,7 @@ class StagedReducer(RankedCuts):
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
         """See ``Reducer.at_share``."""
-        anchor = replace(self, keep_ratio=float(share), round_up=True)
+        anchor = replace(self, keep_ratio=float(share), round_up=True, matches=self.keep_ratio)
         anchor.layer_shares(num_layers)
         return anchor
 

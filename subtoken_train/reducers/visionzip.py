@@ -1,10 +1,11 @@
 """VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
 
-Acts in the tower, per image, before the language model. The kept count is split into contextual tokens (10 of 64,
-rounded down) and dominant ones, among them the class token where the tower has one. The ranking does not depend on the
-question. Emitted in order: class token, dominant, contextual (CLIP, renumbered positions); or in raster order at their
-own positions, a contextual token at its target's (Qwen2.5-VL). There the last token of a prompt that ends with its
-image is a dominant one, since the next token is read from its row.
+Acts in the tower, per image, before the language model. A sample's budget is shared out over its images by their
+tokens; an image's count is split into contextual tokens (10 of 64, rounded down) and dominant ones, among them the
+class token where the tower has one. The ranking does not depend on the question. Emitted in order: class token,
+dominant, contextual (CLIP, renumbered positions); or in raster order at their own positions, a contextual token at its
+target's (Qwen2.5-VL). There the last token of a prompt that ends with its image is a dominant one, since the next token
+is read from its row.
 
 Dominant tokens are those that receive the most attention; of the rest, every few tokens one is a target, the others
 join the target with the most similar key, and each target becomes target + mean of those that joined it (a sum, as
@@ -128,15 +129,17 @@ class VisionZip(TowerReducer):
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
         """Reduce every image of a batch."""
-        merged = [self._merge_image(states, image, read_T) for image, read_T in enumerate(read)]
+        counts = zip(self.image_counts(states), read, strict=True)
+        merged = [self._merge_image(states, image, kept, read_T) for image, (kept, read_T) in enumerate(counts)]
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
 
-    def _merge_image(self, states: VisualStates, image: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
+    def _merge_image(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [k, C] and the placeholders [T] they take."""
         assert states.received is not None
         assert states.keys is not None
         tokens_TC, keys_Td = states.tokens[image], states.keys[image]
-        kept = self.kept_tokens(len(tokens_TC))
+        if not kept:
+            return tokens_TC[:0], torch.zeros_like(read_T)
         if states.cls is None:
             received_T = states.received[image].masked_fill(read_T, torch.inf)
             newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +13,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
+from subtoken_train.reducers.matched import matched_reducer
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,16 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
     return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
 
 
-def equal_bytes_anchor(parts: CompressedBackbone, ledger: Ledger, prompt: NominalPrompt) -> Anchor:
-    """The token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
+def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
+    """Return the token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
 
     Raises:
         ValueError: no keep ratio has them, or one out of the reducer's reach.
     """
-    parts.reducer.check_anchor()
-    return _anchor(parts, Fraction(ledger.bytes_of(prompt.region, False), ledger.dense_bytes(prompt.region)), prompt)
+    shape = parts.family.shape
+    config = matched_reducer(parts.reducer, parts.group_budget, shape.num_layers, prompt.tokens)
+    counts = config.layer_tokens(prompt.tokens, shape.num_layers)
+    return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
@@ -109,19 +111,9 @@ def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
     """
-    return _anchor(parts, budget_of(parts).total_of(prompt.tokens), prompt)
-
-
-def _anchor(parts: CompressedBackbone, share: Fraction, prompt: NominalPrompt) -> Anchor:
-    shape, reducer = parts.family.shape, parts.reducer
+    shape, reducer, share = parts.family.shape, parts.reducer, budget_of(parts).total_of(prompt.tokens)
     if reducer.staged:
         config = reducer.at_share(share, shape.num_layers)
         counts = config.layer_tokens(prompt.tokens, shape.num_layers)
         return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
-    anchor = solve_anchor(shape, prompt.tokens, share, parts.cut_layer, prompt.region)
-    if reducer.stage != "context":
-        return anchor
-    # whole pages only
-    config = replace(reducer, keep_ratio=anchor.keep_ratio, round_up=True)
-    kept = config.kept_tokens(prompt.tokens)
-    return staged_anchor(shape, prompt.tokens, [kept] * shape.num_layers, kept / prompt.tokens, prompt.region)
+    return solve_anchor(shape, prompt.tokens, share, parts.cut_layer, prompt.region)

@@ -51,6 +51,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         "name": "fastv",
         "keep_ratio": 0.25,
         "round_up": False,
+        "matches": None,
         "stage": "embeds",
         "layer": 2,
         "ranking": "adapted",
@@ -61,7 +62,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
     (folder / CONFIG_FILE).write_text(json.dumps(own))
     assert read_config(folder) == config
     put(folder, CONFIG_FILE, "reducer.page_size", 16)
-    own = "keep_ratio, layer, merge_dropped, name, ranking, round_up, stage"
+    own = "keep_ratio, layer, matches, merge_dropped, name, ranking, round_up, stage"
     refused(folder, f"reducer: unknown key 'page_size'.* Allowed: {own}")
 
 

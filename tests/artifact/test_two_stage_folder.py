@@ -134,7 +134,7 @@ def test_the_schema(written):
     record = json.loads(path.read_text())
     assert record["schema_version"] == SCHEMA_VERSION == 5
     own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
-    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, **own}
+    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "matches": None, **own}
     del record["merged"]
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="merged is missing"):

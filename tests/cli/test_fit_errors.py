@@ -106,11 +106,11 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         (
             ["--model.reducer.window", "9"],
             "unknown option '--model.reducer.window'. "
-            "Allowed in model.reducer: keep_ratio, layer, merge_dropped, name, ranking, round_up, stage",
+            "Allowed in model.reducer: keep_ratio, layer, matches, merge_dropped, name, ranking, round_up, stage",
         ),
         (
             ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],
-            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, name, round_up",
+            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, matches, name, round_up",
         ),
         (["--data.batch_size"], "argument --data.batch_size: expected one argument"),
         (["--overwrite=maybe"], "overwrite is 'maybe'; it must be true or false"),

@@ -78,17 +78,23 @@ def test_protected_entries_stay_beside_the_chunks():
         assert int(each.sum()) == 7
 
 
-def test_a_chunk_longer_than_the_budget_is_refused():
+def test_a_chunk_longer_than_the_budget_is_cut():
+    """The best entries of the best chunk stay: as many as the budget has, of a prompt of any length."""
     method = ChunkKV(KNorm(), length=20)
-    views = layer_views([PROMPTS["context"]], method.needs)
-    scores = [method.score(view) for view in views]
-    with pytest.raises(ValueError, match=r"chunk length=20 is longer than the 12 entries that a layer may keep .* sho"):
-        method.counts(scores, candidates_of(method, views, 0.5))
-    assert method.counts(scores, candidates_of(method, views, 1.0)).tolist() == [[25]] * len(views)
-    tight = [PROMPTS["no image"]]  # where all of it stays, no chunk is cut
-    views = layer_views(tight, method.needs)
-    scores = [method.score(view) for view in views]
-    assert method.counts(scores, candidates_of(method, views, 1.0)).tolist() == [[14]] * len(views)
+    for prompt, keep in ((PROMPTS["context"], 0.5), (PROMPTS["no image"], 1.0), (PROMPTS["context"][:1], 0.1)):
+        views = layer_views([prompt], method.needs)
+        scores, candidates = [method.score(view) for view in views], candidates_of(method, views, keep)
+        assert method.counts(scores, candidates).tolist() == candidates.budget_LB.tolist()
+        for its, found, kept in zip(views, scores, method.keep(scores, candidates), strict=True):
+            count = int(kept.sum())
+            assert count == max(1, int(len(prompt) * keep))
+            summed = found.scores_BhN[0].sum(0)
+            chunks = [range(start, min(start + 20, len(prompt))) for start in range(0, len(prompt), 20)]
+            best = max(chunks, key=lambda places: float(summed[list(places)].mean()))
+            if count <= len(best):
+                expected = sorted(best, key=lambda place: -float(summed[place]))[:count]
+                assert kept[0, 0].nonzero()[:, 0].tolist() == sorted(expected)
+            assert its.entries_BN.all()
 
 
 def test_layers_of_unlike_budgets_are_served():

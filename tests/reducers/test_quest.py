@@ -1,11 +1,16 @@
-"""Quest's counts of pages, and every budget that cannot be met."""
+"""Quest keeps its budget to the token, at every length; which tokens, by a plain loop."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from subtoken_train.ledger.kv_budget import KVBudget
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.quest import page_bounds, page_index, page_scores
 from subtoken_train.types import Region
 from tests.support.context_views import context_view
 
@@ -14,43 +19,70 @@ def quest(keep_ratio=0.25, **settings):
     return build_reducer(name="quest", keep_ratio=keep_ratio, **settings)
 
 
+@pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize(
     ("keep_ratio", "tokens", "kept"),
-    [(0.25, 2048, 512), (0.125, 2048, 256), (0.234375, 2048, 480), (0.21875, 2048, 448), (0.1171875, 2048, 240)],
-)
-def test_paper_budgets_are_whole_pages(keep_ratio, tokens, kept):
-    assert quest(keep_ratio).kept_tokens(tokens) == kept
-    assert quest(keep_ratio, round_up=True).kept_tokens(tokens) == kept
-
-
-def test_embedded_budgets_are_whole_pages():
-    """The embedded language model: 512 tokens in pages of 4, window 16; the anchors of S8K7, S8K6 at both ratios."""
-    pages = {0.25: 32, 0.125: 16}
-    for ratio, kept in pages.items():
-        assert quest(ratio, page_size=4, window=16).kept_pages(512) == kept
-        for groups, anchor in ((7, {0.25: 30, 0.125: 15}), (6, {0.25: 28, 0.125: 14})):
-            fraction = KVBudget(ratio, 8, groups).total_kv_fraction
-            assert quest(fraction, page_size=4, window=16, round_up=True).kept_pages(512) == anchor[ratio]
+    [
+        (0.25, 2048, 512), (0.125, 2048, 256), (0.234375, 2048, 480), (0.21875, 2048, 448), (0.1171875, 2048, 240),
+        (0.125, 1024, 128), (0.1171875, 1024, 120), (0.109375, 1024, 112),
+        (0.25, 512, 128), (0.21875, 512, 112), (0.125, 512, 64), (0.1171875, 512, 60), (0.109375, 512, 56),
+    ],
+)  # fmt: skip
+def test_the_papers_budgets(keep_ratio, tokens, kept, round_up):
+    """12.5 % of the 1,024 tokens of training, and its anchors, are three different numbers."""
+    assert quest(keep_ratio, round_up=round_up).kept_tokens(tokens) == kept
 
 
 def test_ours_rounds_down_and_the_anchor_up():
-    assert quest(0.3, page_size=4, window=4).kept_pages(100) == 7
-    assert quest(0.3, page_size=4, window=4, round_up=True).kept_pages(100) == 8
+    assert quest(0.3, page_size=4, window=4).kept_tokens(101) == 30
+    assert quest(0.3, page_size=4, window=4, round_up=True).kept_tokens(101) == 31
     assert quest(1.0, page_size=4, window=4).kept_tokens(101) == 101
 
 
-@pytest.mark.parametrize(
-    ("settings", "tokens", "message"),
-    [
-        ({}, 40, r"the context has 40 tokens, fewer than a page .16. or the window .64."),
-        ({"window": 0}, 12, r"the context has 12 tokens, fewer than a page"),
-        ({"window": 0}, 48, r"leaves 12 of 48 context tokens, and pages of 16 .* need 1 page"),
-        ({"window": 64}, 128, r"leaves 32 of 128 context tokens, and pages of 16 .* need 4 page"),
-    ],
-)
-def test_budgets_that_no_page_can_meet(settings, tokens, message):
-    with pytest.raises(ValueError, match=message):
-        quest(**settings).kept_pages(tokens)
+def test_the_window_is_half_of_the_budget_at_most():
+    assert [quest().protected_tokens(kept) for kept in (1, 2, 3, 100, 127, 128, 512)] == [0, 1, 1, 50, 63, 64, 64]
+    assert quest(window=0).protected_tokens(512) == 0
+
+
+def by_hand(scores, tokens, page_size, window, kept):
+    """Places among a sample's context tokens: the window, then page by page, the latest of a page first."""
+    free = list(range(tokens - window))
+    pages = [free[start : start + page_size] for start in range(0, len(free), page_size)]
+    order = sorted(range(len(pages)), key=lambda page: (-scores[page], page))
+    chosen = [place for page in order for place in reversed(pages[page])]
+    return set(chosen[: kept - window]) | set(range(tokens - window, tokens))
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 17), st.integers(0, 20), st.integers(1, 99),
+    st.sampled_from(["left", "right"]), st.integers(0, 99),
+)  # fmt: skip
+def test_what_stays_by_a_plain_loop(lengths, page_size, window, percent, pad, seed):
+    """Exactly the budget of every sample, whatever its length, its neighbours and its padding."""
+    reducer = quest(percent / 100, page_size=page_size, window=window)
+    view = context_view([[Region.SYSTEM] + [Region.CONTEXT] * n + [Region.QUERY] * 2 for n in lengths], pad, seed)
+    kept = reducer.keep_context(view)
+    page = page_index(view.context_BN, page_size)
+    scores = page_scores(view.query_BHNd, view.asks_BN, *page_bounds(view.key_BhNd, page, 40))
+    for sample, tokens in enumerate(lengths):
+        count = max(1, tokens * percent // 100) if tokens else 0
+        expected = by_hand(scores[sample].tolist(), tokens, page_size, min(window, count // 2), count)
+        rows = view.context_BN[sample].nonzero()[:, 0]
+        assert set(kept[sample, rows].nonzero()[:, 0].tolist()) == expected
+        assert int(kept[sample].sum()) == count
+
+
+def test_a_page_that_the_budget_cuts_keeps_its_latest_tokens():
+    view = context_view([[Region.CONTEXT] * 12 + [Region.QUERY]])
+    kept = quest(0.5, page_size=4, window=0).keep_context(view)[0, :12].view(3, 4)
+    assert sorted(map(tuple, kept.tolist())) == [(False,) * 4, (False, False, True, True), (True,) * 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_pages_stay_in_order(dtype):
+    view = context_view([[Region.CONTEXT] * 12 + [Region.QUERY]], dtype=dtype)
+    alike = replace(view, key_BhNd=torch.ones_like(view.key_BhNd))
+    assert quest(0.5, page_size=4, window=1).keep_context(alike)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 7, 11]
 
 
 @pytest.mark.parametrize("settings", [{"page_size": 0}, {"window": -1}])

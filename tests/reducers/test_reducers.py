@@ -79,10 +79,11 @@ def test_an_unknown_reducer_names_the_nearest():
 
 def test_a_setting_is_one_of_the_methods_own():
     with pytest.raises(
-        ValueError, match=r"unknown setting of quest 'layer'\. .*Allowed: keep_ratio, page_size, round_up"
+        ValueError, match=r"unknown setting of quest 'layer'\. .*Allowed: keep_ratio, matches, page_size, round_up"
     ):
         build_reducer("quest", 0.5, layer=2)
-    assert asdict(build_reducer("visionzip", 0.5)) == {"name": "visionzip", "keep_ratio": 0.5, "round_up": False}
+    common = {"keep_ratio": 0.5, "round_up": False, "matches": None}
+    assert asdict(build_reducer("visionzip", 0.5)) == {"name": "visionzip", **common}
 
 
 def test_records_of_every_methods_settings_are_split():

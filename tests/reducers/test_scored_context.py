@@ -178,12 +178,19 @@ def test_bad_settings(name, own, message):
         build_reducer(name, 0.5, **own)
 
 
-def test_a_budget_below_what_always_stays():
-    with pytest.raises(ValueError, match=r"compactor: keep_ratio 0\.25 leaves 10 of 40 context tokens, and 12 always"):
-        build_reducer("compactor", 0.25).kept_tokens(40)
-    assert build_reducer("compactor", 0.25).kept_tokens(512) == 128
-    assert build_reducer("compactor", 0.21875, round_up=True).kept_tokens(512) == 112
-    assert build_reducer("compactor", 1.0).kept_tokens(5) == 5
+@pytest.mark.parametrize(("name", "always"), [("compactor", 12), ("expected_attention", 4)])
+def test_a_short_context_is_served(name, always):
+    """A budget below what always stays keeps the latest of that."""
+    reducer = build_reducer(name, 0.25)
+    for tokens in (1, 2, 5, 13, 17, 40):
+        view = context_view([[CONTEXT] * tokens + [QUERY] * 2, [SYSTEM] + [CONTEXT] * 60 + [QUERY]])
+        kept = reducer.keep_context(view)
+        assert kept.sum(-1).tolist() == [max(1, tokens // 4), 15]
+        if tokens <= always:
+            assert kept[0].nonzero()[:, 0].tolist() == list(range(tokens - max(1, tokens // 4), tokens))
+    assert build_reducer(name, 0.25).kept_tokens(512) == 128
+    assert build_reducer(name, 0.21875, round_up=True).kept_tokens(512) == 112
+    assert build_reducer(name, 1.0).kept_tokens(5) == 5
 
 
 def test_it_is_for_language_models(tiny_family):

@@ -1,9 +1,10 @@
 """Matched token-only anchors: which of the arms is one, and a spec where none is.
 
 The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
-rounded up: its bytes are never below the arm's. A *trained* anchor is an adapter of its own, under its own reducer; of
-several, one of the arm's seed is taken. Where no arm of the grid is one, the arm's own LoRA runs token-only at that
-ratio: an untrained anchor, named so, since LoRA adapts to what it was trained under.
+rounded up from the arm's own count: its bytes are never below the arm's, and less than a token above, at any length. A
+*trained* anchor is an adapter of its own, under its own reducer; of several, one of the arm's seed is taken. Where no
+arm of the grid is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA
+adapts to what it was trained under.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _distance(arm: Arm, other: Arm) -> tuple[bool, bool]:
 def _kind(reducer: Reducer) -> dict[str, object]:
     """What it is, however much it keeps."""
     own = asdict(reducer)
-    return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "seed")}
+    return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
 
 def _compression(spec: ArmSpec) -> tuple[object, ...]:
@@ -105,5 +106,5 @@ def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
         name=f"{arm.spec.name or arm_name(base, config)}-{SUFFIX}",
         selector="none",
         keep_ratio=solved.keep_ratio,
-        reducer_options={**arm.spec.reducer_options, "round_up": True},
+        reducer_options={**arm.spec.reducer_options, "round_up": True, "matches": solved.matches},
     )

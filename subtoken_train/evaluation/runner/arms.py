@@ -94,6 +94,8 @@ def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
         raise ValueError(f"{spec.adapter} has no token reducer, so {name} needs keep_ratio, for instance 0.25")
     changed: dict[str, object] = asdict(own) if name == own.name else {"name": name}
     changed["keep_ratio"] = 1.0 if name == "none" else ratio
+    if spec.keep_ratio is not None:
+        changed["matches"] = None  # an anchor's, at another ratio, has no arm
     if name == "random" and spec.seed is not None:
         changed["seed"] = spec.seed
     return build_reducer(**{**changed, **spec.reducer_options})

@@ -59,6 +59,10 @@ SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", 
 """Settings that change answers and that ``ArmFacts`` do not tell."""
 
 
+COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
+"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
+
+
 def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
     """Records may only be joined by records of the same arm, task and samples; more samples may be asked.
 
@@ -89,6 +93,8 @@ def _pinned(manifest: Manifest) -> dict[str, Any]:
     settings = {key: manifest.settings.get(key) for key in SAME}
     if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
         settings["reducer"], _ = split_settings(settings["reducer"])
+        if settings["reducer"].get("name") not in COUNTED_ANEW:
+            settings["reducer"].setdefault("matches", None)
     return {**facts, "task options": manifest.options, **settings}
 
 

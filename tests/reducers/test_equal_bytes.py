@@ -1,0 +1,76 @@
+"""Equal bytes to the entry: every reducer of the registry and its solved anchor, at every length."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.reducers import REDUCERS, build_reducer
+from subtoken_train.reducers.matched import matched_reducer
+
+LENGTHS = range(1, 401)
+DEPTH = 32
+GROUPS = [KVBudget(1.0, 16, 4), KVBudget(1.0, 16, 15), KVBudget(1.0, 8, 7), KVBudget(1.0, 12, 5)]
+RATIOS = (0.25, 0.125, 0.07, 0.9)
+STAGED = (0.5, 0.6, 0.9)
+"""Averages over layers that all three reducers with several cuts reach."""
+OWN = {"fastv": ({}, {"stage": "decoder"}), "quest": ({}, {"page_size": 7, "window": 5})}
+CASES = [(name, own) for name in REDUCERS if name != "none" for own in OWN.get(name, ({},))]
+LEVEL = [(name, own) for name, own in CASES if not REDUCERS.find(name).staged]
+"""Those that keep as many tokens in every layer from their cut on."""
+
+
+def check_apart(name, own, groups, ratio, lengths):
+    """In whole tokens of all layers, of which the layers below a cut hold every one in both arms."""
+    routed, each = build_reducer(name, ratio, **own), groups.exact_total
+    anchor, cut = matched_reducer(routed, groups, DEPTH, 100), routed.cut_layer(DEPTH)
+    for tokens in lengths:
+        ours, its = (reducer.layer_tokens(tokens, DEPTH) for reducer in (routed, anchor))
+        assert ours[:cut] == its[:cut] == [tokens] * cut
+        assert all(0 < low <= high <= tokens for counts in (ours, its) for high, low in pairwise(counts))
+        apart = (sum(its[cut:]) - each * sum(ours[cut:])) / Fraction(DEPTH)
+        assert 0 <= apart < 1, (ratio, tokens, ours, its)
+
+
+@pytest.mark.parametrize(("name", "own"), CASES)
+def test_an_anchor_has_its_arms_bytes_and_less_than_a_token_more(name, own):
+    staged = REDUCERS.find(name).staged
+    for groups, ratio in zip(GROUPS, STAGED if staged else RATIOS, strict=False):
+        check_apart(name, own, groups, ratio, LENGTHS[::23] if staged else LENGTHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "own"), CASES)
+@pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: f"S{groups.num_groups}K{groups.kept_groups}")
+def test_it_does_at_every_length_and_ratio(name, own, groups):
+    for ratio in STAGED if REDUCERS.find(name).staged else RATIOS:
+        check_apart(name, own, groups, ratio, LENGTHS)
+
+
+@pytest.mark.parametrize(("name", "own"), LEVEL)
+def test_a_routed_arm_keeps_what_it_promises_rounded_down(name, own):
+    for per_mille in (1, 125, 250, 333, 999):
+        reducer = build_reducer(name, per_mille / 1000, **own)
+        assert [reducer.kept_tokens(n) for n in LENGTHS] == [max(1, n * per_mille // 1000) for n in LENGTHS]
+
+
+def test_an_anchor_without_an_arm_rounds_its_own_ratio_up():
+    assert [build_reducer("fastv", 0.15625, True).kept_tokens(n) for n in (1, 7, 64, 576)] == [1, 2, 10, 90]
+    matched = build_reducer("fastv", 0.15625, True, matches=0.25)
+    assert [matched.kept_tokens(n) for n in (1, 7, 64, 576)] == [1, 1, 10, 90]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"matches": 0.25}, "matches=0.25 is for matched anchors, which round up; set round_up: true"),
+        ({"round_up": True, "matches": 0}, r"reducer matches=0 must lie in \(0, 1\]"),
+        ({"round_up": True, "matches": 1.5}, r"reducer matches=1.5 must lie in \(0, 1\]"),
+    ],
+)
+def test_what_is_no_anchor_matches_nothing(settings, words):
+    with pytest.raises(ValueError, match=words):
+        build_reducer("quest", 0.15625, **settings)
