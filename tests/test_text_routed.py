@@ -33,7 +33,7 @@ def test_routed_arms_hold_what_the_anchor_holds():
         share = {role: read_runs()[f"{scorer}_{role}"][0]["kv"] for role in ("anchor", "value_norm", "router", "fine")}
         whole = share.pop("anchor")
         assert max(share.values()) <= whole * 1.0025  # a share of a window's tokens is a whole number of them
-        assert min(share.values()) >= whole * 0.96  # Quest's anchor is rounded up to whole pages
+        assert min(share.values()) >= whole * 0.96  # Quest's anchor was rounded up to whole pages then
 
 
 def test_every_arm_is_a_shipped_recipe():

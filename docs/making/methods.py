@@ -45,8 +45,9 @@ REDUCERS_HEAD = f"""# Token reducers
 
 A token reducer decides which tokens stay, before routing and before any eviction; it has no gradient and acts alike in
 training and at inference. `keep_ratio` is the share of the visual tokens (a text's context) that stays; at 1 nothing is
-dropped. `round_up` is for matched anchors. A recipe names a reducer under `model.reducer`, an arm by `reducer` and
-`reducer_options`. What is dropped is not stored; every one goes with routing and without.
+dropped. Counts are met to the token, and at least one stays. `round_up` and `matches` are for matched anchors. A recipe
+names a reducer under `model.reducer`, an arm by `reducer` and `reducer_options`. What is dropped is not stored; every
+one goes with routing and without.
 
 *Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
 every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.

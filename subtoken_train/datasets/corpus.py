@@ -6,7 +6,7 @@ block may hold parts of several: attention, positions and loss run across the bo
 masking, as is usual for WikiText), and the EOS is predicted like any other token. What a conversation says without loss
 (``record_fields.SWITCHES``) is read and not predicted. Where the tokenizer has a BOS (Llama;
 Qwen2 has none), each *block* starts with one, and documents inside a block do not: the BOS is the first of the
-``block_length`` tokens and belongs to the context, so that contexts are whole pages for every tokenizer.
+``block_length`` tokens and belongs to the context, whose length is then the same for every tokenizer.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
         train: the training corpus.
         val: the corpus of the validation loss; default: no validation.
         block_length: tokens per sample.
-        context_length: tokens of the context, less than ``block_length``; reducers may ask for whole pages.
+        context_length: tokens of the context, less than ``block_length``.
         prefix_tokens: tokens of the query region that are read but not predicted.
         batch_size: training blocks per process and step of the data loader.
         val_batch_size: validation blocks per process and step; default: ``batch_size``.

@@ -15,8 +15,8 @@ Choices where the release leaves one:
     serve models without groups, where both are the same;
   - pages that hold an entry out of scope (text, the last row) are always read, and so are the last page, begun or
     whole, as in the CUDA kernels, and what was generated since;
-  - the budget is rounded down to pages, but a budget of all entries reads all: the evaluation code drops a page where
-    the entries do not fill the last one;
+  - the budget is rounded down to pages, since pages are what saves traffic, and tables count what is read, entry by
+    entry; a budget of all entries reads all: the evaluation code drops a page where the entries do not fill the last;
   - tokens that are not decoded one by one (a question that follows its context, a further turn, what is scored) read
     everything, as in the release.
 

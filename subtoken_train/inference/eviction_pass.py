@@ -67,8 +67,8 @@ class EvictionPass:
         self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
         # text, and what is generated, is whole in both arms: no share of these entries has equal bytes
-        mixed = reducer is None or compression.scope == "all" or compression.every is not None
-        self.arm = None if mixed else matched_arm(reducer, prompts)
+        mixed = compression.scope == "all" or compression.every is not None
+        self.arm = None if mixed or reducer is None else matched_arm(reducer, prompts)
         self.again_B = self.method.second_pass(prompts.regions_BN)
         self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
         assert not self.tasks or "second_pass" in self.method.needs

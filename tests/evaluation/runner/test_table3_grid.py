@@ -1,0 +1,116 @@
+"""The sub-token paper's Table 3 on MMLU's real questions: every arm is served, and matched arms hold equal bytes."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from checkpoints import tiny_llama
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.artifact.folder import write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.cli.main import main
+from subtoken_train.engine.build import build
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.support import places
+from tests.support.context_views import context_view
+
+GRIDS = ("table3_llama7b", "table3_qwen7b")
+
+
+def models_of(grid: str) -> dict[str, dict]:
+    """What the recipes of a grid's arms say of their models, by name."""
+    content = yaml.safe_load((places.RECIPES / "eval" / f"{grid}.yaml").read_text())
+    names = [Path(adapter).parent.name for arm in content["arms"] for adapter in arm["adapter"]]
+    return {name: yaml.safe_load(places.recipe(name).read_text())["model"] for name in names}
+
+
+def pairs_of(models: dict[str, dict]) -> dict[str, str]:
+    """Every routed arm's anchor: of the same reducer, at as many bytes of every token."""
+    pairs = {}
+    for name, model in models.items():
+        if model.get("routing"):
+            keep, share = model["reducer"]["keep_ratio"], value_share(model)
+            (pairs[name],) = (
+                other for other, its in models.items()
+                if its["reducer"].get("matches") == keep and its["reducer"]["keep_ratio"] == keep * share
+            )  # fmt: skip
+    return pairs
+
+
+def value_share(model: dict) -> Fraction:
+    """What a token takes in an arm, of a whole one."""
+    routing = model.get("routing")
+    return (1 + Fraction(routing["kept_groups"], routing["num_groups"])) / 2 if routing else Fraction(1)
+
+
+@cache
+def prefix_lengths(folder: Path) -> dict[str, int]:
+    """Words and marks of every subject's few-shot prefix: a stand-in for tokens."""
+    task = build_task("mmlu", folder)
+    prefixes = {subject: task.prefix(subject, rows) for subject, rows in task._by_subject("dev").items()}
+    return {subject: len(re.findall(r"\w+|[^\w\s]", prefix)) for subject, prefix in prefixes.items()}
+
+
+@pytest.fixture
+def lengths(shared) -> dict[str, int]:
+    return prefix_lengths(shared / "realdata/mmlu")
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(lengths, grid):
+    assert len(lengths) == 57
+    assert min(lengths.values()) < 512  # 64 of 12.5 %, which the window would take alone
+    models = models_of(grid)
+    view = context_view([[Region.CONTEXT] * tokens + [Region.QUERY] * 3 for tokens in lengths.values()])
+    held = {}
+    for name, model in models.items():
+        reducer = build_reducer(**model["reducer"])
+        if reducer.acts:
+            held[name] = [value_share(model) * int(kept) for kept in reducer.keep_context(view).sum(-1)]
+    pairs = pairs_of(models)
+    assert len(pairs) == 8
+    assert len(set(pairs.values())) == 4
+    for name, anchor in pairs.items():
+        assert all(0 <= its - ours < 1 for ours, its in zip(held[name], held[anchor], strict=True))
+    assert len(set(map(tuple, held.values()))) == len(held) - 4  # S8 and S16 hold the same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["table3_llama7b"])
+def test_the_grid_runs_on_random_weights(lengths, shared, tmp_path, monkeypatch, capsys, grid):
+    torch.manual_seed(0)
+    tiny_llama.build_model(layers=2).save_pretrained(tmp_path / "backbone")
+    tiny_llama.build_tokenizer().save_pretrained(tmp_path / "backbone")
+    models, lora = models_of(grid), LoraSettings(rank=2)
+    source = BackboneConfig(path=str(tmp_path / "backbone"))
+    for name, model in models.items():
+        routing = RoutingConfig(**model["routing"]) if model.get("routing") else None
+        reducer = build_reducer(**model["reducer"])
+        backbone, peft_model = build(source, lora, reducer, routing)
+        config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": name})
+        write_adapter(tmp_path / "runs" / name / "adapter", config, backbone, peft_model)
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "--config", str(places.RECIPES / "eval" / f"{grid}.yaml"), "--limit", "2"]
+    words += ["--data-root", str(shared / "realdata")]
+    assert main([*words, "--check"]) == 0
+    assert main(words) == 0
+    capsys.readouterr()
+    records = {name: read_samples(tmp_path / "results" / grid / name / "mmlu") for name in models}
+    for name, anchor in pairs_of(models).items():
+        for key, ours in records[name].items():
+            its = records[anchor][key]
+            token = its.region_dense_bytes / its.entries_before * tiny_llama.LAYERS
+            assert 0 <= its.region_bytes - (ours.region_bytes - ours.index_bytes) < token
