@@ -34,6 +34,19 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
         raise unknown_name(kind, got, allowed)
 
 
+def no_numbers(where: str, dtype: object) -> ValueError:
+    """Return the error for a model that gives NaN or infinity: where, and what helps.
+
+    Args:
+        where: for which prompt, or at which step.
+        dtype: that the model computes in, a torch dtype or its name.
+    """
+    name = str(dtype).removeprefix("torch.")
+    wider = {"float16": "choose a wider dtype (bfloat16 or float32)", "bfloat16": "choose a wider dtype (float32)"}
+    advice = wider.get(name, "there is no wider dtype to choose: check its weights and its inputs")
+    return ValueError(f"the model gave NaN or infinite numbers {where}, computing in {name}; {advice}")
+
+
 def clipped(text: str, most: int) -> str:
     """A text for a message, its end left out where it has more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

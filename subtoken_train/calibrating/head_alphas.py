@@ -29,8 +29,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.calibrating.base import Calibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.finite_states import are_finite
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
-from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.errors import MAX_TOKENS, check_range, no_numbers
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.families.family import Family
 from subtoken_train.families.placement import check_on_one_device
@@ -102,7 +103,10 @@ class DuoCalibrator(Calibrator):
                 enable_model_summary=False,
             )
             trainer.fit(module, DataLoader(_Batches(batches), batch_size=None))
-        alpha = module.alpha_Lh.detach().clamp(0, 1).cpu().tolist()
+        alpha_Lh = module.alpha_Lh.detach().clamp(0, 1).cpu()
+        if not bool(are_finite(alpha_Lh)):
+            raise no_numbers("while its heads were weighed", family.model.dtype)
+        alpha = alpha_Lh.tolist()
         return HeadAlphas([[round(value, DIGITS) for value in row] for row in alpha], self.sinks, self.recent)
 
 

@@ -18,6 +18,7 @@ from subtoken_train.engine.attention_rows import query_attention, scouted_row
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.context_split import ContextSplit
 from subtoken_train.engine.cuts import CutCourse
+from subtoken_train.engine.finite_states import check_states
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, joined_rows, reducer_view, routing_state
 from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
 from subtoken_train.engine.tower_pass import tower_reduced
@@ -129,6 +130,9 @@ class CompressedBackbone(nn.Module):
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
+
+        Raises:
+            ValueError: in evaluation mode and without a cache, NaN or infinity in what the last layer gives.
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
         family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
@@ -149,6 +153,8 @@ class CompressedBackbone(nn.Module):
                 result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
         result.embeds_BND = hidden if result.embeds_BND is None else result.embeds_BND
         result.routing, result.windows = self.active_routing, family.windows
+        if not self.training and cache is None:  # training watches its loss; who fills a cache goes on to logits
+            check_states(result.hidden_BMD, result.rows.visible_BM, batch.record_ids)
         return result
 
     def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:

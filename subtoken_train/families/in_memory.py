@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from subtoken_train.families.backbone_config import DTYPES
 from subtoken_train.families.family import Family
+from subtoken_train.families.finite_weights import check_finite_weights
 from subtoken_train.families.load import named_family
 from subtoken_train.families.placement import check_whole
 
@@ -33,8 +34,8 @@ def family_in_memory(model: Any, processor: Any) -> Family:
             image processor) for a model that sees images.
 
     Raises:
-        ValueError: it is another object, of a family that is not served, with code of its own, in training mode; or a
-            processor that is not the model's.
+        ValueError: it is another object, of a family that is not served, with code of its own, in training mode, with
+            NaN among its weights; or a processor that is not the model's.
     """
     family = _served(model)
     name = type(model).__name__
@@ -49,6 +50,7 @@ def family_in_memory(model: Any, processor: Any) -> Family:
     check_whole(model, str(model.config._name_or_path) or name)
     if any(weight.device.type == "meta" for weight in model.parameters()):
         raise ValueError(f"the {name} has no weights (device meta); load them first, with from_pretrained")
+    check_finite_weights(model, str(model.config._name_or_path) or name)
     _check_processor(family, model, processor)
     return family(model, processor)
 

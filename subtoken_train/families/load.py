@@ -17,6 +17,7 @@ from subtoken_train.families.attention_kinds import UNSERVED, check_window_runs,
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
 from subtoken_train.families.backbone_files import check_format, check_local_files
 from subtoken_train.families.family import Family
+from subtoken_train.families.finite_weights import check_finite_weights
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
@@ -34,8 +35,8 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
 
     Raises:
         ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
-            or quantization; broken or incomplete files; bitsandbytes or flash-attn is asked for and missing; the layers
-            do not fit into ``memory``.
+            or quantization; broken or incomplete files, or NaN among the weights; bitsandbytes or flash-attn is asked
+            for and missing; the layers do not fit into ``memory``.
     """
     check_backbone(config)
     with _asked(config):
@@ -79,6 +80,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
             f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "
             f"first {missing[0]}"
         )
+    check_finite_weights(model, config.path)
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
     return model.eval()

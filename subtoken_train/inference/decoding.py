@@ -14,6 +14,8 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.finite_states import broken_rows
+from subtoken_train.errors import no_numbers
 from subtoken_train.inference.prefill import append, decode
 from subtoken_train.types import Batch
 
@@ -44,22 +46,30 @@ def greedy_tokens(
 
     Returns:
         Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
+
+    Raises:
+        ValueError: the model gives NaN or infinity.
     """
     tokenizer = backbone.family.tokenizer
     end, pad = tokenizer.eos_token_id, padding_id(tokenizer)
-    next_B = logits_BV.argmax(-1)
+    next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
     cache.reserve(max_new_tokens - 1)  # the last one is not appended
     while True:
+        broken = (broken_B & ~done_B).any()  # a sample that is done goes on, and says nothing
         generated.append(next_B.masked_fill(done_B, pad))
         count_B = count_B + ~done_B
         done_B = done_B | (next_B == end)
         if ended is not None:
             done_B = done_B | ended(generated)
-        if len(generated) == max_new_tokens or bool(done_B.all()):
+        is_broken, all_done = torch.stack([broken, done_B.all()]).tolist()
+        if is_broken:
+            raise no_numbers(f"at token {len(generated)} of an answer", logits_BV.dtype)
+        if len(generated) == max_new_tokens or all_done:
             return torch.stack(generated, dim=1), count_B
-        next_B = decode(backbone, next_B[:, None], cache).argmax(-1)
+        logits_BV = decode(backbone, next_B[:, None], cache)
+        next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,9 @@ def given_tokens(
 
     Returns:
         One per prompt; None where no tokens are given.
+
+    Raises:
+        ValueError: the model gives NaN or infinity.
     """
     rows = [b for b, ids in enumerate(given) if len(ids)]
     sums_B, right_B = (torch.zeros(len(given), dtype=torch.float64) for _ in range(2))
@@ -128,6 +141,8 @@ def given_tokens(
             add(at, backbone.family.logits(hidden_BqD[at, columns - start]), wanted)
     if longest > 0:
         cache.crop(-longest)
+    if bool(sums_B.isnan().any()):
+        raise no_numbers("for a text that is scored", logits_BV.dtype)
     scores = zip(sums_B.tolist(), right_B.tolist(), map(len, given), strict=True)
     return [TokenScore(logprob, int(right), count) if count else None for logprob, right, count in scores]
 

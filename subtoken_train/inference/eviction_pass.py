@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from subtoken_train.engine.finite_states import are_finite
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, TaskView
@@ -76,6 +77,7 @@ class EvictionPass:
         self.rows: dict[int, Rows] = {}
         self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
+        self._finite: list[Tensor] = []
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -83,6 +85,7 @@ class EvictionPass:
         self.rows[layer] = on_device(rows, home)
         if self.compression.every is not None:
             self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
+        self._finite += [are_finite(each) for each in (query, key, value)]
         view = LayerView(
             layer,
             query,
@@ -101,6 +104,10 @@ class EvictionPass:
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)
+
+    def saw_numbers(self) -> bool:
+        """Whether all that was observed so far is finite; the device is read."""
+        return all(bool(finite) for finite in self._finite)
 
     def observe_task(
         self,

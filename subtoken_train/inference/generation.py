@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.finite_states import broken_rows
+from subtoken_train.errors import no_numbers
 from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -25,6 +28,8 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.types import Batch
 
+ASKED = 32
+"""Decoded tokens between two looks at a GPU for NaN among their logits."""
 _serving: dict[int, object] = {}
 """Models that a call runs on, by identity, and the call: their ``forward`` is swapped meanwhile."""
 
@@ -76,8 +81,11 @@ def compressed(
         cache: empty, or with an earlier call's prompts.
         filled: called when the prompts are in the cache.
         room: tokens that will be appended at most, for which room is made once; None: not known.
+
+    Raises:
+        ValueError: as ``prefill``; or a decoded token's logits are NaN or infinite.
     """
-    model = backbone.model
+    model, watch = backbone.model, _LogitWatch()
     if cache.is_filled and room is not None:
         cache.reserve(room)
 
@@ -89,7 +97,7 @@ def compressed(
             )
         if cache.is_filled:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
-            logits = decode(backbone, input_ids, cache)
+            logits = watch.looked_at(decode(backbone, input_ids, cache), at_once=cache.evictor is not None)
         else:
             assert input_ids.shape[1] == prompts.input_ids_BN.shape[1]
             result = prefill(backbone, prompts, cache, compression)
@@ -107,6 +115,37 @@ def compressed(
     # a compiled forward and accelerate's hooks lie on the object; a compiled call would trace into ours
     with _attributes(model, forward=forward, _compiled_call_impl=None):
         yield
+    watch.check()
+
+
+class _LogitWatch:
+    """Notes on the device whether a decoded token's logits were NaN or infinite.
+
+    A step does not wait for a GPU: it is asked every ``ASKED`` steps, and at the end.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._broken: Tensor | None = None
+        self._dtype: torch.dtype | None = None
+
+    def looked_at(self, logits_BV: Tensor, at_once: bool) -> Tensor:
+        """Return the logits; a row that chooses no token is 0, which every way of sampling takes.
+
+        Raises:
+            ValueError: there is such a row, or was one since the device was asked last.
+        """
+        broken_B = broken_rows(logits_BV)
+        self.steps, self._dtype = self.steps + 1, logits_BV.dtype
+        self._broken = broken_B.any() if self._broken is None else self._broken | broken_B.any()
+        if at_once or self.steps % ASKED == 0 or logits_BV.device.type == "cpu":
+            self.check()
+        return logits_BV.masked_fill(broken_B[:, None], 0)
+
+    def check(self) -> None:
+        """Raise a worded ``ValueError`` where a row chose no token."""
+        if self._broken is not None and bool(self._broken):
+            raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self._dtype)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.finite_states import check_logits
 from subtoken_train.errors import check_word
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -93,6 +94,9 @@ def append_rest(
         padding_Bq: which of it is padding, bool.
         cache: with the contexts, and nothing after them.
         chunk: tokens that run at a time; None: all.
+
+    Raises:
+        ValueError: the model gives NaN or infinity.
     """
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
@@ -104,7 +108,9 @@ def append_rest(
         hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
         for start in range(size, length, size):
             hidden = append(backbone, ids_Bq[:, start : start + size], cache)
-    return next_logits(backbone, hidden)
+    logits_BV = next_logits(backbone, hidden)
+    check_logits(logits_BV, [f"what follows context {b}" for b in range(len(logits_BV))])
+    return logits_BV
 
 
 def contexts_of(prompts: Batch) -> Batch:

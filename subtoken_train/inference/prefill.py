@@ -17,9 +17,10 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.chunks import Chunks
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.finite_states import are_finite, check_logits
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, layer_plan
 from subtoken_train.engine.spans import PromptObserver
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, no_numbers
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import take_rows
@@ -63,7 +64,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         compression: eviction and precision.
 
     Raises:
-        ValueError: the compression does not fit the backbone or the prompts.
+        ValueError: the compression does not fit the backbone or the prompts, or the model gives NaN or infinity.
 
     Warns:
         SubTokenWarning: a prompt, or a second pass after it, is longer than the positions that the model was made for.
@@ -75,7 +76,14 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts, backbone.reducer)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     run = _whole if compression.prefill_chunk is None else _chunked
-    result, plan = run(backbone, prompts, eviction, packer)
+    try:
+        result, plan = run(backbone, prompts, eviction, packer)
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
+        if not _are_numbers(eviction, packer):
+            raise no_numbers(f"for {prompts.record_ids[0][:80]!r}", backbone.model.dtype) from error
+        raise
     if eviction is not None and compression.every is not None:
         evict_while_decoding(cache, eviction, plan, prompts.record_ids)
     if eviction is not None and eviction.method.reads:
@@ -88,7 +96,15 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
-    return Prefill(next_logits(backbone, take_rows(result.hidden_BMD, last_B1)), plan, prompts.regions_BN)
+    logits_BV = next_logits(backbone, take_rows(result.hidden_BMD, last_B1))
+    check_logits(logits_BV, prompts.record_ids)
+    return Prefill(logits_BV, plan, prompts.regions_BN)
+
+
+def _are_numbers(eviction: EvictionPass | None, packer: LayerPacker) -> bool:
+    """Whether what a pass that failed had given until then is finite."""
+    held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
+    return all(bool(are_finite(each)) for each in held) and (eviction is None or eviction.saw_numbers())
 
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
