@@ -7,7 +7,8 @@ The rows of LLaMA-2-7B, and a value-norm control, are written for the embedded l
 under two other scorers of a context (``SCORERS``). Backbones that
 the paper does not train have the same settings, at 25 % and 12.5 % of the tokens (``further_arms``), and so
 has LLaVA-1.5-7B under token reducers that it does not train (``reducer_arms``). Beside the paper's rows under FastV
-stands the router that the embedded model chose (``best_arms``).
+stands the router that the embedded model chose (``best_arms``), and beside its tables what it reports in Figure 1 and
+in section 3.5 (``reported_arms``).
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ from recipe_texts import (
     MODEL,
     OUTPUT_LORA,
     QWEN_PIXELS,
+    ROUTER_READINGS,
+    ROUTER_WORDS,
     ROUTING,
     STAGE2,
     VISION_DATA,
     VISION_FETCH,
     VISION_LORA,
+    VISION_QUERY,
     VISION_TRAIN,
 )
 
@@ -151,8 +155,8 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """A file's name: ``<model>_<reducer><keep>_s<S>k<K>[_mlp|_olora|_best][_mean|_learned][_stage2][_anchor]``."""
-        if self.reducer == "none":
+        """Return a file's name, ``<model>_<reducer><keep>_s<S>k<K>`` and what its router and its training are."""
+        if self.reducer == "none" and not self.num_groups:
             return f"{self.model}_lora_only"
         groups = f"_s{self.num_groups}k{self.kept_groups}" if self.num_groups else ""
         anchor = "_anchor" if self.anchor else ""
@@ -247,12 +251,13 @@ def arms() -> Iterator[Arm]:
 
 
 def embedded_arms() -> Iterator[Arm]:
-    """The rows of the language models on the embedded one, trained value norm at S = 16, and other scorers' arms."""
+    """Yield LLaMA-2-7B's rows on the embedded model, value norm at S = 16, Figure 1, and other scorers' arms."""
     for arm in arms():
         if arm.model == "llama7b":
             yield replace(arm, model="tinylm")
             if arm.routed and arm.num_groups == 16:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
+    yield Arm("tinylm", "none", "100", 4, 1)
     yield from (Arm("tinylm", "quest", "25"), Arm("tinylm", "quest", "25", 16, 12, variant="_bilinear"))
     for reducer in SCORERS.values():
         routed = Arm("tinylm", reducer, "25", 16, 12)
@@ -288,6 +293,14 @@ def best_arms() -> Iterator[Arm]:
         yield Arm(model, "visionzip", "12.5", 64, 16, "_best")
 
 
+def reported_arms() -> Iterator[Arm]:
+    """Yield the arm of Figure 1, and those of section 3.5's query-conditioned visual router."""
+    yield Arm("llama7b", "none", "100", 4, 1)
+    for reducer in ("fastv", "visionzip"):
+        for keep in ("25", "12.5"):
+            yield Arm("llava7b", reducer, keep, 16, 4, "_query")
+
+
 def _anchor_of(model: str, reducer: str, total: float, groups_at: dict[Fraction, tuple[int, int]]) -> Arm:
     """The anchor with ``total`` percent of the KV (the paper rounds to three decimals), named after a routed arm."""
     for keep in ("25", "12.5"):
@@ -319,6 +332,8 @@ def _header(arm: Arm) -> str:
     """First line (checked against the ledger), commands, source."""
     backbone, kept, is_text = arm.backbone, arm.kept_tokens(), arm.backbone.is_text
     words = [backbone.words]
+    if arm.routed and arm.reducer == "none":
+        words.append(f"all {backbone.tokens} context tokens")
     if arm.reducer != "none":
         title = next(words for words, name in (REDUCERS | OTHER_REDUCERS | SCORERS).items() if name == arm.reducer)
         share = 100 * arm.keep_ratio if arm.staged else 100 * kept / backbone.tokens
@@ -332,6 +347,7 @@ def _header(arm: Arm) -> str:
     }[arm.selector]
     if arm.routed:
         also = " + LoRA on o_proj" if "_olora" in arm.variant else ""
+        also += ", query-conditioned" if "_query" in arm.variant else ""
         words.append(f"S={arm.num_groups}, K={arm.kept_groups}, {router}{also}")
     else:
         words.append("token-only anchor" if arm.anchor else "token-only" if arm.reducer != "none" else "LoRA only")
@@ -358,6 +374,10 @@ def _header(arm: Arm) -> str:
 def _more_source(arm: Arm) -> str:
     if arm.reducer in OTHER_REDUCERS.values():
         return ", under a token reducer that the paper does not train"
+    if arm.routed and arm.reducer == "none":
+        return "; Figure 1 for S, K and a budget without a token reducer"
+    if arm.variant == "_query":
+        return ", section 3.5 for the query-conditioned visual router"
     if arm.variant == "_best":
         return ", with the router that the embedded model chose (docs/choosing.md)"
     if any(arm.model in models for models in FURTHER.values()):
@@ -379,7 +399,9 @@ def _model_band(arm: Arm) -> str:
     pixels = {"capped": QWEN_PIXELS, "448": INTERNVL_PIXELS}.get(arm.backbone.images, "")
     text = MODEL.format(name=arm.name, path=arm.backbone.path, dtype=dtype, lora=lora, pixels=pixels)
     if staged:
-        text += STAGE2.format(first=_first(arm)) + (OUTPUT_LORA if "_olora" in arm.variant else "")
+        anchor = replace(arm, num_groups=16, kept_groups=4, variant="", anchor=True).name
+        text += STAGE2.format(model=arm.model, first=_first(arm), anchor=anchor)
+        text += OUTPUT_LORA if "_olora" in arm.variant else ""
     text += f"  reducer:\n    name: {arm.reducer}\n"
     if arm.reducer != "none":
         what = "context" if arm.backbone.is_text else "visual"
@@ -394,16 +416,25 @@ def _model_band(arm: Arm) -> str:
         text += BEST_RANKING if arm.reducer == "fastv" else ""
         text += BEST_ROUTING.format(S=arm.num_groups, K=arm.kept_groups)
     elif arm.routed:
-        text += ROUTING.format(selector=arm.selector, S=arm.num_groups, K=arm.kept_groups)
+        router = ROUTER_WORDS[arm.selector]
+        text += ROUTING.format(selector=arm.selector, router=router, S=arm.num_groups, K=arm.kept_groups)
+        text += "" if embedded else ROUTER_READINGS
         text += "" if arm.fill == "zero" else FILL.format(fill=arm.fill)
+        if "_query" in arm.variant:
+            text += VISION_QUERY
         if arm.backbone.is_text:
             text += LANGUAGE_BUDGET + (LANGUAGE_QUERY if arm.selector != "value_norm" else "")
     return text
 
 
+def every_arm() -> Iterator[Arm]:
+    """Yield all that this program writes, those of the embedded language model last."""
+    yield from (*arms(), *reported_arms(), *best_arms(), *further_arms(), *reducer_arms(), *embedded_arms())
+
+
 def main() -> None:
     """Write every recipe."""
-    for arm in (*arms(), *best_arms(), *further_arms(), *reducer_arms(), *embedded_arms()):
+    for arm in every_arm():
         (FOLDER / arm.model).mkdir(exist_ok=True)
         (FOLDER / arm.model / f"{arm.name}.yaml").write_text(recipe_text(arm), encoding="utf-8")
 

@@ -112,10 +112,23 @@ LANGUAGE_LORA = """\
 
 ROUTING = """\
   routing:
-    selector: {selector:<26}# content-based router in every layer
+    selector: {selector:<26}# {router}
     num_groups: {S:<24}# S
     kept_groups: {K:<23}# K, groups kept per retained token
     balance_weight: 0.01                # lambda of the load-balance loss
+"""
+
+ROUTER_WORDS = {
+    "linear": "a linear map in every layer (appendix B.1)",
+    "mlp": "two layers (section 4.4); silent on their width, D/4, and activation, GELU",
+    "value_norm": "no router: the groups of largest norm",
+    "bilinear": "(A h) * (C s_Q) beside W h, in every layer",
+}
+
+ROUTER_READINGS = """\
+    # Silent, and read so: a router sees what v_proj reads (the layer's input after its norm) and has a bias; weights
+    # start at N(0, 0.02), biases at 0; the straight-through gradient is that of a sigmoid; the load-balance loss is
+    # S * sum_g f_g * P_g of each sample and layer (f: share of selections, P: mean softmax), then their mean.
 """
 
 BEST_RANKING = """\
@@ -149,6 +162,10 @@ LANGUAGE_BUDGET = """\
 
 LANGUAGE_QUERY = """\
     query_conditioned: true             # the mean state of the query tokens joins the router's input (section 3.4)
+"""
+
+VISION_QUERY = """\
+    query_conditioned: true             # section 3.5; silent on the summary: the mean state of the question's tokens
 """
 
 METHOD_NOTES = {
@@ -259,8 +276,10 @@ IMAGE_WORDS = {
 }
 
 STAGE2 = """\
-  stage2:                               # starts from a token-only adapter trained at the same r, which stays frozen
+  stage2:                               # section 4.4: stage 1 stays frozen. Silent on its keep ratio; read: the same r
     adapter: runs/{first}/adapter
+    # Also taken, and named in the adapter's card: runs/{model}_lora_only/adapter (LoRA without a token reducer), and
+    # runs/{anchor}/adapter (the matched anchor itself)
 """
 
 OUTPUT_LORA = """\

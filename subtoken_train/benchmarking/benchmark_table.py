@@ -29,7 +29,7 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
             cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else _ratio(found, row)]
         table.append(cells)
     rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
-    lines = [f"{title}, {rounds}", *_aligned(table)]
+    lines = [f"{title}, {rounds}", *aligned_columns(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
     lines += _share_lines(row)
     return lines + [f"note: {note}" for note in row["notes"]]
@@ -52,10 +52,10 @@ def _share_lines(row: Mapping[str, Any]) -> list[str]:
         ]
         share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"]) if row["pairs"] > 1 else f"{found['share'][0]:.1%}"
         table.append([name, f"{found['read_bytes'] / _MIB:.3f}", *(f"{rate:.2f}" for rate in rates), share])
-    return _aligned(table)
+    return aligned_columns(table)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [

@@ -10,7 +10,7 @@ the token reducers shorten the whole input (the stage ``embeds`` of FastV).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,9 +56,7 @@ def check_protocol(family: Family) -> None:
 def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
     """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
     family = subject.family
-    if not hasattr(family.model, "peft_config"):
-        add_lora(family, LoraSettings())
-        family.model.to(family.device).eval()
+    put_lora_on(family, LoraSettings())
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
     for name in REDUCERS:
         for ratio in KEEP_RATIOS:
@@ -66,11 +64,38 @@ def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
             yield f"{name} {ratio:.1%}", replace(subject, reducer=reducer, bank=bank)
 
 
+def put_lora_on(family: Family, settings: LoraSettings) -> None:
+    """Give every arm a LoRA, as the paper's arms have, where the backbone has none yet."""
+    if not hasattr(family.model, "peft_config"):
+        add_lora(family, settings)
+        family.model.to(family.device).eval()
+
+
 def departures(
     family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str, quantization: str = "none"
 ) -> list[str]:
     """In which points a run is not the paper's; empty where it is."""
-    found, device = _smaller(family, path), family.device.type
+    found = other_machine(family, path, PAPER, dtype, quantization)
+    if new_tokens != NEW_TOKENS:
+        found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
+    if parts.image_tokens not in (576, 144):
+        found.append(f"an image of {parts.image_tokens} tokens")
+    return found
+
+
+def other_machine(
+    family: Family, path: str, backbones: Collection[str], dtype: str, quantization: str = "none"
+) -> list[str]:
+    """List in which points model, device and precision are not the paper's, which measures on one ``GPU``.
+
+    Args:
+        family: the backbone.
+        path: where it came from.
+        backbones: those that the paper measures.
+        dtype: of the run.
+        quantization: of the frozen weights.
+    """
+    found, device = _smaller(family, path, backbones), family.device.type
     if device != "cuda":
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
     elif GPU not in (name := torch.cuda.get_device_name(family.device)):
@@ -79,23 +104,21 @@ def departures(
         found.append(f"{dtype} instead of {DTYPE}")
     if quantization != "none":
         found.append(f"weights in {quantization}")
-    if new_tokens != NEW_TOKENS:
-        found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
-    if parts.image_tokens not in (576, 144):
-        found.append(f"an image of {parts.image_tokens} tokens")
     return found
 
 
-def _smaller(family: Family, path: str) -> list[str]:
+def _smaller(family: Family, path: str, backbones: Collection[str]) -> list[str]:
     """In what a model is not as it was published."""
     known = published_config(path)
-    if path not in PAPER or known is None:
+    if path not in backbones or known is None:
         return [f"{path} is none of the paper's backbones"]
     found, own, text = [], family.model.config.get_text_config(), known.get_text_config()
     names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
     for name, word in names.items():
         if (have := getattr(own, name)) != (whole := getattr(text, name)):
             found.append(f"{word} {have:,} instead of {whole:,}")
+    if family.image_token_id is None:
+        return found
     towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
     for name in ("num_hidden_layers", "depth"):
         have, whole = (tower.get(name) for tower in towers)

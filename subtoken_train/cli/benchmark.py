@@ -15,6 +15,8 @@ from subtoken_train.outputs import check_new, write_whole
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.random_backbones import Shrink
     from subtoken_train.benchmarking.synthetic_prompts import PromptParts
@@ -25,6 +27,7 @@ HELP = """Time prompts and decoding on this machine, and count bytes.
   subtoken-train benchmark --adapter DIR
   subtoken-train benchmark --config RECIPE --random --lengths 2048 8192 --batch-sizes 1 8 --device cuda
   subtoken-train benchmark --model llava-hf/llava-1.5-7b-hf --random --table8 --device cuda --out table8.json
+  subtoken-train benchmark --model meta-llama/Llama-2-7b-hf --random --peak-memory --device cuda --out memory.json
 
 Of an adapter, of a recipe (untrained routers) or of a backbone alone. Beside it run, in turns and in one process: the
 same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and StaticCache on the whole
@@ -55,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scaled down, which is said",
     )
     parser.add_argument(
+        "--peak-memory",
+        action="store_true",
+        help="the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of "
+        "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down",
+    )
+    parser.add_argument(
         "--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's"
     )
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
@@ -82,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     source = source_of(args, _shrink(args, device.type == "cuda"))
     if args.table8:
         check_protocol(source.layout.family)
+    if args.peak_memory:
+        return _peak_memory(args, source, device)
     prompts = [prompt_parts(source.layout.family, length) for length in args.lengths or [None]]
     for parts in prompts:
         check_positions(source.layout.family, parts, args.new_tokens)
@@ -106,6 +117,30 @@ def run(args: argparse.Namespace) -> int:
         if args.out:  # what was measured stays, whatever comes after it
             write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
     if args.out:
+        print(plain(f"written to {args.out}"))
+    return 0
+
+
+def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
+    """Appendix C.1's arms: laid out, measured once each, printed and written."""
+    from subtoken_train.benchmarking.comparison import Subject
+    from subtoken_train.benchmarking.latency_protocol import other_machine
+    from subtoken_train.benchmarking.memory_protocol import PEAK_GB, measure_memory, memory_prompt, peak_lines
+    from subtoken_train.benchmarking.synthetic_prompts import check_positions
+
+    check_positions(source.layout.family, memory_prompt(source.layout.family), 0)
+    subject = Subject.of(source.load(device), source.compression)
+    backbone = source.backbone
+    record = _head(args, source, subject)
+    print(plain(record["title"]), flush=True)
+    record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
+    said = "; ".join(record["departures"])
+    words = f", scaled: {said}" if said else ", as it is described"
+    print(plain(f"peak memory of the paper's appendix C.1{words}"), flush=True)
+    record["rows"] = [row := measure_memory(subject)]
+    print(plain("\n".join(["", *peak_lines(row, backbone.path)])))
+    if args.out:
+        write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
         print(plain(f"written to {args.out}"))
     return 0
 
@@ -156,8 +191,9 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     family, dtype = subject.family, source.backbone.dtype
     on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
     weights = "random weights" if args.random else "its own weights"
-    arm = "the arms of Table 8" if args.table8 else subject.words
-    lora = "with LoRA" if args.table8 or hasattr(family.model, "peft_config") else "without LoRA"
+    protocol = "Table 8" if args.table8 else "appendix C.1" if args.peak_memory else None
+    arm = subject.words if protocol is None else f"the arms of {protocol}"
+    lora = "with LoRA" if protocol or hasattr(family.model, "peft_config") else "without LoRA"
     place, cut = hardware(), "" if args.layers is None else " (--layers)"
     return {
         "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
@@ -187,7 +223,9 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {wrong[0]} must be at least 1")
     if args.layers is not None and (not args.random or args.adapter):
         raise ValueError("--layers takes layers off a backbone that is drawn: it needs --random, and no --adapter")
-    if args.table8:
+    if args.table8 and args.peak_memory:
+        raise ValueError("--table8 and --peak-memory are protocols of their own; leave one of them out")
+    if args.table8 or args.peak_memory:
         _check_protocol_options(args)
     if args.out is not None:
         check_new([Path(args.out)], args.overwrite)
@@ -197,9 +235,14 @@ def _check(args: argparse.Namespace) -> None:
 def _check_protocol_options(args: argparse.Namespace) -> None:
     """The protocol says what it keeps, in which precision, and how long its prompt is."""
     sizes, kept = ("lengths", "batch_sizes", "reducer", "keep_ratio"), ("eviction", "key_channels", "merge", "rerotate")
-    for name in (*sizes, *kept, "kv_dtype", "prefill_chunk"):
-        if getattr(args, name) not in (None, "model"):
-            raise ValueError(f"--{name.replace('_', '-')} is said by --table8; leave one of them out")
+    timed = {"new_tokens": None, "pairs": PAIRS, "share_of_copy": False} if args.peak_memory else {}
+    given = [
+        name for name in (*sizes, *kept, "kv_dtype", "prefill_chunk") if getattr(args, name) not in (None, "model")
+    ]
+    given += [name for name, default in timed.items() if getattr(args, name) != default]
+    protocol = "--peak-memory" if args.peak_memory else "--table8"
+    if given:
+        raise ValueError(f"--{given[0].replace('_', '-')} is said by {protocol}; leave one of them out")
 
 
 def _check_writable(path: Path) -> None:
@@ -218,6 +261,7 @@ def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
     args.batch_sizes = args.batch_sizes or [1]
     if args.table8:
         args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
+    if args.table8 or args.peak_memory:
         args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
     args.new_tokens = args.new_tokens or NEW_TOKENS
 
@@ -227,6 +271,6 @@ def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
     from subtoken_train.benchmarking import latency_protocol as protocol
     from subtoken_train.benchmarking.random_backbones import Shrink
 
-    if args.table8 and args.random and not on_gpu:
+    if (args.table8 or args.peak_memory) and args.random and not on_gpu:
         return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
     return Shrink(args.layers)

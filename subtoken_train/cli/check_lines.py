@@ -31,7 +31,9 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if module.stage2_config is not None:
         stage2 = module.stage2_config
-        read = "not read: --offline; its LoRA is taken to be as above" if offline else "its LoRA, as above, is frozen"
+        read = "not read: --offline; its LoRA is taken to be as above"
+        if module.first_stage is not None and not offline:
+            read = f"{module.first_stage.reading}; its LoRA, as above, is frozen"
         yield f"stage 2    on {stage2.adapter} ({read})"
         if stage2.output_lora is not None:
             yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"

@@ -70,6 +70,8 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
     cli.datamodule.rehearse(family, cli.trainer)
+    if module.first_stage is not None:
+        print(f"stage 2 on {module.first_stage.folder}: {module.first_stage.reading}", file=sys.stderr)
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
         print(line, file=sys.stderr)
     folder.open(resume is not None)

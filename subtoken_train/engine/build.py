@@ -27,8 +27,9 @@ class Stage2Config:
     """Settings of stage 2.
 
     Attributes:
-        adapter: folder of the token-only adapter of stage 1, trained on the same backbone under the same token reducer.
-            Its LoRA is frozen and runs without dropout.
+        adapter: folder of stage 1's adapter, trained on the same backbone without routing: under the same token
+            reducer, under none, or as the matched anchor (``artifact.first_stage``). Its LoRA is frozen and runs
+            without dropout.
         output_lora: LoRA on ``o_proj``, trained beside the routers; null trains the routers alone.
     """
 

@@ -78,6 +78,9 @@ def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None,
     The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits / temperature), in as few operations as it
     takes: the forward pass has no use for the sigmoid. It has a first derivative only.
 
+    READING. The paper (section 3.6, appendix B.1) says "a straight-through estimator" and not whose gradient it passes:
+    the sigmoid of each logit, at temperature 1 unless asked otherwise, is ours.
+
     Args:
         hard: bool mask of any shape.
         logits: router logits of the same shape, floating point.

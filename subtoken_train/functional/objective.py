@@ -51,6 +51,10 @@ def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Ten
     logits, so that every router takes part in every step (DDP). 1 is perfect balance. Computed in fp32. Averaging
     over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one. (Samples
     that are read as one, [1, B * N], give the loss of the batch, which is not.)
+
+    READING. The paper gives its weight, 0.01, but neither form nor scale of "a small load-balancing auxiliary loss"
+    (appendix B.1). This is the form of mixture-of-experts routers, scaled so that balance is 1 for every S; the layers'
+    losses are meaned as well.
     """
     routed_BN1 = routed_BN[..., None]
     chosen_BS = (hard_BNS & routed_BN1).float().sum(1)

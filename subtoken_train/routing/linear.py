@@ -1,4 +1,7 @@
-"""Linear router (paper, section 3.3): a_i = W h_i + b, one logit per value group.
+"""Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
+
+READING. The paper's h_i is "the layer input hidden state". Here it is what ``v_proj`` reads: that input after the
+layer's norm. The bias, and weights that start at N(0, 0.02), are ours; the paper speaks of neither.
 
 Legend: B batch, N positions, D model width, S value groups.
 """
@@ -45,7 +48,7 @@ class _CastLinear(torch.autograd.Function):
 
 
 def init_router(module: nn.Module) -> None:
-    """Weights N(0, 0.02), so that ties do not favour the first groups; biases 0."""
+    """Draw weights from N(0, 0.02), so that ties do not favour the first groups; biases are 0 (READING, see above)."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=INIT_STD)

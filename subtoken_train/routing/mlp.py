@@ -1,4 +1,7 @@
-"""Two-layer MLP router (paper, section 4.4): hidden width D/4, GELU.
+"""Two-layer MLP router (paper, section 4.4).
+
+READING. The paper says "a two-layer MLP" and no more: the hidden width D/4 and the GELU are ours, and so are what it
+reads, its biases and its initial weights (see the linear router).
 
 Legend: B batch, N positions, D model width, S value groups.
 """

@@ -57,7 +57,8 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
         training: name of the run, optimiser steps, seed; stage 1's and distillation's settings are added.
     """
     if module.first_stage is not None:
-        stage1 = {**module.first_stage.config.training, "sha256": module.first_stage_digest}
+        first = module.first_stage
+        stage1 = {**first.config.training, "reading": first.reading, "sha256": module.first_stage_digest}
         training = {**training, "stage1": stage1}
     if module.distillation_config is not None:
         training = {**training, "distillation": asdict(module.distillation_config)}

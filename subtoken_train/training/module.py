@@ -125,7 +125,7 @@ class SubTokenModule(L.LightningModule):
         """
         if self.stage2_config is not None and self.first_stage is None:
             folder = Path(self.stage2_config.adapter)
-            self.first_stage = read_first_stage(folder, self.reducer_config, self.lora_written)
+            self.first_stage = read_first_stage(folder, self.reducer_config, self.routing_config, self.lora_written)
             self.lora_settings = self.first_stage.config.lora
         return self.first_stage
 

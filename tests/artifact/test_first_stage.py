@@ -1,14 +1,15 @@
-"""What stage 2 may start from: a token-only adapter of the same backbone, reducer and LoRA settings, whole on disk."""
+"""Stage 2 starts from a token-only adapter of its backbone and LoRA settings, in one of three named readings."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.artifact.first_stage import read_first_stage
+from subtoken_train.artifact.first_stage import LORA_ONLY, MATCHED_ANCHOR, SAME_TOKENS, read_first_stage
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
@@ -21,6 +22,7 @@ from tests.support.helpers import save_backbone
 
 LORA = LoraSettings(rank=4, alpha=8, dropout=0.1)
 REDUCER = build_reducer("fastv", keep_ratio=0.25)
+ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
 
 
 @pytest.fixture
@@ -28,9 +30,9 @@ def source(tmp_path, tiny_family):
     return BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
 
 
-def write(folder, source, routing=None):
-    backbone, peft_model = build(source, LORA, REDUCER, routing)
-    config = AdapterConfig(source, LORA, REDUCER, routing, identify(backbone.family, source))
+def write(folder, source, routing=None, reducer=REDUCER):
+    backbone, peft_model = build(source, LORA, reducer, routing)
+    config = AdapterConfig(source, LORA, reducer, routing, identify(backbone.family, source))
     return write_adapter(folder, config, backbone, peft_model)
 
 
@@ -42,9 +44,9 @@ def adapter(tmp_path, source):
 @pytest.mark.parametrize("layout", [False, True])
 def test_the_right_one(adapter, source, layout):
     """Its settings are read, and its tensors fit a loaded model as well as one on the meta device."""
-    first = read_first_stage(adapter, REDUCER, None)
-    assert first.config.lora == LORA
-    assert read_first_stage(adapter, REDUCER, LORA) == first
+    first = read_first_stage(adapter, REDUCER, ROUTING, None)
+    assert (first.config.lora, first.reading) == (LORA, SAME_TOKENS)
+    assert read_first_stage(adapter, REDUCER, ROUTING, LORA) == first
     family = layout_family(source) if layout else load_family(source)
     tensors = first.tensors(family, source, add_lora(family, LORA))
     on_disk = load_file(adapter / "adapter_model.safetensors")
@@ -53,13 +55,50 @@ def test_the_right_one(adapter, source, layout):
 
 
 def test_the_digest_is_that_of_the_tensors(adapter):
-    first = read_first_stage(adapter, REDUCER, None)
+    first = read_first_stage(adapter, REDUCER, ROUTING, None)
     before = first.digest()
     (adapter / "README.md").write_text("other words")
     assert first.digest() == before
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     assert first.digest() != before
+
+
+def anchor(keep_ratio, name="fastv", **options):
+    return build_reducer(name, keep_ratio, round_up=True, **options)
+
+
+FEWER_GROUPS = RoutingConfig(num_groups=8, kept_groups=4)
+READINGS = [
+    (build_reducer("none"), ROUTING, LORA_ONLY),
+    (build_reducer("none"), None, LORA_ONLY),
+    (build_reducer("fastv", 1.0), ROUTING, LORA_ONLY),
+    (anchor(0.15625), ROUTING, MATCHED_ANCHOR),
+    (anchor(0.1568), ROUTING, MATCHED_ANCHOR),  # rounded up to whole tokens
+    (anchor(0.1875), FEWER_GROUPS, MATCHED_ANCHOR),
+    (anchor(0.15625, stage="decoder"), ROUTING, None),
+    (anchor(0.15625, "visionzip"), ROUTING, None),
+    (anchor(0.15624), ROUTING, None),  # fewer bytes than stage 2
+    (anchor(0.18), ROUTING, None),
+    (anchor(0.15625), FEWER_GROUPS, None),
+    (anchor(0.15625), None, None),
+    (build_reducer("fastv", 0.15625), ROUTING, None),  # not rounded up: an arm of its own
+]
+
+
+def test_the_other_readings_are_named(adapter):
+    """LoRA without a reducer, and the anchor with stage 2's bytes, are taken by name; all else is refused."""
+    record = json.loads((adapter / "subtoken_config.json").read_text())
+    for trained, routing, reading in READINGS:
+        (adapter / "subtoken_config.json").write_text(json.dumps({**record, "reducer": asdict(trained)}))
+        if reading is not None:
+            assert read_first_stage(adapter, REDUCER, routing, LORA).reading == reading
+            continue
+        with pytest.raises(ValueError, match="was trained with reducer") as refused:
+            read_first_stage(adapter, REDUCER, routing, LORA)
+        said = str(refused.value).replace(str(adapter), "")
+        assert said.endswith("; stage 1 has the recipe's reducer, or none (lora_only), or is the matched anchor")
+        assert len(said) < 300
 
 
 @pytest.mark.parametrize(
@@ -74,26 +113,26 @@ def test_the_digest_is_that_of_the_tensors(adapter):
 )
 def test_another_reducer(adapter, reducer, words):
     with pytest.raises(ValueError, match=f"stage2.adapter .*adapter was trained with {words}"):
-        read_first_stage(adapter, reducer, None)
+        read_first_stage(adapter, reducer, ROUTING, None)
 
 
 def test_a_contradicting_lora(adapter):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
-        read_first_stage(adapter, REDUCER, LoraSettings(dropout=0.1))
+        read_first_stage(adapter, REDUCER, ROUTING, LoraSettings(dropout=0.1))
 
 
 @pytest.mark.parametrize("selector", ["linear", "value_norm"])
 def test_a_routed_adapter(tmp_path, source, selector):
     folder = write(tmp_path / "routed", source, RoutingConfig(selector=selector, num_groups=8, kept_groups=2))
     with pytest.raises(ValueError, match=rf"routed already routes \({selector}, S=8, K=2\)"):
-        read_first_stage(folder, REDUCER, None)
+        read_first_stage(folder, REDUCER, ROUTING, None)
 
 
 def test_no_folder_and_no_adapter_folder(tmp_path):
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
-        read_first_stage(tmp_path / "absent", REDUCER, None)
+        read_first_stage(tmp_path / "absent", REDUCER, ROUTING, None)
     with pytest.raises(ValueError, match="not an adapter folder"):
-        read_first_stage(tmp_path, REDUCER, None)
+        read_first_stage(tmp_path, REDUCER, ROUTING, None)
 
 
 def test_another_backbone(adapter, source, tmp_path):
@@ -105,10 +144,12 @@ def test_another_backbone(adapter, source, tmp_path):
     elsewhere = BackboneConfig(path=str(other))
     family = layout_family(elsewhere)
     with pytest.raises(ValueError, match=r"was trained on .*backbone' .*but the backbone is .*other"):
-        read_first_stage(adapter, REDUCER, None).tensors(family, elsewhere, add_lora(family, LORA))
+        read_first_stage(adapter, REDUCER, ROUTING, None).tensors(family, elsewhere, add_lora(family, LORA))
 
 
 def test_tensors_of_another_rank(adapter, source):
     family = layout_family(source)
     with pytest.raises(ValueError, match=r"has shape \[4, 128\], expected \[6, 128\]"):
-        read_first_stage(adapter, REDUCER, None).tensors(family, source, add_lora(family, LoraSettings(rank=6)))
+        read_first_stage(adapter, REDUCER, ROUTING, None).tensors(
+            family, source, add_lora(family, LoraSettings(rank=6))
+        )

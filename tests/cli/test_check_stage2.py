@@ -52,15 +52,35 @@ def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, tmp_path):
     data.write_text(json.dumps([{"id": "r", "conversations": turns}]))
     argv = [*TINY, "--model.lora=null", *ON_ANCHOR, *OUTPUT, f"--data.train_file={data}", "--data.batch_size=1"]
     lines = checked(capsys, argv)
-    assert f"stage 2 on {ANCHOR} (its LoRA, as above, is frozen)" in lines
+    assert f"stage 2 on {ANCHOR} (token-only, under the same reducer; its LoRA, as above, is frozen)" in lines
     assert "LoRA rank 8, alpha 16, dropout 0" in lines
     assert "of it stage 1's LoRA 24 24,576" in lines
 
 
 @pytest.mark.parametrize(
+    ("folder", "reading"),
+    [
+        (ANCHOR, "the matched token-only anchor"),
+        (ANCHOR.with_name("tiny_lora_only"), "LoRA alone, without a token reducer"),
+    ],
+)
+def test_the_readings_of_stage_1_are_named(capsys, folder, reading, tmp_path):
+    """Shipped adapters of the other two readings, under the recipe's own reducer."""
+    data = tmp_path / "train.json"
+    turns = [{"from": "human", "value": "how many 3 ?"}, {"from": "gpt", "value": "2"}]
+    data.write_text(json.dumps([{"id": "r", "conversations": turns}]))
+    extra = [f"--model.stage2.adapter={folder}", f"--data.train_file={data}", "--data.batch_size=1"]
+    lines = checked(capsys, [*TINY, "--model.lora=null", *extra])
+    assert f"stage 2 on {folder} ({reading}; its LoRA, as above, is frozen)" in lines
+
+
+@pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ([f"--model.stage2.adapter={ANCHOR}"], "reducer.keep_ratio 0.15625 (the recipe has 0.25)"),
+        (
+            [f"--model.stage2.adapter={ANCHOR}", "--model.routing.kept_groups=8"],
+            "reducer.keep_ratio 0.15625 (the recipe has 0.25), reducer.round_up True (the recipe has False); stage",
+        ),
         ([*ON_ANCHOR, "--model.lora.rank=4"], "lora.rank 8 (the recipe has 4)"),
         (["--model.stage2.adapter=nowhere"], "stage2.adapter nowhere does not exist"),
         (

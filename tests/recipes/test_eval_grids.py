@@ -24,6 +24,7 @@ PAPER_GRIDS = {
     "table2_qwenvl7b": ("2", "Qwen2.5-VL-7B"),
     "table3_llama7b": ("3", "LLaMA-2-7B"),
     "table3_qwen7b": ("3", "Qwen2.5-7B"),
+    "table4_llava7b": ("4", "LLaVA-1.5-7B"),
 }
 OTHER_TABLES = {
     "aircache_table1": (3 + 3 * 5 * 4, 4),
@@ -47,6 +48,7 @@ PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "3": ["mmlu"],
+    "4": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
 }
 
 
@@ -85,7 +87,7 @@ def printed_budgets(table, model):
 
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
-    ours = ["evictions_llava7b", "bits_scenes", "bits_recall"]
+    ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "section35_llava7b"]
     assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
 
 
@@ -125,6 +127,21 @@ def test_table_has_the_papers_arms(name):
     assert all(arm.adapter.startswith(f"runs/{name.partition('_')[2]}_") for arm in grid.arms)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
+
+
+def test_section_35_sets_each_router_beside_its_twin():
+    """Every query-conditioned arm has its content-based one and their anchor; the two differ by that setting alone."""
+    names = [Path(arm.adapter).parent.name for arm in read_grid(RECIPES / "eval" / "section35_llava7b.yaml").arms]
+    asking = [name for name in names if name.endswith("_query")]
+    reducers = ("fastv25", "fastv12p5", "visionzip25", "visionzip12p5")
+    assert sorted(asking) == sorted(f"llava7b_{reducer}_s16k4_query" for reducer in reducers)
+    assert len(names) == 3 * len(asking)
+    for name in asking:
+        plain = name.removesuffix("_query")
+        assert {plain, f"{plain}_anchor"} <= set(names)
+        ours, twin = (yaml.safe_load(recipe(each).read_text(encoding="utf-8")) for each in (name, plain))
+        assert ours["model"]["routing"].pop("query_conditioned") is True
+        assert ours | {"output_dir": twin["output_dir"]} == twin
 
 
 @pytest.mark.parametrize("name", OTHER_TABLES)

@@ -83,6 +83,24 @@ def test_the_folder_says_where_it_comes_from(second, tmp_path):
     assert record["lora"] == {"rank": 8, "alpha": 16, "dropout": 0.0}  # stage 1's; the recipe left them out
     stage1 = record["training"]["stage1"]
     assert (stage1["name"], stage1["steps"], len(stage1["sha256"])) == ("first", 2, 64)
+    assert stage1["reading"] == "token-only, under the same reducer"
+
+
+def test_stage_1_without_a_reducer_is_taken_and_said(tiny_run, tmp_path, capsys):
+    """The other reading of section 4.4: fit says it, and the adapter's card keeps it."""
+    first = [
+        "--trainer.max_steps=1",
+        "--model.routing=null",
+        "--model.reducer.name=none",
+        "--model.reducer.keep_ratio=1",
+    ]
+    assert main(tiny_run(*first, output="first")) == 0
+    folder = tmp_path / "first" / "adapter"
+    again = ["--trainer.max_steps=1", "--model.lora=null", f"--model.stage2.adapter={folder}"]
+    assert main(tiny_run(*again, output="second")) == 0
+    reading = "LoRA alone, without a token reducer"
+    assert f"stage 2 on {folder}: {reading}" in capsys.readouterr().err
+    assert f"reading {reading}" in (tmp_path / "second" / "adapter" / "README.md").read_text()
 
 
 def test_resume_gives_the_weights_of_never_having_stopped(second, tmp_path):

@@ -24,7 +24,10 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 
 @dataclass(frozen=True)
 class Cost:
-    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region."""
+    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region.
+
+    Seconds are those of the passes, so processes that ran beside each other count each for itself.
+    """
 
     kv_bytes: int = 0
     dense_kv_bytes: int = 0
@@ -36,6 +39,8 @@ class Cost:
     values_after: float = 0.0
     emptied: int = 0
     unread_bytes: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
     @classmethod
     def of(cls, records: Iterable[SampleRecord]) -> Cost:
@@ -62,6 +67,11 @@ class Cost:
             "entries": (self.entries_after, self.entries_before),
         }
         return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of all passes, of prompts and of answers."""
+        return self.prefill_seconds + self.decode_seconds
 
     @property
     def acted(self) -> bool:

@@ -5,6 +5,7 @@ A cell is text, an ``Estimate`` or None; ``cell_text`` makes it plain text, whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
@@ -16,7 +17,7 @@ from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import ArmRow, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, ScoreTable
 from subtoken_train.ledger.kv_budget import share_words
 
 Cell = Estimate | str | None
@@ -38,6 +39,11 @@ NOTES = (
 CURVE_NOTE = (
     "r: share of the compressed region's KV that is gone, measured. AUC: mean score over the range of r; compare it "
     "over one range only. r within 10% (20%): the largest r whose relative loss, a mean over tasks, is not above that."
+)
+TIME_NOTE = (
+    "Seconds of all passes of a checkpoint, prompts and answers, summed over samples and processes; loading, reading "
+    "and tokenising are left out. Below the arms: each method's mean over its checkpoints (arms and seeds), as the "
+    "sub-token paper's Table 6 prints it. They compare arms of one machine and batch size alone."
 )
 MATCHED = 0.01
 """Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""
@@ -74,7 +80,8 @@ class Section:
 
 def sections(report: Report) -> list[Section]:
     """All tables of the report; charts and pictures are in the HTML page."""
-    found = [part for table in report.tables for part in (_scores(table, report), _budgets(table, report))]
+    parts = (_scores, _budgets, _times)
+    found = [part(table, report) for table in report.tables for part in parts]
     if report.curves:
         methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
         found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
@@ -178,6 +185,38 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
             }
         )
     return Section("Budgets", pd.DataFrame(rows, dtype=object), level=3)
+
+
+def _times(table: ScoreTable, report: Report) -> Section:
+    """Lay out the seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
+    tasks = [key for key in table.columns if key not in MEANS]
+    methods: dict[str, list[ArmResults]] = {}
+    rows = []
+    for row in table.rows:
+        facts = row.arm.facts
+        parts = [spoken(words.split()[0]) for words in (facts.reducer, facts.eviction) if words != NOTHING]
+        parts += ["groups"] if facts.groups != NOTHING else []
+        methods.setdefault(f"{' + '.join(parts) or 'no compression'}, {facts.backbone}", []).append(row.arm)
+        rows.append({"arm": report.titles[row.arm.name], "id": row.arm.name, **_time_cells([row.arm], tasks, table)})
+    for method, arms in methods.items():
+        rows.append({"arm": f"mean: {method}", "id": "", **_time_cells(arms, tasks, table)})
+    return Section("Time", pd.DataFrame(rows, dtype=object), notes=(TIME_NOTE,), level=3)
+
+
+def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> dict[str, str]:
+    """Return mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
+    runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
+    cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
+    for task, found in runs.items():
+        answered = {len(run.ids) for run in found}
+        seconds = sum(run.cost.seconds for run in found) / len(found) if len(answered) == 1 and found else None
+        whole = all(len(run.ids) == (run.manifest.expected_rows or run.manifest.rows) for run in found)
+        part = "" if whole or len(answered) != 1 else f" ({answered.pop():,} samples)"
+        cells[f"{table.columns[task]} (s)"] = NOTHING if seconds is None else f"{seconds:.1f}{part}"
+        total = math.nan if seconds is None else total + seconds
+    cells["total (min)"] = NOTHING if math.isnan(total) else f"{total / 60:.2f}"
+    devices = {str(run.manifest.settings.get("device", NOTHING)) for found in runs.values() for run in found}
+    return {**cells, "device": ", ".join(sorted(devices))}
 
 
 def _kinds(kinds: KindScores, report: Report) -> Section:

@@ -1,0 +1,69 @@
+"""Table 4's grid and section 3.5's, arm by arm on a random tiny LLaVA: two questions each, and what a report says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.artifact.folder import write_adapter
+from subtoken_train.artifact.identity import identify
+from subtoken_train.cli.grid_check import planned_adapter
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.engine.build import build
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.lora import LoraSettings
+from tests.support.helpers import save_backbone
+from tests.support.places import RECIPES
+
+LORA = LoraSettings(rank=2, alpha=4, dropout=0.0)
+
+
+def written(name, source, folder):
+    """The adapter folder of a recipe's arm with its own reducer, routing and stages, on the tiny backbone."""
+    planned = planned_adapter(f"runs/{name}/adapter")
+    stage2 = planned.stage2
+    if stage2 is not None and stage2.output_lora is not None:
+        stage2 = replace(stage2, output_lora=LORA)
+    torch.manual_seed(0)
+    backbone, peft_model = build(source, LORA, planned.reducer, planned.routing, stage2)
+    identity = identify(backbone.family, source)
+    config = AdapterConfig(source, LORA, planned.reducer, planned.routing, identity, planned.training, stage2)
+    return write_adapter(folder / name / "adapter", config, backbone, peft_model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arms"), [("table4_llava7b", 25), ("section35_llava7b", 12)])
+def test_every_arm_answers(tiny_family, tmp_path, name, arms):
+    """Each arm keeps its percentage of the visual KV, measured, and an anchor holds its arm's bytes."""
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    write_scene_split(tmp_path / "scenes", "test", 4, seed=3)
+    names = [Path(arm.adapter).parent.name for arm in grid.arms]
+    made = {each: str(written(each, source, tmp_path / "runs")) for each in names}
+    small = replace(
+        grid,
+        arms=tuple(replace(arm, adapter=made[each]) for arm, each in zip(grid.arms, names, strict=True)),
+        tasks=(TaskSpec("scenes_pope", str(tmp_path / "scenes")),),
+        out=tmp_path / "results",
+        data_root=None,
+        limit=2,
+        anchors="none",
+    )
+    folders = run_grid(small)
+    assert len(folders) == len(names) == arms
+    assert all(len(read_samples(folder)) == 2 for folder in folders)
+    for results in read_results([small.out]):
+        (run,) = results.runs["scenes_pope"].values()
+        share = 1.0 if "lora_only" in results.name else 0.15625 if "25_" in results.name else 0.078125
+        assert run.cost.shares["measured"] == pytest.approx(share), results.name
+        assert run.cost.seconds > 0
+        assert Manifest.read(run.folder).rows == 2
