@@ -19,7 +19,6 @@ from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import pad_to_square
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 INK, PAPER = (40, 40, 40), (255, 255, 255)
@@ -111,11 +110,8 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
         ValueError: see ``visual_grid``.
     """
     rows, columns = visual_grid(family, batch)
-    if batch.image_grid_I3 is None:  # one size for all images: the model saw a padded square
-        means = family.processor.image_processor.image_mean
-        image = pad_to_square(image, (round(255 * means[0]), round(255 * means[1]), round(255 * means[2])))
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
-    seen = image.resize((columns * cell, rows * cell))
+    seen = family.framed(image).resize((columns * cell, rows * cell))
     regions_N = batch.regions_BN[0].cpu()
     kept = [kept_tokens(plan.layers[layer], regions_N) for layer in layers]
     panels = [_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import over_groups
 from subtoken_train.functional.leverage import gaussian_sketch, leverage_scores, standardised
 
@@ -57,6 +57,7 @@ class Compactor(Eviction):
     """
 
     name: ClassVar[str] = "compactor"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     sinks: int = 8
     last: int = 4

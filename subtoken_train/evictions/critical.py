@@ -25,7 +25,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import LayerScores, keep_best_entries
 from subtoken_train.evictions.chunk import ChunkKV
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
 
@@ -47,6 +47,7 @@ class CriticalKV(Wrapper):
     """
 
     name: ClassVar[str] = "critical"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     first_share: float = 0.5
     epsilon: float = 1e-4

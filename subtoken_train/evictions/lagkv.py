@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.layer_views import LayerView, Need
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class LagKV(Eviction):
     """
 
     name: ClassVar[str] = "lagkv"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     sinks: int = 4
     lag: int = 128

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +22,23 @@ from subtoken_train.types import Region
 
 Scope = Literal["context", "all", "visual"]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
-Need = Literal["rows", "blocks", "key_norms", "value_norms", "second_pass"]
-"""``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``second_pass``: the
-attention that rows which run after the prompt (``TaskPlan``) pay to its cached entries."""
+Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass"]
+"""``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``values``: the values
+themselves; ``value_norms``: both they and their norms; ``second_pass``: the attention that rows which run after the
+prompt (``TaskPlan``) pay to its cached entries. Keys and queries need no word."""
+
+
+def undeclared(thing: str, need: Need) -> ValueError:
+    """Return the error for what a method reads of a view without having asked for it."""
+    return ValueError(
+        f"an eviction reads {thing} of its view and did not ask for it: add {need!r} to the method's needs "
+        "(Eviction.needs)"
+    )
 
 
 @dataclass
 class LayerView:
-    """One layer of a prompt pass, as an eviction method sees it.
+    """One layer of a prompt pass, as an eviction method sees it: what the method asked for; all else raises.
 
     Attributes:
         layer: its number, from 0.
@@ -38,7 +47,7 @@ class LayerView:
         value_BhNd: values as they are read (after routing: dropped groups are 0, or what fills them).
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
-        needs: the statistics that the method declared; asking for another is a fault of the method.
+        needs: what the method declared.
         in_scope_BN: rows that the scope names, bool; None: all entries.
         position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
         next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
@@ -55,7 +64,7 @@ class LayerView:
     layer: int
     query_BHNd: Tensor
     key_BhNd: Tensor
-    value_BhNd: Tensor
+    value_BhNd: Tensor = field(repr=False)
     regions_BN: Tensor
     scale: float
     needs: frozenset[Need]
@@ -76,29 +85,45 @@ class LayerView:
         if self.attended_BN is None:
             self.attended_BN = self.entries_BN
 
+    def __getattribute__(self, name: str) -> Any:
+        """Read an attribute; values that were not asked for raise a worded ``ValueError``."""
+        if name == "value_BhNd" and not self.reads_values(self.needs):
+            raise undeclared(name, "values")
+        return super().__getattribute__(name)
+
+    @staticmethod
+    def reads_values(needs: frozenset[Need]) -> bool:
+        """Return whether a method with these needs is given values."""
+        return not needs.isdisjoint({"values", "value_norms"})
+
+    def check_declared(self, thing: str, need: Need) -> None:
+        """Raise a worded ``ValueError`` unless the method asked for it."""
+        if need not in self.needs:
+            raise undeclared(thing, need)
+
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """Attention of chosen rows, see ``attention_rows``; over all they see unless ``keys_BN`` says otherwise."""
-        assert "rows" in self.needs
+        self.check_declared("rows()", "rows")
         keys_BN = self.attended_BN if keys_BN is None else keys_BN
         assert keys_BN is not None
         return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, window=self.reach)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
-        assert "blocks" in self.needs
+        self.check_declared("blocks()", "blocks")
         keys_BN = self.attended_BN if keys_BN is None else keys_BN
         assert keys_BN is not None
         return attention_blocks(self.query_BHNd, self.key_BhNd, rows_BN, keys_BN, self.scale, window=self.reach)
 
     def key_norms(self) -> Tensor:
         """Euclidean norms of the keys, [B, h, N] in fp32."""
-        assert "key_norms" in self.needs
+        self.check_declared("key_norms()", "key_norms")
         norms: Tensor = self.key_BhNd.float().norm(dim=-1)
         return norms
 
     def value_norms(self) -> Tensor:
         """Euclidean norms of the cached values, [B, h, N] in fp32."""
-        assert "value_norms" in self.needs
+        self.check_declared("value_norms()", "value_norms")
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
 

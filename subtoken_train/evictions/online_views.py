@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
+
+_OF_PROMPTS = frozenset({"position", "next_position", "rotate", "output_weight"})
+"""Of a ``LayerView``, what there is of a prompt's rows alone."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,21 @@ class OnlineView(LayerView):
     seen_R: Tensor = field(kw_only=True)
     heads: int = field(kw_only=True)
 
+    def __getattribute__(self, name: str) -> Any:
+        """Read an attribute; what only a prompt's pass has raises a worded ``ValueError``."""
+        found = super().__getattribute__(name)
+        if found is None and name in _OF_PROMPTS:
+            raise ValueError(
+                f"an eviction reads {name} of its view while tokens are decoded, where there is none; score without "
+                "it, or let its online be None, so that eviction_every refuses the method"
+            )
+        if name == "query_BHNd" and not found.shape[2]:
+            raise ValueError(
+                "an eviction reads queries while tokens are decoded and says that it reads none: let its online say "
+                "how many of the last rows (Online(rows=...))"
+            )
+        return found
+
     @property
     def _first(self) -> int:
         """Entries before the first query row."""
@@ -50,14 +69,14 @@ class OnlineView(LayerView):
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """As ``LayerView.rows``; rows whose queries are gone pay no attention."""
-        assert "rows" in self.needs
+        self.check_declared("rows()", "rows")
         index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first)
         keys_BN = self.entries_BN if keys_BN is None else keys_BN
         return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, self._first)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """As ``LayerView.blocks``; rows whose queries are gone are left out."""
-        assert "blocks" in self.needs
+        self.check_declared("blocks()", "blocks")
         keys_BN = self.entries_BN if keys_BN is None else keys_BN
         chosen_BN = rows_BN[:, self._first :]
         for index_BW, probability_BHWN in attention_blocks(

@@ -38,6 +38,8 @@ class BackboneConfig:
         template: chat format, where the model was published with several: LLaVA-1.5's ``vicuna_v1``, ``llava_v1`` or
             ``plain`` (``llava_chat``). None: the family's own; of LLaVA-1.5 ``vicuna_v1``.
         system: whether LLaVA-1.5's ``vicuna_v1`` has its system text: ``none`` or ``vicuna_v1``. None: ``none``.
+        image_aspect_ratio: ``pad``: Qwen's VLMs see an image as a square, padded with the processor's mean colour as
+            LLaVA-1.5's are (the paper's "aspect-ratio padding", Table 7). None: as its family shows it.
     """
 
     path: str = "checkpoints/tiny-llava"
@@ -48,6 +50,7 @@ class BackboneConfig:
     quantization: Quantization = "none"
     template: str | None = None
     system: str | None = None
+    image_aspect_ratio: str | None = None
 
 
 def resolve(path: str) -> str:
@@ -73,6 +76,8 @@ def check_backbone(config: BackboneConfig) -> None:
         raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
     check_revision(config.revision)
     check_chat(config.template, config.system)
+    if config.image_aspect_ratio is not None:
+        check_word("image_aspect_ratio", config.image_aspect_ratio, ("pad",))
 
 
 def _refuse_gguf(path: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -65,6 +66,9 @@ class Family(DecoderStack, ABC):
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
     chooses_chat: ClassVar[bool] = False
     """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
+
+    may_pad: ClassVar[bool] = False
+    """Whether ``pad_images`` is a choice: images keep their shape otherwise."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.windows = layer_windows(model.config, self.tower_positions == "mrope")
@@ -185,6 +189,14 @@ class Family(DecoderStack, ABC):
     def nominal_text(self) -> dict[str, int]:
         """``paper_text``, in the chosen chat format."""
         return self.paper_text
+
+    def pad_images(self) -> None:
+        """Show images as squares from now on, see ``BackboneConfig.image_aspect_ratio``."""
+        raise AssertionError("refused before the family is built")
+
+    def framed(self, image: Image.Image) -> Image.Image:
+        """Return an image as it is before the processor scales it: padded to a square, or itself."""
+        return image
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image.

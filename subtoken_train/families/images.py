@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import Image
@@ -104,6 +105,12 @@ def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image
     square = Image.new("RGB", (side, side), fill)
     square.paste(image, ((side - width) // 2, (side - height) // 2))
     return square
+
+
+def mean_colour(image_processor: Any) -> tuple[int, int, int]:
+    """Return the colour that an image processor's normalisation makes 0, 0..255 per channel."""
+    red, green, blue = (round(255 * mean) for mean in image_processor.image_mean)
+    return red, green, blue
 
 
 def _tensor_frames(frames_F3HW: Tensor) -> list[Image.Image]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import FP32_BYTES, check_square, copied_bytes, pad_to_square
+from subtoken_train.families.images import FP32_BYTES, check_square, copied_bytes, mean_colour, pad_to_square
 from subtoken_train.families.llava_chat import LlavaChat
 from subtoken_train.families.text_configs import llama_config
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
@@ -70,11 +71,14 @@ class LlavaFamily(Family):
         cls_kept = self.model.config.vision_feature_select_strategy != "default"
         return int((vision.image_size // vision.patch_size) ** 2 + cls_kept)
 
+    def framed(self, image: Image.Image) -> Image.Image:
+        """Return an image on a square of the processor's mean colour."""
+        return pad_to_square(image, mean_colour(self.processor.image_processor))
+
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
         image_processor = self.processor.image_processor
-        fill = tuple(round(255 * mean) for mean in image_processor.image_mean)
-        squares = [pad_to_square(image, fill) for image in images]
+        squares = [self.framed(image) for image in images]
         return image_processor(squares, return_tensors="pt")["pixel_values"], None
 
     def image_bytes(self) -> int:

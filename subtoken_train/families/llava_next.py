@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, MistralConfig
@@ -86,6 +87,10 @@ class LlavaNextFamily(LlavaFamily):
         """
         resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
         raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
+
+    def framed(self, image: Image.Image) -> Image.Image:
+        """Return the image itself: the processor scales and pads it tile by tile."""
+        return image
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """The tiles of all pictures, [tiles, 3, H, W], the whole of each picture first, and the layouts.

@@ -176,6 +176,8 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
         made.limit_pixels(config.max_pixels)
     if config.template is not None or config.system is not None:
         made.choose_chat(config.template, config.system)
+    if config.image_aspect_ratio is not None:
+        made.pad_images()
     return made
 
 
@@ -247,4 +249,9 @@ def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     for setting, value in (("template", config.template), ("system", config.system)):
         if value is not None and not family.chooses_chat:
             raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")
+    if config.image_aspect_ratio is not None and not family.may_pad:
+        raise ValueError(
+            f"image_aspect_ratio={config.image_aspect_ratio!r}: {family.name} shows images in one way; remove "
+            "image_aspect_ratio"
+        )
     return family

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from subtoken_train.families.family import Family, GivenImages
-from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.images import Picture, Video, check_square, mean_colour, pad_to_square
 from subtoken_train.families.qwen_pictures import (
     IMAGE,
     VIDEO,
@@ -46,6 +47,7 @@ class QwenInputs(Family):
     least_pixels: ClassVar[int] = 56 * 56
     """What its published processors scale small images up to."""
     takes_videos = True
+    may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (
         "pixel_values",
         "image_grid_thw",
@@ -60,6 +62,7 @@ class QwenInputs(Family):
         super().__init__(model, processor)
         own = None if processor is None else processor.image_processor.size
         self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"])
+        self.pads = False
         self.max_pixels = CAP_TOKENS * self.unit**2
         if own is not None:
             self.max_pixels = min(int(own["longest_edge"]), self.max_pixels)
@@ -101,14 +104,25 @@ class QwenInputs(Family):
             )
         self.max_pixels = max_pixels
 
+    def pad_images(self) -> None:
+        """Show images as squares from now on; frames of videos keep their shape."""
+        self.pads = True
+
+    def framed(self, image: Image.Image) -> Image.Image:
+        """Return an image on a square of the processor's mean colour where images are padded, else itself."""
+        return pad_to_square(image, mean_colour(self.processor.image_processor)) if self.pads else image
+
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Merged patches of one image of (height, width) pixels after resizing; the nominal image without a size.
 
         Raises:
-            ValueError: the image is too long for its width, or too wide for its height.
+            ValueError: the image is too long for its width, or too wide for its height, or its square is too large.
         """
         size = image_size or self.nominal_image
         assert size is not None
+        if self.pads:
+            check_square(*size)
+            size = (max(size), max(size))
         self._check_aspect(*size)
         high, wide = smart_resize(*size, self.unit, self.min_pixels, self.max_pixels)
         return int(high * wide // self.unit**2)
@@ -149,7 +163,7 @@ class QwenInputs(Family):
         if isinstance(picture, Video):
             return video_patches(processor, picture, self.frame_size(picture))
         size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
-        made = processor([picture], size=size, return_tensors="pt")
+        made = processor([self.framed(picture)], size=size, return_tensors="pt")
         return made["pixel_values"], made["image_grid_thw"]
 
     def video_runs(self, grid: list[int]) -> list[int]:

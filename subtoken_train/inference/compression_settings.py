@@ -6,12 +6,13 @@ import json
 from dataclasses import fields
 from typing import Any, TypedDict
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, clipped
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.functional.merging import Merge
 from subtoken_train.inference.compression import Compression, KeepUnit, KVDtype
+from subtoken_train.inference.written_settings import parse_keep
 from subtoken_train.reducers.base import Reducer
 
 
@@ -20,8 +21,9 @@ class CompressionSettings(TypedDict, total=False):
 
     Attributes:
         eviction: name of an eviction method; None: none.
-        eviction_keep: what stays, see ``Compression.keep``; by default all.
-        eviction_unit: of ``eviction_keep``: ``fraction``, ``tokens`` or ``bytes``.
+        eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``,
+            ``"20MB"``); by default all.
+        eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
@@ -33,7 +35,7 @@ class CompressionSettings(TypedDict, total=False):
     """
 
     eviction: str | None
-    eviction_keep: float
+    eviction_keep: float | str
     eviction_unit: KeepUnit
     eviction_every: int | None
     eviction_options: dict[str, Any] | None
@@ -58,6 +60,12 @@ def compression_of(settings: CompressionSettings) -> Compression:
     given: dict[str, Any] = dict(settings)
     for name in given:
         check_word("setting", name, CompressionSettings.__optional_keys__)
+    if isinstance(keep := given.get("eviction_keep"), str):
+        if "eviction_unit" in given:
+            raise ValueError(
+                f"eviction_keep={clipped(keep, 40)!r} says its unit itself; leave eviction_unit out, or give a number"
+            )
+        given["eviction_keep"], given["eviction_unit"] = parse_keep(keep)
     name, options = given.pop("eviction", None), given.pop("eviction_options", None)
     if name is None and options:
         raise ValueError(f"eviction_options={options!r} need an eviction, for instance eviction='snapkv'")

@@ -68,8 +68,8 @@ class HeldLayer:
         record, tail = self.record, self.layer.tail_rows()
         rows, tail_length = len(self.place_RN), tail.entries
         keys = self._dense(read_keys(self.layer.blocks, rows), tail.keys.read())
-        values = keys[:, :, :0]
-        if "value_norms" in method.needs:
+        values = keys[:, :, :0]  # the view gives them to nobody
+        if OnlineView.reads_values(method.needs):
             values = self._dense(read_values(self.layer.blocks, rows, self.layer.filler), tail.payloads[1].read())
         carried = record.carried(tail_length)
         return OnlineView(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
-from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.evictions import setting_fields
 from subtoken_train.inference.compression import KeepUnit
 
@@ -26,7 +26,9 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
     """
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
-        raise ValueError(f"{text!r} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)")
+        raise ValueError(
+            f"{clipped(repr(text), 60)} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
+        )
     number, unit = float(found[1]), found[2].lower()
     if not unit:
         return number, "fraction"

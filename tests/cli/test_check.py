@@ -255,6 +255,8 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.optimizer.name", "adam8"], ["name", "paged_adamw_8bit"]),
         (["--model.backbone.path", "/nowhere/model"], ["'/nowhere/model'", "config.json"]),
         (["--model.backbone.max_pixels", "10000"], ["max_pixels=10000", "one size"]),
+        (["--model.backbone.image_aspect_ratio", "pad"], ["image_aspect_ratio='pad'", "remove image_aspect_ratio"]),
+        (["--model.backbone.image_aspect_ratio", "square"], ["image_aspect_ratio", "pad"]),
         (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),

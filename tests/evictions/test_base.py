@@ -91,9 +91,19 @@ def test_last_rows(window):
 def test_only_what_was_declared_is_given():
     view = view_of([[1, 2, 4]])
     index, rows = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool)
-    for ask in (lambda: view.rows(index), lambda: view.blocks(rows), view.key_norms, view.value_norms):
-        with pytest.raises(AssertionError):
+    asked = {
+        "rows": lambda: view.rows(index),
+        "blocks": lambda: view.blocks(rows),
+        "key_norms": view.key_norms,
+        "value_norms": view.value_norms,
+        "values": lambda: view.value_BhNd,
+    }
+    for need, ask in asked.items():
+        with pytest.raises(ValueError, match=rf"did not ask for it: add '{need}' to the method's needs"):
             ask()
+    assert view.query_BHNd.shape == (1, 4, 3, 4)
+    assert view_of([[1, 2, 4]], ["values"]).value_BhNd.shape == (1, 2, 3, 4)
+    assert view_of([[1, 2, 4]], ["value_norms"]).value_BhNd.shape == (1, 2, 3, 4)
 
 
 def test_statistics_see_entries_only():

@@ -30,7 +30,7 @@ def plain_critical(scores, norms, count, first_share, epsilon):
 
 
 def test_norms_are_those_of_every_query_head():
-    view = layer_views([PROMPTS["context"]], KNorm.needs)[0]
+    view = layer_views([PROMPTS["context"]], KNorm.needs | {"values"})[0]
     weight = view.output_weight()
     found = projected_norm(view.value_BhNd, weight)[0]
     group = HEADS // KV_HEADS

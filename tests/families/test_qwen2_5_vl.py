@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
 from subtoken_train.families.qwen_processor import QwenProcessor
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
-from tests.support.qwen_tiny import SIZES, TOKENS, qwen_batch, qwen_family, qwen_records
+from tests.support.qwen_tiny import SIZES, TOKENS, qwen_batch, qwen_family, qwen_records, qwen_video
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -177,3 +178,29 @@ def test_features_are_transformers_in_order(family, records):
 def test_geometry(family):
     shape = family.shape
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.element_bytes) == (4, 2, 16, 4)
+
+
+def test_images_are_padded_to_squares_where_that_is_asked_for(family):
+    """The same pixels and tokens as of an image that was put on the processor's mean by hand."""
+    image = Image.effect_noise((90, 40), 60).convert("RGB")
+    square = Image.new(
+        "RGB", (90, 90), tuple(round(255 * mean) for mean in family.processor.image_processor.image_mean)
+    )
+    square.paste(image, (0, 25))
+    pixels, grid = family.process_images([square])
+    shape = family.process_images([image])[1]
+    family.pad_images()
+    own_pixels, own_grid = family.process_images([image])
+    assert torch.equal(own_pixels, pixels)
+    assert own_grid.tolist() == grid.tolist() != shape.tolist()
+    assert family.visual_tokens((40, 90)) == family.grid_tokens(grid[0].tolist())
+    assert np.array_equal(np.asarray(family.framed(image)), np.asarray(square))
+    assert family.visual_tokens((1, 2001)) == family.visual_tokens((2001, 2001))  # no side is 200 times the other
+    with pytest.raises(ValueError, match="is padded to a square, whose side may have at most 13,377 pixels"):
+        family.visual_tokens((1, 60_000))
+
+
+def test_a_video_keeps_its_shape(family):
+    video, frames = qwen_video(2, (40, 90)), family.frame_size(qwen_video(2, (40, 90)))
+    family.pad_images()
+    assert family.frame_size(video) == frames

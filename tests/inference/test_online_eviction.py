@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entries import read_keys, read_values
 from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions.base import Eviction, LayerScores
+from subtoken_train.evictions.online_views import Online, OnlineView
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
@@ -263,6 +266,70 @@ def test_what_cannot_be_is_refused(settings, words):
     given = {"eviction": build_eviction("h2o"), "keep": 10, "unit": "tokens", "every": 4}
     with pytest.raises(ValueError, match=words):
         Compression(**(given | settings))
+
+
+def method_that(reads, asks, rows=1):
+    """Somebody else's, which reads of its view what ``reads`` says and ranks entries by how large it is."""
+
+    @dataclass(frozen=True)
+    class Theirs(Eviction):
+        name: ClassVar[str] = "theirs"
+        needs: ClassVar[frozenset[str]] = frozenset(asks)
+
+        @property
+        def online(self):
+            return Online(rows)
+
+        def score(self, view):
+            seen.append((type(view), found := reads(view)))
+            if isinstance(found, torch.Tensor) and found.shape == view.key_BhNd.shape:
+                return LayerScores(found.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
+            return LayerScores(view.key_BhNd.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
+
+    seen = []
+    return Theirs(), seen
+
+
+def decoded_by(method):
+    cell = cell_of(eviction="h2o", selector="linear", batch="one")
+    backbone = backbone_of(cell)
+    compression = replace(compression_of(cell), eviction=method, merge="none", key_channels=1.0)
+    cache = PackedCache(backbone.family.shape.num_layers)
+    prefill(backbone, batch_of(cell), cache, compression)
+    for step in range(12):
+        decode(backbone, torch.tensor([[step + 5]]), cache)
+    return cache
+
+
+def test_a_method_is_given_the_values_it_asked_for():
+    method, seen = method_that(lambda view: view.value_BhNd, {"values"})
+    cache = decoded_by(method)
+    assert cache.evictor.evictions
+    online = [found for kind, found in seen if kind is OnlineView]
+    assert online
+    assert all(found.shape[2] > 0 and bool(found.any()) for found in online)
+
+
+ABSENT = {
+    "values": (lambda view: view.value_BhNd, set(), 1, "value_BhNd of its view and did not ask for it: add 'values'"),
+    "value_norms": (lambda view: view.value_norms(), {"values"}, 1, "add 'value_norms' to the method's needs"),
+    "queries": (lambda view: view.query_BHNd, set(), 0, "reads queries while tokens are decoded and says that"),
+    "rows": (
+        lambda view: view.rows(torch.zeros(len(view.entries_BN), 1, dtype=torch.long)), {"rows"}, 0,
+        "reads queries while tokens are decoded",
+    ),
+    "position": (lambda view: view.position, set(), 1, "reads position of its view while tokens are decoded"),
+    "rotate": (lambda view: view.unrotated_keys(), set(), 1, "reads rotate of its view while tokens are decoded"),
+    "output_weight": (lambda view: view.output_weight(), set(), 1, "reads output_weight of its view while tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_is_not_there_is_refused_in_words_and_never_empty(name):
+    reads, asks, rows, words = ABSENT[name]
+    with pytest.raises(ValueError, match=words) as caught:
+        decoded_by(method_that(reads, asks, rows)[0])
+    assert len(str(caught.value)) < 400
 
 
 def test_a_share_that_keeps_less_than_every_is_refused_by_the_prompt():

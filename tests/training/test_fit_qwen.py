@@ -33,6 +33,10 @@ def test_other_qwens_read_back(tiny_run, tmp_path, kind):
 
 
 def test_the_adapter_folder_reads_back_with_its_cap(tiny_run, tmp_path):
-    extra = ("--model.backbone.max_pixels=5000", "--model.reducer.name=visionzip")
+    pad = "--model.backbone.image_aspect_ratio=pad"
+    extra = ("--model.backbone.max_pixels=5000", "--model.reducer.name=visionzip", pad)
     config, backbone = read_back(argv_of(tiny_run, tmp_path, qwen_family(), *extra), tmp_path, "qwen2_5_vl")
     assert config.backbone.max_pixels == backbone.family.max_pixels == 5000
+    assert config.backbone.image_aspect_ratio == "pad"
+    assert backbone.family.pads
+    assert backbone.family.visual_tokens((20, 60)) == backbone.family.visual_tokens((60, 60))
