@@ -64,13 +64,14 @@ class PrefixCalibrator(Calibrator):
 
     def _shares(self, backbone: CompressedBackbone, batch: Batch) -> list[Tensor]:
         """Shares of every sample that has something in scope, float64 [R, L] each."""
-        passes = [EvictionPass(self._compression(keep), backbone.family, batch) for keep in KEEP]
+        groups = backbone.group_budget
+        passes = [EvictionPass(self._compression(keep), backbone.family, batch, groups=groups) for keep in KEEP]
         backbone.run(batch, pad_left=True, observer=passes[0].observe)
         rows = []
         for each in passes:
             each.scores, each.rows = passes[0].scores, passes[0].rows
             scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
-            kept = zip(each.keep(backbone.group_budget), scopes, strict=True)
+            kept = zip(each.keep(), scopes, strict=True)
             rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
         total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)
         shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].cpu().clamp(min=1)

@@ -41,6 +41,7 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
         where = task.source or "not here yet"
         lines.append(f"  {task.task.name}: {count}, {where}" + (f" ({options})" if options else ""))
+        lines.append(f"    asked: {task.task.asks}")
     lines += ["", "arms (KV: share of the compressed region that the ledger promises)"]
     lines += [f"  {_arm_words(arm)}" for arm in checked.arms]
     lines += ["", "memory (weights, and the nominal compressed region of one batch before and after compression)"]

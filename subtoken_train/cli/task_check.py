@@ -34,7 +34,7 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
     datasets.disable_progress_bars()
     task = build_task(name, root, **dict(map(_option, options)))
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
-    print(f"{name}: {rows} samples, score {task.primary}\n  {task.where}\n")
+    print(f"{name}: {rows} samples, score {task.primary}; asked: {task.asks}\n  {task.where}\n")
     if root is not None and not task.needs_files:
         raise ValueError(f"task {name} makes its samples itself; leave --root out")
     if root is None and task.needs_files:

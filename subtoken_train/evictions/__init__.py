@@ -130,11 +130,13 @@ def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
 
 def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
-    declared = re.fullmatch(r"(bool|int|float)( \| None)?", getattr(field.type, "__name__", str(field.type)))
+    declared = re.fullmatch(
+        r"(bool|int \| float|int|float)( \| None)?", getattr(field.type, "__name__", str(field.type))
+    )
     if declared is None or (value is None and declared[2]):
         return
-    if type(value).__name__ not in (("int", "float") if declared[1] == "float" else (declared[1],)):
-        kinds = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+    if type(value).__name__ not in (("int", "float") if "float" in declared[1] else (declared[1],)):
+        kinds = {"bool": "true or false", "int": "a whole number", "float": "a number", "int | float": "a number"}
         raise ValueError(f"{place} is {clipped(repr(value), 60)}; it must be {kinds[declared[1]]}")
     if type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{place} is a number of many digits; at most {LARGEST:,} is read")

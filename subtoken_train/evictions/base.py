@@ -105,8 +105,11 @@ class Eviction(ABC):
         return False
 
     @property
-    def observing_rows(self) -> int:
-        """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none."""
+    def observing_rows(self) -> int | None:
+        """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none.
+
+        None: they hang on the budget, and no number of them is known before the prompt is.
+        """
         return 0
 
     @property

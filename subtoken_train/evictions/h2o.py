@@ -26,7 +26,7 @@ from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, pr
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
 from subtoken_train.evictions.online_views import Online
-from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.evictions.recent_window import check_window, share_of
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,27 @@ class H2O(Eviction):
     Attributes:
         recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
             down.
-        window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has.
+        window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has; between 0
+            and 1 a share of the budget, which is ``recent_share`` by the name that it has in other methods.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
 
     Raises:
-        ValueError: a share outside [0, 1], a negative window, or an unknown reduction.
+        ValueError: a share outside [0, 1], a window that is neither, or an unknown reduction.
     """
 
     name: ClassVar[str] = "h2o"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
     recent_share: float = 0.5
-    window: int = 0
+    window: int | float = 0
     normalise: bool = False
     group: GroupReduction = "mean"
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
-        if self.window < 0:
-            raise ValueError(f"h2o window={self.window} must be 0 or more")
+        check_window("h2o", self.window, least=0)
         check_word("h2o group", self.group, get_args(GroupReduction))
 
     @property
@@ -74,12 +74,15 @@ class H2O(Eviction):
             sums = sums + view.carried
         scores = sums / view.viewers().clamp(min=1)[:, None] if self.normalise else sums
         scores_BhN = over_groups(scores, kv_heads, self.group)
-        return LayerScores(scores_BhN, torch.zeros_like(entries_BN), notes={"entries": entries_BN}, carried=sums)
+        assert view.in_scope_BN is not None
+        notes = {"entries": entries_BN, "in_scope": view.in_scope_BN & entries_BN}
+        return LayerScores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 
     def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
-        """The budget says how long the recent window is, which is protected."""
-        count_B, share = layer_count(count_Bh), exact(self.recent_share)
-        recent_B = count_B * share.numerator // share.denominator
-        if self.window:
+        """Protect the recent window; a last row that is in scope is one of the budget's entries, and of the window."""
+        count_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
+        if isinstance(self.window, int) and self.window:
             recent_B = torch.full_like(count_B, self.window)
+        else:
+            recent_B = share_of(count_B, self.window or self.recent_share)
         return protect_last(scores, scores.notes["entries"], recent_B)

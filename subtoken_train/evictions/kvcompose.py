@@ -131,7 +131,8 @@ class KVCompose(Eviction):
         """Entries of all layers, of ``heads`` heads, int64 [B]."""
         if not self.exact_total or candidates.exact_LB is None:
             return candidates.budget_LB[:, :: candidates.heads].sum(0) * heads
-        return torch.floor(candidates.exact_LB.sum(0) * heads + 1e-9).long()
+        # the decimal that was written: sums of millions of entries are off by more than a ninth digit
+        return torch.floor(candidates.exact_LB.sum(0) * heads + 1e-6).long()
 
 
 def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:

@@ -58,6 +58,7 @@ class LayerView:
         attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; None: the
             entries.
         reach: the window in which rows see each other; None: a row sees all before it.
+        budget: gives the entries in scope that may stay, int64 [B]; a last row that is in scope is one of them.
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -76,6 +77,7 @@ class LayerView:
     carried: Tensor | None = None
     attended_BN: Tensor | None = None
     reach: SlidingWindow | None = None
+    budget: Callable[[], Tensor] | None = None
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,8 +150,8 @@ class LayerView:
         """Mean of an entry's scores over the key-value heads, broadcast over them."""
         return scores_BhN.mean(1, keepdim=True)
 
-    def window(self, count: int) -> Tensor:
-        """An observation window: the last ``count`` entries of the prompt, bool [B, N].
+    def window(self, count: int | Tensor) -> Tensor:
+        """An observation window: the last ``count`` entries of the prompt (a number, or [B, 1]), bool [B, N].
 
         Where anything follows what is in scope, the window does not reach into that: what follows stays anyway, so the
         window costs nothing of the budget.

@@ -9,7 +9,8 @@ makes the cache of a grouped model larger; here every key-value head has one set
 ``eviction_every`` does, by the rows decoded since the last eviction, ``window`` of them at most.
 The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
 context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
-is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice.
+is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice. A
+window that is a share of the budget (``recent_window.py``) always leaves one.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
 """
@@ -28,6 +29,7 @@ from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import GroupReduction, over_groups
 from subtoken_train.evictions.online_views import Online
+from subtoken_train.evictions.recent_window import check_window, window_length
 from subtoken_train.functional.gather import kept_index
 
 Pooling = Literal["avg", "max"]
@@ -40,7 +42,8 @@ class SnapKV(Eviction):
     """Pooled attention of the last rows; the defaults are those of the released code's class.
 
     Attributes:
-        window: last entries of the prompt that observe, and always stay.
+        window: last entries of the prompt that observe, and always stay: a whole number, or, between 0 and 1, their
+            share of the layer's budget, rounded down, 1 at least.
         kernel: entries that are pooled together, odd.
         pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
         pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
@@ -48,13 +51,13 @@ class SnapKV(Eviction):
         group: over the query heads of a key-value head, ``mean`` or ``max``.
 
     Raises:
-        ValueError: a window below 1, an even kernel or one below 1, or an unknown word.
+        ValueError: a window that is neither, an even kernel or one below 1, or an unknown word.
     """
 
     name: ClassVar[str] = "snapkv"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
-    window: int = 64
+    window: int | float = 64
     kernel: int = 5
     pooling: Pooling = "avg"
     pool_per: PoolPer = "query_head"
@@ -62,8 +65,7 @@ class SnapKV(Eviction):
     group: GroupReduction = "mean"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"{self.name} window={self.window} must be 1 or more")
+        check_window(self.name, self.window, least=1)
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self.name} kernel={self.kernel} must be an odd number, 1 or more")
         words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
@@ -73,16 +75,16 @@ class SnapKV(Eviction):
     @property
     def online(self) -> Online | None:
         """See ``Eviction.online``."""
-        return Online(rows=self.window)
+        return Online(rows=self.window if isinstance(self.window, int) else None)
 
     @property
-    def observing_rows(self) -> int:
-        """The window."""
-        return self.window
+    def observing_rows(self) -> int | None:
+        """See ``Eviction.observing_rows``: the window."""
+        return self.window if isinstance(self.window, int) else None
 
     def score(self, view: LayerView) -> LayerScores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
-        window_BN = view.window(self.window)
+        window_BN = view.window(window_length(view, self.window))
         index_BW, valid_BW = kept_index(window_BN, pad_left=True)
         index_BW = index_BW.masked_fill(~valid_BW, -1)
         scores = view.rows(index_BW).sum(2)

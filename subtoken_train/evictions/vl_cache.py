@@ -30,6 +30,7 @@ from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, lay
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, last_marked, over_groups, task_rows
+from subtoken_train.evictions.recent_window import share_of
 
 Window = Literal["post_vision", "last"]
 Budgets = Literal["sparsity", "uniform", "pyramid"]
@@ -77,7 +78,9 @@ class VLCache(Eviction):
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         nothing_BN = torch.zeros_like(view.entries_BN)
-        return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), {"entries": view.entries_BN})
+        assert view.in_scope_BN is not None
+        notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
+        return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
 
     @property
     def across_layers(self) -> bool:
@@ -97,7 +100,8 @@ class VLCache(Eviction):
 
     def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
         """How much a layer keeps says how long its window is, which is protected."""
-        window_B = (self.recent * layer_count(count_Bh)).long()
+        kept_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
+        window_B = share_of(kept_B, self.recent)
         return protect_last(scores, scores.notes["entries"], window_B)
 
 

@@ -88,7 +88,7 @@ class Wrapper(Eviction):
         return self.base.across_layers
 
     @property
-    def observing_rows(self) -> int:
+    def observing_rows(self) -> int | None:
         """See ``Eviction.observing_rows``."""
         return self.base.observing_rows
 

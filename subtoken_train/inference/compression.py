@@ -136,6 +136,11 @@ class Compression:
                 f"prefill_chunk={chunk}: eviction {method.name!r} {reason} and in chunks a layer is packed before the "
                 "next one runs; leave prefill_chunk out, or take snapkv, h2o or another method that decides by layer"
             )
+        if method.observing_rows is None:
+            raise ValueError(
+                f"prefill_chunk={chunk} must hold the window in which eviction {method.name!r} observes, and a share "
+                "of the budget says no number of rows; give window as a whole number, or leave prefill_chunk out"
+            )
         if chunk < method.observing_rows:
             raise ValueError(
                 f"prefill_chunk={chunk} is smaller than the window of {method.observing_rows} rows in which eviction "

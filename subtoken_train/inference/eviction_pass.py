@@ -59,12 +59,19 @@ class EvictionPass:
         family: the backbone.
         prompts: whole, or their first part (``followed``), whose last rows may be dropped.
         reducer: the token reducer that the prompts go through; a matched anchor's says what its arm keeps.
+        groups: what a routed entry stores, which a budget in bytes counts with; None: whole entries.
     """
 
     def __init__(
-        self, compression: Compression, family: Family, prompts: Batch, reducer: Reducer | None = None
+        self,
+        compression: Compression,
+        family: Family,
+        prompts: Batch,
+        reducer: Reducer | None = None,
+        groups: KVBudget | None = None,
     ) -> None:
         assert compression.eviction is not None
+        self.groups = KVBudget() if groups is None else groups
         self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
         # text, and what is generated, is whole in both arms: no share of these entries has equal bytes
@@ -101,6 +108,7 @@ class EvictionPass:
             output_weight=partial(self.family.output_weight, layer),
             attended_BN=rows.attended_BM,
             reach=self.family.window(layer, rows.position),
+            budget=partial(self._in_scope_budget, rows.regions_BM),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)
@@ -136,13 +144,10 @@ class EvictionPass:
             scores_BhM = self.method.score_task(view).to(replaced_B1M.device)
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
-    def keep(
-        self, groups: KVBudget, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous"
-    ) -> list[Tensor]:
+    def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
 
         Args:
-            groups: what a routed entry stores; what a budget in bytes counts with.
             masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
                 holds. Empty where no layer routes.
             layout: of the groups.
@@ -153,11 +158,10 @@ class EvictionPass:
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
         competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        exact = torch.stack([self._exact(x, choose, groups) for x, choose in zip(regions, competes, strict=True)])
+        exact = torch.stack([self._exact(x, choose) for x, choose in zip(regions, competes, strict=True)])
         most = torch.stack([choose.sum(-1) for choose in competes])
-        # the decimal that was written, not its binary neighbours
-        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
-        budget = torch.minimum(whole.long().clamp(min=1), most)
+        whole = self._whole(exact)
+        budget = torch.minimum(whole, most)
         exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
 
         def choose(most_B: Tensor | None) -> list[Tensor]:
@@ -166,7 +170,7 @@ class EvictionPass:
                 own = self.lasting[layer]
                 own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
                 if self.compression.unit == "tokens":  # of a short prompt, more than it has
-                    own.budget_B = whole[i].long().clamp(min=1)
+                    own.budget_B = whole[i]
             self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
             return self.method.keep(scores, Candidates(regions, competes, capped, real))
 
@@ -180,7 +184,7 @@ class EvictionPass:
             key_channels=thin,
             shape=self.shape,
             layout=layout,
-            beside=fill_bytes(self.shape, groups),
+            beside=fill_bytes(self.shape, self.groups),
         )
         allowed = self.compression.keep * len(order) / self.shape.num_layers
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
@@ -194,12 +198,26 @@ class EvictionPass:
         """The last row of each prompt, which the next token is read from, bool [B, M]."""
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))
 
-    def _exact(self, regions_BM: Tensor, competes_BM: Tensor, groups: KVBudget) -> Tensor:
+    def _in_scope_budget(self, regions_BM: Tensor) -> Tensor:
+        """Entries in scope that may stay in a layer, a last row that is in scope among them, int64 [B]."""
+        here, regions_BM = regions_BM.device, regions_BM.to(self.again_B.device)
+        in_scope_BM = self.compression.in_scope(regions_BM)
+        competes_BM = in_scope_BM & ~self._last_row(regions_BM)
+        most_B = competes_BM.sum(-1)
+        whole_B = torch.minimum(self._whole(self._exact(regions_BM, competes_BM)), most_B)
+        return (whole_B + in_scope_BM.sum(-1) - most_B).to(here)
+
+    def _whole(self, exact: Tensor) -> Tensor:
+        """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""
+        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
+        return whole.long().clamp(min=1)
+
+    def _exact(self, regions_BM: Tensor, competes_BM: Tensor) -> Tensor:
         """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "bytes":  # which count what always stays themselves
-            budget = replace(groups, key_channels=self.compression.key_channels)
+            budget = replace(self.groups, key_channels=self.compression.key_channels)
             cut_BM = self.compression.cuts_keys(regions_BM)
             return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
         share_B = self._promised(count_B)

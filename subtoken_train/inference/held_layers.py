@@ -82,6 +82,7 @@ class HeldLayer:
             method.needs,
             self.competes_RN,
             carried=None if carried is None else _arranged(carried, self.order_RM),
+            budget=self.budget,
             place_RN=self.place_RN,
             seen_R=self.place_RN.amax(-1) + 1,
             heads=self.heads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
+from subtoken_train.inference.text_prompts import check_template
 
 
 def without_middle(
@@ -53,13 +54,16 @@ def without_middle(
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
     """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed.
 
+    A template that can ask a model to think first is told not to: answers have few tokens.
+
     Raises:
         ValueError: the tokenizer has no chat template.
     """
-    if not family.tokenizer.chat_template:
-        raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
+    check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]
-    text: str = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text: str = family.tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
     if context is None:
         return text, None
     bare = prompt.strip()  # some templates strip it

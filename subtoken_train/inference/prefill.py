@@ -73,7 +73,9 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     check_before_prefill(backbone, prompts, compression)
     warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)
-    eviction = None if compression.eviction is None else EvictionPass(compression, family, prompts, backbone.reducer)
+    eviction = None
+    if compression.eviction is not None:
+        eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     run = _whole if compression.prefill_chunk is None else _chunked
     try:
@@ -135,7 +137,7 @@ def _whole(
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
                 second_pass(family, dense, entries, read, watch, positions)
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
-    kept_LBhM = None if eviction is None else eviction.keep(backbone.group_budget, masks, packer.packing.layout)
+    kept_LBhM = None if eviction is None else eviction.keep(masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
     counts, fills = packer.counts(plan.layers), result.fills()
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
@@ -157,7 +159,7 @@ def _chunked(
         keep_BhM = entries_BM[:, None]
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         if eviction is not None:
-            (keep_BhM,) = eviction.keep(backbone.group_budget, [groups_BMS], packer.packing.layout)
+            (keep_BhM,) = eviction.keep([groups_BMS], packer.packing.layout)
             eviction.forget()
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)

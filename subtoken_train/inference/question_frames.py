@@ -54,11 +54,11 @@ class QuestionFrame:
         return ids
 
 
-def text_frame(family: Family, context: str) -> tuple[str, QuestionFrame]:
+def text_frame(family: Family, context: str, **variables: object) -> tuple[str, QuestionFrame]:
     """A language model's context as it reads it, and the frame of its questions.
 
     In the tokenizer's chat template context and question are one turn of the user; without a template the question
-    follows the context as both are written.
+    follows the context as both are written. ``variables`` are given to the template, which may not know them.
 
     Raises:
         ValueError: the template cannot be filled, or does not show what the user says.
@@ -67,7 +67,7 @@ def text_frame(family: Family, context: str) -> tuple[str, QuestionFrame]:
         return context, QuestionFrame("\n", "", "")
     turns = [{"role": "user", "content": context + _MARK}]
     try:
-        text: str = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text: str = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
     except Exception as error:  # whatever a template raises
         raise ValueError(
             f"the tokenizer's chat template cannot be filled: {' '.join(str(error).split())[:160]}"

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.prompt_batch import context_tokens
+from subtoken_train.inference.question_frames import text_frame
 from subtoken_train.types import Batch
 
 
@@ -86,13 +88,56 @@ def encode_text(
     limit = position_bound(family.decoder.config) if max_length is None and truncate_left else max_length
     dropped = 0 if limit is None else max(0, total - limit)
     if dropped and (not truncate_left or dropped >= len(ids)):
-        raise ValueError(f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left")
+        raise ValueError(_too_long(total, limit))
     if context_characters is None:
         context = context_tokens(family, ids[dropped:])
     else:
         context = max(0, min(_tokens_within(family, kept, context_characters), len(ids) - 1) - dropped)
     record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
     return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
+
+
+def encode_chat(
+    family: Family, context: str, asked: str, answer_prefix: str, *, max_length: int | None = None
+) -> EncodedText:
+    """Encode a prompt in the tokenizer's chat template, what may be compressed and what asks apart, as kvpress does.
+
+    Context and ``asked`` are one turn of the user. The template's text up to the end of the context is the one part;
+    ``asked``, the template's end and the first words of the answer are the other. No token spans the two, and no
+    special token is added: the template writes its own. One that can ask a model to think first is told not to.
+
+    Args:
+        family: a language model.
+        context: what may be compressed; the question too, where it is to be.
+        asked: what the user says after it, "" where the context holds the question.
+        answer_prefix: what the answer begins with, which the model goes on from.
+        max_length: positions; None: any number.
+
+    Raises:
+        ValueError: no chat template, one that cannot be filled, or a prompt that is too long.
+    """
+    check_template(family.tokenizer)
+    head, frame = text_frame(family, context, enable_thinking=False)
+    first, second = (
+        family.tokenizer.encode(text, add_special_tokens=False) for text in (head, asked + frame.after + answer_prefix)
+    )
+    if not first or not second:
+        raise ValueError("the chat template leaves nothing before or nothing after the context; ask with chat: false")
+    total = len(first) + len(second)
+    if max_length is not None and total > max_length:
+        raise ValueError(_too_long(total, max_length))
+    digest = hashlib.sha256((head + asked + frame.after + answer_prefix).encode()).hexdigest()
+    return EncodedText((*first, *second), len(first), record_id=f"text {digest[:16]}")
+
+
+def check_template(tokenizer: Any) -> None:
+    """Raise a worded ``ValueError`` where a tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
+
+
+def _too_long(total: int, limit: int | None) -> str:
+    return f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left"
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:

@@ -124,7 +124,7 @@ def test_no_attention_matrix():
     ("settings", "message"),
     [
         ({"recent_share": 1.5}, r"h2o recent_share=1.5 must be in \[0, 1\]"),
-        ({"window": -1}, "h2o window=-1 must be 0 or more"),
+        ({"window": -1}, "h2o window=-1 must be 0 or more entries"),
         ({"group": "sum"}, "unknown h2o group 'sum'. Allowed: max, mean"),
     ],
 )

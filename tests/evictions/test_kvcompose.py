@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.kvcompose import (
@@ -14,7 +15,10 @@ from subtoken_train.evictions.kvcompose import (
     token_scores,
 )
 from subtoken_train.evictions.pools import score_curve
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.opening import open_prompts
 from tests.support.golden_record import record
+from tests.support.helpers import compress
 from tests.support.prompt_views import (
     PROMPTS,
     Q,
@@ -26,6 +30,7 @@ from tests.support.prompt_views import (
     layer_views,
     plan,
 )
+from tests.support.text_families import text_batch, text_family
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
@@ -133,6 +138,36 @@ def test_exact_total_is_rounded_once(structured):
         for each in (False, True)
     ]
     assert kept == [12, 16]
+
+
+PAPER = {"exact_total": True, "lower_bound": 0}
+"""Equations 21 and 22, as the paper's grids set them."""
+
+
+@pytest.mark.parametrize("structured", [True, False])
+@pytest.mark.parametrize("percent", [90, 75, 60, 50, 40, 30, 20, 10])
+@torch.no_grad()
+def test_the_papers_total_is_kept_to_the_entry(structured, percent):
+    """Equation 21 over the whole context: floor((1 - r) L N), of every head; 37 tokens and 3 layers divide nowhere."""
+    backbone = compress(text_family(layers=3), None, name="none").eval()
+    prompts, cache = text_batch([(37, 5, 0)]), PackedCache(3)  # and a first token that never competes
+    method = KVCompose(structured=structured, **PAPER)
+    opened = open_prompts(backbone, prompts, cache, Compression(method, percent / 100), "context_first")
+    heads = backbone.family.shape.num_kv_heads
+    kept = -3 * heads
+    for layer in opened.plan.layers:
+        held = layer.entries_BN >= 0
+        kept += int(held.sum()) * heads if layer.heads_BNh is None else int((layer.heads_BNh & held[..., None]).sum())
+    total = percent * 3 * 37 * (1 if structured else heads) // 100
+    assert kept == total * (heads if structured else 1)
+
+
+@pytest.mark.parametrize("percent", [90, 30, 10])
+def test_the_total_of_millions_of_entries(percent):
+    """80 layers of 131,072 tokens: sums in float64 are off by more than a billionth."""
+    exact = torch.full((80, 1), 131_072 * (percent / 100), dtype=torch.float64)
+    candidates = Candidates([], [], exact.long(), exact)
+    assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
 
 
 @pytest.mark.parametrize("structured", [True, False])

@@ -150,7 +150,7 @@ def test_window_counts_only_where_it_competes():
     [
         ({"beta": 0}, "pyramidkv beta=0 must be 1 or more"),
         ({"budgets": "flat"}, "unknown pyramidkv budgets 'flat'. Allowed: exact, kvpress, original"),
-        ({"window": 0}, "pyramidkv window=0 must be 1 or more"),
+        ({"window": 0}, "pyramidkv window=0 must be 1 or more entries"),
     ],
 )
 def test_wrong_settings_are_worded(changed, message):

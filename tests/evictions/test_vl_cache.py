@@ -148,7 +148,7 @@ def test_other_budgets(budgets, expected):
 def test_recent_entries_are_part_of_the_budget(recent, window):
     scores, candidates = budget_case([1.0], [100], [20])
     scores[0].scores_BhN[..., -20:] = -1.0
-    scores[0].notes["entries"] = candidates.regions_LBN[0] > 0
+    scores[0].notes.update(dict.fromkeys(("entries", "in_scope"), candidates.regions_LBN[0] > 0))
     kept = VLCache(recent=recent).keep(scores, candidates)[0][0, 0]
     assert int(kept.sum()) == 20
     assert int(kept[-20:].sum()) == window

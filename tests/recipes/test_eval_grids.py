@@ -29,6 +29,7 @@ PAPER_GRIDS = {
 OTHER_TABLES = {
     "aircache_table1": (3 + 3 * 5 * 4, 4),
     "aircache_table2": (1 + 5 * 3, 3),
+    "aircache_table4": (1 + 2 * 3, 4),
     "aircache_table5": (4 + 4 + 1, 4),
     "aircache_table6": (1 + 3 * 4 * 2 + 4, 4),
     "aircache_table8": (3 + 3 * 5 * 4, 4),
@@ -39,7 +40,8 @@ OTHER_TABLES = {
     "tgvkv_main": (5 + 5 * 6 * 4, 6),
     "tgvkv_video": (3 + 3 * 6 * 4, 1),
     "tgvkv_ablation": (1 + 9, 2),
-    "kvcompose_table2_3": (3 + 3 * 7 * 8 * 2, 1),
+    "kvcompose_table2_3_agnostic": (3 + 3 * 7 * 8, 1),
+    "kvcompose_table2_3_aware": (3 + 3 * 7 * 8, 1),
     "kvcompose_table4": (3 + 3 * 4 * 8, 1),
 }
 """Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose."""

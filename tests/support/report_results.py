@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -134,6 +134,20 @@ def write_run(
         record(i, text, arm.nominal_kv, overhead, new_tokens, index) for i, text in enumerate(predictions)
     )
     return place
+
+
+def write_subtasks(folder: Path, arm: ArmFacts, task: str, key: str, right: dict[str, float], primary: str) -> None:
+    """Write an arm's records on a benchmark of several tasks: ten answers to each, ``right`` of them (a share) right.
+
+    ``key`` names the task in a reference (``task`` of RULER, ``set`` of LongBench).
+    """
+    rows = [(name, i < round(10 * share)) for name, share in right.items() for i in range(10)]
+    place = write_run(folder, arm, task, [], rows=len(rows), expected=None, primary=primary)
+    made = []
+    for i, (name, hit) in enumerate(rows):
+        own = record(i, "kite" if hit else "nothing", arm.nominal_kv)
+        made.append(replace(own, kind=name, reference={key: name, "answers": ["kite"]}))
+    SampleWriter(place).append(made)
 
 
 def record(

@@ -30,7 +30,8 @@ class MMBenchScores(GroupedMetric):
     them and then reads answers with them, so "banana" may name one; only the ``lmms_`` readings do so here.
 
     Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
-        ``accuracy``: vanilla, over all rows, rotations included (what the paper prints).
+        ``accuracy``: vanilla, over all rows, rotations included. That the sub-token paper prints this is a reading: its
+            figures are whole numbers of 4,329 rows, and it names no score.
         ``unrotated_accuracy``: over the rows whose index is below one million, one of each question; what VLMEvalKit
             calls vanilla. Left out where there is no such row.
         ``circular``: questions all of whose rows are right. Left out where no question has two rows. A limited run may

@@ -167,6 +167,7 @@ class LongBenchScores(MeanScores):
     """
 
     names = SETS
+    subtasks = SETS
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:

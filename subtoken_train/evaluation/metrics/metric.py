@@ -33,6 +33,9 @@ class TaskMetric(Metric):
     higher_is_better = True
     points: ClassVar[frozenset[str]] = frozenset()
     """Scores that are no fractions (MME's points, CIDEr, perplexity); all others lie in 0..1."""
+    subtasks: ClassVar[tuple[str, ...]] = ()
+    """Scores of the benchmark's own tasks, where its printed score is the mean over them: each counts as a task where
+    losses are averaged over tasks (KVCompose's equation 10)."""
 
     @abstractmethod
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:

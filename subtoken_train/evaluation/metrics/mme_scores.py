@@ -30,7 +30,8 @@ class MMEScores(GroupedMetric):
     of a pair are found by category and name, not by order.
 
     Scores:
-        ``accuracy``: right answers over all questions, as lmms-eval reads them (what the paper prints).
+        ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is
+            a reading: its figures are whole numbers of 2,374 questions, and it names no score.
         ``official_accuracy``: the same, as MME's own program reads them.
         ``official_perception``, ``official_cognition``, ``lmms_perception``, ``lmms_cognition``: points, the sum over
             subtasks of 100 (accuracy + share of pairs with both answers right): up to 2000 and 800.

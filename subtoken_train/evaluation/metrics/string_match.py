@@ -55,6 +55,7 @@ class RulerMatch(MeanScores):
     """
 
     names = (*RULER_TASKS, *(f"kvpress_{task}" for task in RULER_TASKS))
+    subtasks = RULER_TASKS
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:

@@ -115,8 +115,8 @@ class VQAv2Accuracy(MeanScores):
     """Accuracy of answers that ten people answered too.
 
     Scores:
-        ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. What
-            tables print: models say "Yes", and people "yes".
+        ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. Taken
+            for what tables print (models say "Yes", and people "yes"); the sub-token paper names no scorer: a reading.
         ``official_accuracy``: the official scorer on the bare prediction. It normalises, and so ignores case and
             punctuation, *only where the ten answers are not all the same*: "Yes" among ten "yes" is wrong.
         ``lmms_accuracy``: normalised always, without ``word_tokens``.

@@ -1,10 +1,11 @@
 """Accuracy against KV: arms of one method at several budgets, the area under their curve, and what a tolerance buys.
 
 After KVCompose (Akulov et al.): r is the share of KV that is gone; the relative loss of a budget is eq. 10, the mean
-over tasks of (R(full) - R(compressed)) / R(full); the compression reached under a tolerance is the largest r of the
-piecewise linear curve whose loss is not above it (eq. 7 and 8; the curve may cross the tolerance more than once). For
-the area that paper prints no formula. Its values (90.2 where r ends at 0.9) are too large for an undivided area, so the
-trapezoid area is divided by its width here: it is the mean score over the range of r. Areas therefore compare only
+over tasks of (R(full) - R(compressed)) / R(full), where RULER's 13 tasks and LongBench's sets are tasks each
+(``TaskMetric.subtasks``), never the loss of their mean; the compression reached under a tolerance is the largest r of
+the piecewise linear curve whose loss is not above it (eq. 7 and 8; the curve may cross the tolerance more than once).
+For the area that paper prints no formula. Its values (90.2 where r ends at 0.9) are too large for an undivided area, so
+the trapezoid area is divided by its width here: it is the mean score over the range of r. Areas therefore compare only
 between curves over one range, and the range is printed with them.
 
 Legend: p points of a curve, ascending in r.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ from subtoken_train.evaluation.reporting.score_tables import cost_of
 AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
 """Of an eviction: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
 TOLERANCES = (0.10, 0.20)
+NO_REFERENCE = "no uncompressed arm"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Curve:
         tasks: those that all of its arms answered, and its scores are means over.
         points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
         reference: whether that one is there.
+        scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
+        zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
         edges: tolerance -> largest r within it, and r where the curve first leaves it, which is another where it comes
             back; empty without a reference.
@@ -59,6 +63,8 @@ class Curve:
     tasks: tuple[str, ...]
     points: tuple[Point, ...]
     reference: bool
+    scored: tuple[str, ...]
+    zero: tuple[str, ...]
     area: float | None
     edges: dict[float, tuple[float, float]]
 
@@ -70,7 +76,7 @@ class Curve:
     def reached_text(self, tolerance: float) -> str:
         """The compression reached; where the curve left the tolerance before and came back, that, too."""
         if tolerance not in self.edges:
-            return "" if self.reference else "no uncompressed arm"
+            return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached, first = self.edges[tolerance]
         whole = ", the whole curve" if reached == first == self.span[1] else ""
         return f"{reached:.4f}{whole}" if reached == first else f"{reached:.4f} (first left at {first:.4f})"
@@ -148,7 +154,8 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     reference = _reference(members, arms)
     chosen = [*([] if reference is None else [reference]), *members]
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
-    points = [point for arm in chosen if (point := _point(arm, tasks, reference)) is not None]
+    scored = _scored(chosen, tasks)
+    points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
     if not points or all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
@@ -162,9 +169,34 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tasks,
         tuple(points),
         reference is not None,
+        _joined(scored),
+        ()
+        if reference is None
+        else tuple("/".join(filter(None, each)) for each in scored if not _value(reference, *each)),
         area(ratios, scores) if wide else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
+
+
+def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return the tasks of eq. 10 as (task, subtask): the subtasks that all runs have, else the task as a whole."""
+    scored: list[tuple[str, str | None]] = []
+    for task in tasks:
+        runs = [run for arm in arms for run in arm.runs[task].values() if run.ids]
+        shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
+        scored += [(task, name) for name in shared] or [(task, None)]
+    return scored
+
+
+def _joined(scored: Iterable[tuple[str, str | None]]) -> tuple[str, ...]:
+    """Return ``ruler/vt`` of a subtask, a task's name of a task."""
+    return tuple("/".join(filter(None, each)) for each in scored)
+
+
+def _value(arm: ArmResults, task: str, name: str | None) -> float:
+    part = score_part(arm, task, name)
+    assert part is not None  # _usable
+    return part.plain.value
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
@@ -175,14 +207,14 @@ def _usable(arm: ArmResults, task: str) -> bool:
     return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
-def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None) -> Point | None:
+def _point(
+    arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Sequence[tuple[str, str | None]]
+) -> Point | None:
     kv = cost_of(arm, tasks).shares["with_index"]
     estimate = mean_estimate(arm, tasks) if tasks else None
     if kv is None or estimate is None:
         return None
-    if reference is None:
+    pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
+    if not pairs or not all(full for full, _ in pairs):
         return Point(arm, kv, estimate, None)
-    pairs = [(score_part(reference, task), score_part(arm, task)) for task in tasks]
-    values = [(full.plain.value, mine.plain.value) for full, mine in pairs if full and mine]
-    whole = all(full for full, _ in values)
-    return Point(arm, kv, estimate, float(np.mean([(full - mine) / full for full, mine in values])) if whole else None)
+    return Point(arm, kv, estimate, float(np.mean([(full - mine) / full for full, mine in pairs])))

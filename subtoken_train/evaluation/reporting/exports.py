@@ -23,6 +23,7 @@ from subtoken_train.evaluation.reporting.sections import (
 )
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
+"""Of an arm; ``query_aware`` of its answers to the row's task."""
 NUMBERS = ("kv_nominal", "kv_measured", "kv_with_index", "kv_prompt")
 SCORES = ("value", "low", "high", "standard_error", "n")
 DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n")
@@ -39,7 +40,7 @@ KINDS = {
 def report_csv(report: Report) -> str:
     """All scores of all arms; costs are those of the table that holds the task."""
     rows = [
-        {**_facts(row), **cells}
+        {**_facts(row, column), **cells}
         for table in report.tables
         for row in table.rows
         for column in table.columns
@@ -54,9 +55,10 @@ def frame_csv(frame: pd.DataFrame) -> str:
     return text
 
 
-def _facts(row: ArmRow) -> dict[str, object]:
+def _facts(row: ArmRow, column: str) -> dict[str, object]:
     facts, cost = row.arm.facts, row.cost
-    methods = (facts.reducer, facts.groups, facts.eviction, query_aware_text(row.arm), facts.acts)
+    aware = query_aware_text(row.arm, None if column in MEANS else column)
+    methods = (facts.reducer, facts.groups, facts.eviction, aware, facts.acts)
     texts = (row.arm.name, facts.backbone, facts.adapter or "", *methods, "yes" if facts.trained else "no")
     shares = (facts.nominal_kv, cost.shares["measured"], cost.shares["with_index"], cost.shares["prompt"])
     return {

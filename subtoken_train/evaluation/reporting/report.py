@@ -48,6 +48,7 @@ class TaskFacts:
 
     task: str
     score: str
+    asked: str
     options: str
     source: str
     samples: str
@@ -146,14 +147,14 @@ def _task_facts(arms: Sequence[ArmResults]) -> list[TaskFacts]:
     for arm in arms:
         for runs in arm.runs.values():
             for run in runs.values():
-                found[_facts_of(run.manifest)][arm.name] = None
+                found[_facts_of(run.manifest, run.asked)][arm.name] = None
     return [replace(facts, arms=tuple(names)) for facts, names in sorted(found.items(), key=lambda item: item[0].task)]
 
 
-def _facts_of(manifest: Manifest) -> TaskFacts:
+def _facts_of(manifest: Manifest, asked: str) -> TaskFacts:
     """Of one run; who answered is added."""
     whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
     options = json.dumps(manifest.options) if manifest.options else "-"
     samples, digest = f"{manifest.rows:,}{whole}", manifest.samples_sha256[:12]
     source = manifest.source or "its own Hub id"
-    return TaskFacts(manifest.task, manifest.primary, options, source, samples, digest, ())
+    return TaskFacts(manifest.task, manifest.primary, asked, options, source, samples, digest, ())

@@ -100,6 +100,9 @@ class Run:
         higher_is_better: whether a larger score of a sample is the better one.
         one_token: whether no answer needed a second token but the end of text, or only log-likelihoods were asked.
         grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
+        subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
+        asked: how, in words (``Task.asks``).
+        question_compressed: whether the question was part of what is compressed.
     """
 
     folder: Path
@@ -112,6 +115,9 @@ class Run:
     higher_is_better: bool
     one_token: bool
     grid_bits: int | None
+    subtasks: tuple[str, ...] = ()
+    asked: str = ""
+    question_compressed: bool = False
 
     @property
     def is_mean(self) -> bool:
@@ -251,4 +257,7 @@ def _read_run(folder: Path) -> Run:
         bool(metric.higher_is_better),
         one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 2 for record in records),
         grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
+        subtasks=tuple(name for name in metric.subtasks if name in scores),
+        asked=task.asks,
+        question_compressed=task.compresses_question,
     )

@@ -137,9 +137,15 @@ def share_text(share: float | None) -> str:
     return NOTHING if share is None else share_words(share)
 
 
-def query_aware_text(arm: ArmResults) -> str:
-    """Whether the question was there when the cache was compressed."""
-    return "yes" if arm.facts.protocol == "query_aware" else "no"
+def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
+    """Say whether the question was there when the cache was compressed: on a task, or on all (``yes on ruler``)."""
+    if arm.facts.protocol == "query_aware":
+        return "yes"
+    holds = {name: any(run.question_compressed for run in runs.values()) for name, runs in arm.runs.items()}
+    if task is not None:
+        return "yes" if holds.get(task, False) else "no"
+    named = [name for name, held in holds.items() if held]
+    return "no" if not named else "yes" if len(named) == len(holds) else f"yes on {', '.join(named)}"
 
 
 def _scores(table: ScoreTable, report: Report) -> Section:
@@ -233,12 +239,18 @@ def _curve_row(curve: Curve) -> dict[str, str]:
     low, high = curve.span
     return {
         "method": spoken(curve.name),
-        "tasks": ", ".join(curve.tasks),
+        "tasks": ", ".join(_task_words(task, curve) for task in curve.tasks),
         "points": str(len(curve.points)),
         "r": f"{low:.4f} to {high:.4f}",
         "AUC": NOTHING if curve.area is None else f"{100 * curve.area:.2f}",
         **{f"r within {tolerance:.0%}": curve.reached_text(tolerance) or NOTHING for tolerance in TOLERANCES},
     }
+
+
+def _task_words(task: str, curve: Curve) -> str:
+    """Return ``ruler (13 tasks)`` for a benchmark whose own tasks count in eq. 10, else the task's name."""
+    count = sum(each.startswith(f"{task}/") for each in curve.scored)
+    return f"{task} ({count} tasks)" if count else task
 
 
 def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:

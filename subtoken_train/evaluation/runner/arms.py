@@ -8,10 +8,12 @@ from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.evictions.notation import notation_names
+from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.opening import check_context_first
@@ -39,6 +41,7 @@ class Arm:
         modality: what its model sees.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
         calibration_sha256: digests of the files that its reducer and its eviction read; None where they read none.
+        chat_template: whether its tokenizer has one; None: unknown, since no tokenizer is here.
     """
 
     spec: ArmSpec
@@ -50,6 +53,7 @@ class Arm:
     modality: Modality
     adapter_sha256: str | None
     calibration_sha256: str | None
+    chat_template: bool | None = None
 
     def layer_tokens(self, reducer: Reducer) -> list[int]:
         """Of ``tokens``, those that each layer holds under a reducer."""
@@ -157,7 +161,22 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         modality="text" if family.image_token_id is None else "image",
         adapter_sha256=None if spec.adapter is None else pool.digest(spec.adapter),
         calibration_sha256=_calibrations(reducer, compression),
+        chat_template=_has_template(family, facts.backbone),
     )
+
+
+def _has_template(family: Family, backbone: str) -> bool | None:
+    """Say whether a model's tokenizer has a chat template; of a layout without one, by the files of a local folder."""
+    if family.processor is not None:
+        return bool(getattr(family.tokenizer, "chat_template", None))
+    folder = Path(backbone)
+    if not folder.is_dir():
+        return None
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    content = read_json(settings) if settings.is_file() else {}
+    return isinstance(content, dict) and bool(content.get("chat_template"))
 
 
 def groups_words(routing: RoutingConfig | None) -> str:

@@ -15,7 +15,7 @@ from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.family import Family
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.long_prompts import in_chat, without_middle
-from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
+from subtoken_train.inference.text_prompts import EncodedText, encode_chat, encode_text, text_batch
 from subtoken_train.types import Batch, Turn
 
 Continuations = list[tuple[tuple[int, ...], ...]]
@@ -62,6 +62,11 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedT
             assert context is not None
             prompt, context = without_middle(family, prompt, context, max_length, sample.max_new_tokens, sample.chat)
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
+        if sample.chat and sample.prefix_characters is not None:
+            assert context is not None
+            end = len(prompt) - sample.prefix_characters
+            parts = prompt[:context], prompt[context:end], prompt[end:]
+            return replace(encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
         if sample.chat:
             prompt, context = in_chat(family, prompt, context)
         text = encode_text(family, prompt, sample.choices, context, max_length=max_length)

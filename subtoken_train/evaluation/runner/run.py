@@ -149,3 +149,8 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
                 f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
                 f"{arm.modality}s; run them apart"
             )
+        if task.options.get("chat") is True and arm.chat_template is False:
+            raise ValueError(
+                f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
+                "leave chat out, or take an instruct model"
+            )

@@ -2,10 +2,12 @@
 
 Read from the files of its ``data.zip``, ``SET.jsonl`` each. Prompts, lengths of answers, the sets without a chat format
 and the cut in the middle of a prompt that is too long are the original's (THUDM/LongBench, ``config`` and ``pred.py``).
-What may be compressed is all before the question's words, the instruction in front of the context included.
+What may be compressed is all before the question's words, the instruction in front of the context included; with
+``question: compressed`` all before the last line, which is where the answer begins ("Answer:").
 
 Not here: LongBench-E and LongBench v2; the wrappings of single models (a tokenizer's own chat template takes their
-place); that ``samsum`` must say one token before a line break may end its answer.
+place); that ``samsum`` must say one token before a line break may end its answer; kvpress's form, whose instruction
+after the context is compressed and whose answer prefix stands after the template's end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from subtoken_train.evaluation.metrics.longbench_scores import (
     check_jieba,
 )
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_source
-from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 PROMPTS_FILE = "longbench_prompts.json"
@@ -43,23 +46,21 @@ _LINE_BREAK_ENDS = ("samsum",)
 
 
 @dataclass
-class LongBench(Task):
-    """The sets; the context may be compressed before the question is read.
+class LongBench(LongContext):
+    """The sets; see ``LongContext`` for ``question``. ``chat`` leaves out examples and code (``WITHOUT_CHAT``).
 
     Attributes:
         sets: which of the 21.
-        chat: put the tokenizer's chat template around prompts, but for examples and code (``WITHOUT_CHAT``).
     """
 
     sets: tuple[str, ...] = SETS
-    chat: bool = False
 
     name = "longbench"
     modality = "text"
     rows = sum(ROWS.values())
     primary = "score"
     scored_by = LongBenchScores
-    allowed: ClassVar = {"sets": SETS}
+    allowed: ClassVar = {"sets": SETS, "question": QUESTIONS}
     where = (
         "hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, then unzip DIR/data.zip in DIR, "
         "which leaves DIR/data/SET.jsonl; DIR, or DIR/data, is the source"
@@ -100,11 +101,13 @@ class LongBench(Task):
             reference["classes"] = row.texts("all_classes")
         before, _, after = prompt.partition("{context}")
         context = before + row.text("context")
+        whole = context + after.replace("{input}", row.text("input"))
+        compressed = max(len(context), whole.rstrip().rfind("\n") + 1) if self.compresses_question else len(context)
         return Sample(
             id=f"{name}-{number}",
-            prompt=context + after.replace("{input}", row.text("input")),
+            prompt=whole,
             reference=reference,
-            context_characters=len(context),
+            context_characters=compressed,
             max_new_tokens=NEW_TOKENS[name],
             stop=("\n",) if name in _LINE_BREAK_ENDS else (),
             kind=name,

@@ -24,7 +24,7 @@ are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is 
 
 @dataclass
 class MME(ImageQuestions):
-    """All subtasks."""
+    """All subtasks. Accuracy over the questions, the first score, is a reading of the sub-token paper's column."""
 
     name = "mme"
     hub_id = "lmms-lab/MME"

@@ -1,7 +1,10 @@
-"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks, as texts without a chat format.
+"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks, as texts, or in the chat template as kvpress asks.
 
 Three forms of files are read: the Hub's Parquet rows (context, question, answer prefix: kvpress's form), RULER's own
 ``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes.
+Without the template (``chat: false``) a prompt is RULER's own text, in which the answer prefix follows the question as
+written. In it the user says context and question, and the answer begins with the prefix. Not here: kvpress's reading of
+a tokenizer without a template (a line break before the answer prefix).
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
+from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 FILE = "validation.jsonl"
@@ -30,6 +34,8 @@ _QUESTIONS = {
     "fwe": re.compile(r"Question: Do not provide any explanation\."),
     "qa": re.compile(r"Answer the question based on the given documents\."),
 }
+_ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "qa"), "Answer:")}
+"""What the answer prefix begins with, after the question."""
 _PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_tokens")
 
 
@@ -45,18 +51,30 @@ def context_end(text: str, task: str) -> int:
     return places[-1]
 
 
+def asked_parts(rest: str, task: str) -> tuple[str, str]:
+    """Split what follows a task's context into its question and its answer prefix.
+
+    Raises:
+        ValueError: there is no answer prefix.
+    """
+    place = rest.find(_ANSWERS[family(task)])
+    if place < 0:
+        raise ValueError(f"no answer prefix ({_ANSWERS[family(task)]} ...) after the question of RULER's task {task}")
+    return rest[:place], rest[place:]
+
+
 def family(task: str) -> str:
     """``niah`` of ``niah_single_1``."""
     return task.partition("_")[0]
 
 
 @dataclass
-class Ruler(Task):
-    """RULER at one length; the context may be compressed before the question is read.
+class Ruler(LongContext):
+    """RULER at one length; see ``LongContext`` for ``chat`` and ``question``.
 
     Attributes:
         length: of the Hub's configuration, in tokens of the tokenizer that it was made with; files in a folder have
-            their own.
+            their own. A chat template's tokens come on top.
         tasks: which of the 13.
         rows_per_task: samples of each, in a complete set.
     """
@@ -71,7 +89,7 @@ class Ruler(Task):
     rows = 500 * len(RULER_TASKS)
     primary = "string_match"
     scored_by = RulerMatch
-    allowed: ClassVar = {"tasks": RULER_TASKS}
+    allowed: ClassVar = {"tasks": RULER_TASKS, "question": QUESTIONS}
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
@@ -88,46 +106,58 @@ class Ruler(Task):
         source = task_source(self)
         files = [Path(source) / task / FILE for task in self.tasks] if isinstance(source, Path) else []
         if any(path.is_file() for path in files):
-            return [sample for path in files for sample in _read_task(path)]
+            return [sample for path in files for sample in self._read_task(path)]
         rows = read_split(self, "test", _PARQUET, config=str(self.length))
         numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
         named = [(row, row.values["task"], next(numbers[row.values["task"]])) for row in rows]
-        return [_parquet_sample(row, f"{task}-{number}") for row, task, number in named if task in self.tasks]
+        return [self._parquet_sample(row, f"{task}-{number}") for row, task, number in named if task in self.tasks]
+
+    def _parquet_sample(self, row: FileRow, name: str) -> Sample:
+        values = row.values
+        if not values["answer"]:
+            raise ValueError(f"{row.place} has no answer; fetch the file again")
+        question, prefix = values["question"], values["answer_prefix"]
+        if not prefix and self.compresses_question and not self.chat:
+            raise ValueError(f"{row.place} has no answer prefix to go on from; ask with question: kept, or chat: true")
+        return ruler_sample(self, values["task"], name, (values["context"], question, prefix), values["answer"])
+
+    def _read_task(self, path: Path) -> list[Sample]:
+        task = path.parent.name
+        rows = read_jsonl(path, ("index", "input", "outputs"))
+        unique_ids((f"{task}-{row.values['index']}", row.place) for row in rows)
+        samples = []
+        for row in rows:
+            text, answers = row.values["input"], row.values["outputs"]
+            if not isinstance(text, str) or not isinstance(answers, list) or not answers:
+                raise ValueError(f"{row.place}: input must be a text and outputs a list of texts, at least one")
+            try:
+                end = context_end(text, task)
+                apart = row.values.get("answer_prefix")  # newer files keep the prefix apart
+                question, prefix = (text[end:], apart) if apart else parts_of(self, text[end:], task)
+            except ValueError as error:
+                raise ValueError(f"{row.place}: {error}; is this file of that task?") from None
+            parts = text[:end], question, prefix
+            samples.append(ruler_sample(self, task, f"{task}-{row.values['index']}", parts, [str(a) for a in answers]))
+        return samples
 
 
-def ruler_sample(task: str, name: str, context: str, rest: str, answers: Sequence[str]) -> Sample:
-    """A sample of a task: ``context`` may be compressed, ``rest`` asks."""
+def parts_of(asker: LongContext, rest: str, task: str) -> tuple[str, str]:
+    """Return question and answer prefix, as ``asked_parts``; where nothing asks for them apart, all is question."""
+    return asked_parts(rest, task) if asker.chat or asker.compresses_question else (rest, "")
+
+
+def ruler_sample(
+    asker: LongContext, task: str, name: str, parts: tuple[str, str, str], answers: Sequence[str]
+) -> Sample:
+    """Return a sample of a task from its context, question and answer prefix."""
+    context, question, prefix = parts
     return Sample(
         id=name,
-        prompt=context + rest,
+        prompt=context + question + prefix,
         reference={"task": task, "answers": list(answers)},
-        context_characters=len(context),
+        context_characters=len(context) + (len(question) if asker.compresses_question else 0),
         max_new_tokens=NEW_TOKENS[family(task)],
         kind=task,
+        chat=asker.chat,
+        prefix_characters=len(prefix) if asker.chat else None,
     )
-
-
-def _parquet_sample(row: FileRow, name: str) -> Sample:
-    values = row.values
-    if not values["answer"]:
-        raise ValueError(f"{row.place} has no answer; fetch the file again")
-    rest = values["question"] + values["answer_prefix"]
-    return ruler_sample(values["task"], name, values["context"], rest, values["answer"])
-
-
-def _read_task(path: Path) -> list[Sample]:
-    task = path.parent.name
-    rows = read_jsonl(path, ("index", "input", "outputs"))
-    unique_ids((f"{task}-{row.values['index']}", row.place) for row in rows)
-    samples = []
-    for row in rows:
-        text, answers = row.values["input"], row.values["outputs"]
-        if not isinstance(text, str) or not isinstance(answers, list) or not answers:
-            raise ValueError(f"{row.place}: input must be a text and outputs a list of texts, at least one")
-        try:
-            end = context_end(text, task)
-        except ValueError as error:
-            raise ValueError(f"{row.place}: {error}; is this file of that task?") from None
-        rest = text[end:] + (row.values.get("answer_prefix") or "")  # newer files keep the prefix apart
-        samples.append(ruler_sample(task, f"{task}-{row.values['index']}", text[:end], rest, [str(a) for a in answers]))
-    return samples

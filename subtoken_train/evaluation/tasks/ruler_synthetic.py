@@ -8,21 +8,24 @@ from random import Random
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.string_match import RulerMatch
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, ruler_sample
+from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.ruler_texts import MAKERS, Text
-from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample
 
 _SHORT = 4096  # RULER lists words less often below it
 
 
 @dataclass
-class RulerSynthetic(Task):
+class RulerSynthetic(LongContext):
     """Six of RULER's tasks at a given length. Not the published texts: their words are others.
+
+    See ``LongContext`` for ``chat`` and ``question``.
 
     Attributes:
         tasks: which of the six.
         length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
-            words (what white space separates) without one.
+            words (what white space separates) without one. A chat template's tokens come on top.
         tokenizer: folder or Hub id; special tokens are not counted.
         samples_per_task: of each task.
         seed: other seeds, other texts.
@@ -39,7 +42,7 @@ class RulerSynthetic(Task):
     primary = "string_match"
     scored_by = RulerMatch
     needs_files = False
-    allowed: ClassVar = {"tasks": tuple(MAKERS)}
+    allowed: ClassVar = {"tasks": tuple(MAKERS), "question": QUESTIONS}
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
 
     @property
@@ -59,7 +62,8 @@ class RulerSynthetic(Task):
             make = self._maker(task, number)
             size = _largest_size(task, make, size, budget, count)
             text = make(size)
-            samples.append(ruler_sample(task, f"{task}-{number}", text.context, text.rest, text.answers))
+            parts = text.context, *parts_of(self, text.rest, task)
+            samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
         return samples
 
     def _maker(self, task: str, number: int) -> Callable[[int], Text]:

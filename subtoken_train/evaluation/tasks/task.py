@@ -40,6 +40,8 @@ class Sample:
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
         cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
         chat: text tasks: the tokenizer's chat template is put around the prompt.
+        prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer and stand after the template's
+            end; None: all of it is the user's.
         keep_space: the answer is kept with the space around it.
     """
 
@@ -55,6 +57,7 @@ class Sample:
     earlier: tuple[Turn, ...] = ()
     cut_middle: bool = False
     chat: bool = False
+    prefix_characters: int | None = None
     keep_space: bool = False
 
 
@@ -127,6 +130,18 @@ class Task(ABC):
     def expected_rows(self) -> int | None:
         """Samples of the complete set under these options; ``rows`` unless an option changes the split."""
         return self.rows
+
+    @property
+    def asks(self) -> str:
+        """Say how a model is asked: raw or in its chat format, and what of a prompt may be compressed."""
+        if self.modality == "image":
+            return "in the family's chat format; question kept"
+        return "raw text, no chat template; question kept"
+
+    @property
+    def compresses_question(self) -> bool:
+        """Whether the question belongs to what may be compressed, so that even a context first holds it."""
+        return False
 
     @property
     def options(self) -> dict[str, Any]:

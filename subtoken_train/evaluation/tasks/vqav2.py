@@ -24,7 +24,7 @@ IMAGES = "val2014"
 
 @dataclass
 class VQAv2(ImageQuestions):
-    """The validation set.
+    """The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well.
 
     Attributes:
         split: ``validation``; the others are known, and refused because they cannot be scored here.

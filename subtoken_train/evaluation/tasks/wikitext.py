@@ -57,6 +57,11 @@ class WikiText(Task):
         for name in ("context_words", "prefix_words", "query_words"):
             check_range(f"{name} of wikitext", getattr(self, name), 1)
 
+    @property
+    def asks(self) -> str:
+        """See ``Task.asks``."""
+        return "raw text, no chat template; no question: what follows the context is scored"
+
     def samples(self) -> list[Sample]:
         """The windows in order, at least one; ids are their numbers."""
         sizes = (self.context_words, self.prefix_words, self.query_words)

@@ -6,7 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.reporting.curves import area, make_curves, method_words, within
 from subtoken_train.evaluation.reporting.runs import read_results
-from tests.support.report_results import answers, facts, register, write_run
+from tests.support.report_results import answers, facts, register, write_run, write_subtasks
 
 
 def reached(curve):
@@ -65,6 +65,32 @@ def test_the_loss_is_a_mean_over_tasks_of_relative_losses(tmp_path, monkeypatch)
     assert curve.points[1].loss == pytest.approx((0.5 + 0) / 2)
     assert curve.points[1].estimate.value == pytest.approx((0.5 + 0.25) / 2)
     assert reached(curve) == pytest.approx({0.1: 0.2, 0.2: 0.4})
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "names", "primary"),
+    [("ruler", "task", ("vt", "qa_1"), "string_match"), ("longbench", "set", ("triviaqa", "hotpotqa"), "score")],
+)
+def test_every_task_of_a_benchmark_counts_in_the_loss(tmp_path, task, key, names, primary):
+    # A: 100/100/100, B: 20/10/0 at r = 0/.5/.75; of the mean curve 60/55/50 the losses would be a third of these
+    for keep, second in ((1.0, 0.2), (0.5, 0.1), (0.25, 0.0)):
+        arm = facts("lora") if keep == 1 else facts(f"fastv{keep}", keep, reducer=f"fastv {keep}")
+        write_subtasks(tmp_path, arm, task, key, dict(zip(names, (1.0, second), strict=True)), primary)
+    (curve,) = make_curves(read_results([tmp_path]))
+    assert [point.loss for point in curve.points] == pytest.approx([0, 0.25, 0.5])
+    assert reached(curve) == pytest.approx({0.1: 0.20, 0.2: 0.40})
+    assert curve.reached_text(0.1) == "0.2000"
+    assert sorted(curve.scored) == sorted(f"{task}/{name}" for name in names)
+    assert curve.area == pytest.approx((0.5 * 0.575 + 0.25 * 0.525) / 0.75)
+
+
+def test_a_task_without_a_score_uncompressed_is_named(tmp_path):
+    for keep in (1.0, 0.5):
+        arm = facts("lora") if keep == 1 else facts(f"fastv{keep}", keep, reducer=f"fastv {keep}")
+        write_subtasks(tmp_path, arm, "ruler", "task", {"vt": 1.0, "qa_2": 0.0}, "string_match")
+    (curve,) = make_curves(read_results([tmp_path]))
+    assert curve.edges == {}
+    assert curve.reached_text(0.1) == "ruler/qa_2: 0 uncompressed"
 
 
 def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path, monkeypatch):
