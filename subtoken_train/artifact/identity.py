@@ -76,11 +76,13 @@ class ModelIdentity:
             (another dtype or quantisation is another model), and of its rotary embedding's settings, windows and
             the normalisation's epsilon.
         adapter: SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any.
+        tokenizer: see ``tokenizer_digest``; None in files of version 0.2, which did not note it.
     """
 
     backbone: Identity
     weights: str
     adapter: str | None
+    tokenizer: str | None = None
 
 
 def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
@@ -100,7 +102,22 @@ def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
         adapter = _digest(settings, {**lora, **routers}.items())
     whole = family.model.config
     found = Identity(str(whole._name_or_path), None, str(whole.model_type), shapes_digest(family))
-    return ModelIdentity(found, weights, adapter)
+    return ModelIdentity(found, weights, adapter, tokenizer_digest(family.tokenizer))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of what makes ids of a text, in hexadecimal: the same wherever the tokenizer lies.
+
+    Vocabulary, merges, added tokens, normaliser and splitting count. The settings of single calls (padding, truncation)
+    do not, nor does the chat template: what stands around a cache's questions is kept in its file.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # one without a tokenizer.json
+        content = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_tokens)])
+    else:
+        whole: str = backend.to_str()
+        content = whole[whole.index('"added_tokens":') :]  # before it stand version, truncation and padding
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
@@ -116,6 +133,11 @@ def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
     if wanted.adapter != found.adapter:
         made, here = (f"adapter {x[:12]}" if x else "no adapter" for x in (wanted.adapter, found.adapter))
         raise ValueError(f"the cache was made with {made}, and this model has {here}; load the adapter that made it")
+    if wanted.tokenizer is not None and wanted.tokenizer != found.tokenizer:
+        raise ValueError(
+            f"the cache was made with another tokenizer ({wanted.tokenizer[:12]}, here {str(found.tokenizer)[:12]}), "
+            "under which a question is other tokens; load the tokenizer that made it, or compress anew"
+        )
 
 
 def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:

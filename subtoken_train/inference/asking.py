@@ -91,7 +91,8 @@ class Asking:
         """Take a context that ``cache.save`` wrote; ``ask(None, questions)`` goes on with it.
 
         Raises:
-            ValueError: no such file, a damaged or newer one, or one of another backbone, adapter or compression.
+            ValueError: no such file, a damaged or newer one, or one of another backbone, adapter, tokenizer or
+                compression.
         """
         self._context = CompressedContext.load(path, self.backbone, self.compression)
         self.last = None

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.digests import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import BITS, Compression
@@ -40,7 +42,8 @@ from subtoken_train.inference.question_frames import QuestionFrame
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
-VERSION = 1
+VERSION = 2
+"""1, of version 0.2, noted no tokenizer; it is read with a warning."""
 MAX_HEADER = 2**26
 """Bytes of a file's header at most: names and places of its tensors, and the record."""
 _RECORD = "subtoken_cache"
@@ -129,8 +132,11 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         compression: which must be the cache's.
 
     Raises:
-        ValueError: no such file; a newer one; damaged, or no cache; of another backbone, adapter, reducer, dtype or
-            compression.
+        ValueError: no such file; a newer one; damaged, or no cache; of another backbone, adapter, tokenizer,
+            reducer, dtype or compression.
+
+    Warns:
+        SubTokenWarning: a file of version 0.2, whose tokenizer cannot be checked.
     """
     try:
         digest, text = _metadata(path)
@@ -146,12 +152,21 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress anew")
     record = typed(_Record, content, str(path))
     try:
+        if record.version > 1 and record.model.tokenizer is None:
+            raise ValueError("its model names no tokenizer")
         _check_made_by(record, backbone, compression)
         shape = shape_of(len(record.contexts), backbone, compression)
         cache = packed_cache(record.packed, tensors, shape, _devices(backbone))
         _check_report(record.report, cache)
     except ValueError as error:
         raise ValueError(f"{path} is no cache of this model: {error}") from error
+    if record.model.tokenizer is None:
+        warnings.warn(
+            f"{path} was saved by version 0.2, which did not note the tokenizer; make sure that this model has the one "
+            "that made it, or compress anew: under another one the answers mean nothing",
+            SubTokenWarning,
+            stacklevel=4,
+        )
     cache.prepare()
     return record, cache
 

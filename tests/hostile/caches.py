@@ -20,11 +20,12 @@ from tests.hostile.values import HUGE, NAN, changed, damaged, mutated, no_file, 
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
-    ("version",): (0, -1, 2, 99, "1", None, 1.0, True, HUGE),
+    ("version",): (0, -1, 3, 99, "1", None, 1.0, True, HUGE),
     ("dtype",): ("float16", "os", 5, None),
     ("model",): (5, None, [], {}),
     ("model", "weights"): (5, None, "0" * 64, ""),
     ("model", "adapter"): (5, "0" * 64, []),
+    ("model", "tokenizer"): (5, None, "0" * 64, []),
     ("model", "backbone", "digest"): (5, None, "0" * 64, ""),
     ("reducer",): (5, None, [], {}, {"name": "nope"}),
     ("compression", "keep"): (0.25, NAN, "x", None, HUGE),

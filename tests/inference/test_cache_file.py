@@ -10,13 +10,21 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
 
 from checkpoints.tiny_llama import build_tokenizer
+from checkpoints.tiny_llava import build_processor
 from subtoken_train import SubTokenModel
+from subtoken_train.artifact.identity import tokenizer_digest
 from subtoken_train.cache.packed_record import packed_tensors
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.text import TextFamily
+from subtoken_train.inference.cache_file import sealed
 from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.faults import die, killed, no_room
@@ -287,3 +295,72 @@ def test_settings_that_leave_the_same_cache_are_the_same(saved):
         other = SubTokenModel.around(model.backbone, same)
         other.load_cache(path)
         assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
+
+
+def other_tokenizer(change: str):
+    """The tokenizer of the saved cache's model, changed."""
+    tokenizer = build_processor().tokenizer
+    if change == "added token":
+        tokenizer.add_tokens(["zyzzyva"])
+    elif change == "special token":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<zyzzyva>"]})
+    elif change == "normaliser":
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    elif change == "splitting":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Digits(individual_digits=True)
+    elif change == "two words swapped":
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        vocabulary = content["model"]["vocab"]
+        first, second = [word for word, number in vocabulary.items() if number > 20][:2]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+    return tokenizer
+
+
+@pytest.mark.parametrize("change", ["added token", "special token", "normaliser", "splitting", "two words swapped"])
+def test_another_tokenizer_is_refused(saved, change):
+    """As many tokens and the same model: an id is another word."""
+    model, _, path = saved
+    family = model.backbone.family
+    assert tokenizer_digest(other_tokenizer("none")) == tokenizer_digest(family.tokenizer)
+    other = SubTokenModel.around(
+        CompressedBackbone(TextFamily(family.model, other_tokenizer(change)), model.backbone.reducer), model.compression
+    )
+    with pytest.raises(
+        ValueError, match=r"made with another tokenizer \(.*load the tokenizer that made it, or compress"
+    ):
+        other.load_cache(path)
+
+
+def test_how_a_tokenizer_is_used_does_not_matter(saved, tmp_path):
+    """Padding, truncation, a chat template, another folder: ids mean the same."""
+    model, _, path = saved
+    tokenizer = model.tokenizer
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["a bee", "the sun and the tree"], padding=True, truncation=True, max_length=3)
+    tokenizer.chat_template, template = "{{ messages }}", tokenizer.chat_template
+    try:
+        assert tokenizer_digest(tokenizer) == before
+    finally:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer_digest(AutoTokenizer.from_pretrained(tmp_path)) == before
+    assert SubTokenModel.around(model.backbone, model.compression).load_cache(path).digests == model.cache.digests
+
+
+def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
+    """It notes no tokenizer; a file of this version that does not is refused."""
+    model, answers, path = saved
+    with safe_open(path, "pt") as file:
+        record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
+    tensors = load_file(path)
+    del record["model"]["tokenizer"]
+    other = SubTokenModel.around(model.backbone, model.compression)
+    for version in (1, 2):
+        text = json.dumps({**record, "version": version})
+        save_file(tensors, tmp_path / f"{version}", sealed(text, tensors))
+    with pytest.warns(SubTokenWarning, match=r"was saved by version 0\.2, which did not note the tokenizer"):
+        other.load_cache(tmp_path / "1")
+    assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
+    with pytest.raises(ValueError, match="no cache of this model: its model names no tokenizer"):
+        other.load_cache(tmp_path / "2")
