@@ -115,6 +115,8 @@ def _reading(trained: Reducer, recipe: Reducer, routing: RoutingConfig | None) -
         return LORA_ONLY
     if routing is None or recipe.staged or not trained.round_up or _own(trained) != _own(recipe):
         return None
+    if trained.matches not in (None, recipe.keep_ratio):
+        return None
     total = replace(routing.token_budget, keep_ratio=recipe.keep_ratio).exact_total
     return MATCHED_ANCHOR if total <= Fraction(str(trained.keep_ratio)) < total + ONE_TOKEN else None
 

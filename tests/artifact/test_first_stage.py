@@ -74,6 +74,8 @@ READINGS = [
     (build_reducer("none"), None, LORA_ONLY),
     (build_reducer("fastv", 1.0), ROUTING, LORA_ONLY),
     (anchor(0.15625), ROUTING, MATCHED_ANCHOR),
+    (anchor(0.15625, matches=0.25), ROUTING, MATCHED_ANCHOR),
+    (anchor(0.15625, matches=0.2), ROUTING, None),  # of another arm
     (anchor(0.1568), ROUTING, MATCHED_ANCHOR),  # rounded up to whole tokens
     (anchor(0.1875), FEWER_GROUPS, MATCHED_ANCHOR),
     (anchor(0.15625, stage="decoder"), ROUTING, None),

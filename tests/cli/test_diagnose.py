@@ -10,6 +10,7 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
+from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.build import build
@@ -47,18 +48,23 @@ def test_files_and_table(data, tmp_path, capsys, monkeypatch):
     assert "tiny_fastv25_s16k4-seed0 exists; choose another --out" in capsys.readouterr().err
 
 
-@pytest.fixture
-def language_model(tmp_path):
-    """An adapter of the paper's LLM setting (S = 4, mean K = 1, global, query-conditioned) on a random tiny Llama."""
+def on_tiny_llama(tmp_path, reducer, routing):
+    """An adapter folder on a random tiny Llama of two layers."""
     torch.manual_seed(0)
     build_model(layers=2).save_pretrained(tmp_path / "backbone")
     build_tokenizer().save_pretrained(tmp_path / "backbone")
     source, lora = BackboneConfig(path=str(tmp_path / "backbone")), LoraSettings(rank=2)
-    reducer = build_reducer("quest", keep_ratio=0.25, page_size=4, window=16)
-    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
     backbone, peft_model = build(source, lora, reducer, routing)
     config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source))
     return str(write_adapter(tmp_path / "adapter", config, backbone, peft_model))
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    """The paper's LLM setting, S = 4 and a mean K of 1 under a global budget, query-conditioned, after Quest."""
+    reducer = build_reducer("quest", keep_ratio=0.25, page_size=4, window=16)
+    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
+    return on_tiny_llama(tmp_path, reducer, routing)
 
 
 def test_a_language_model_reads_english(language_model, tmp_path, capsys):
@@ -71,6 +77,27 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
     assert main(["diagnose", "--adapter", language_model, "--data", "x.json", "--out", str(tmp_path / "b")]) == 2
     assert "--data x.json has prompts with images, but a language model reads text" in capsys.readouterr().err
+
+
+def test_figure_1_as_its_recipe_has_it(tmp_path, capsys):
+    """Both panels of every context token: K_j from 0 to S = 4 at a mean of exactly 1.0, and one rank for each token."""
+    planned, printed = (planned_adapter(f"runs/{model}_none100_s4k1/adapter") for model in ("tinylm", "llama7b"))
+    assert (planned.reducer, planned.routing) == (printed.reducer, printed.routing)
+    assert not planned.reducer.acts
+    out = tmp_path / "out"
+    adapter = on_tiny_llama(tmp_path, planned.reducer, planned.routing)
+    assert main(["diagnose", "--adapter", adapter, "--limit", "2", "--out", str(out)]) == 0
+    histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:]]
+    per_layer = {layer: [int(row[2]) for row in histogram if row[0] == layer] for layer in ("0", "1")}
+    for tokens in per_layer.values():
+        assert len(tokens) == 5
+        assert sum(tokens) == sum(groups * count for groups, count in enumerate(tokens)) == 2 * 512
+        assert tokens[0] > 0  # some tokens keep nothing, as in the paper
+    ranks = [line.split(",") for line in (out / "figure1b.csv").read_text().splitlines()[1:]]
+    relevance = [float(row[2]) for row in ranks]
+    assert [int(row[1]) for row in ranks] == [2 * 2] * 512  # prompts x layers
+    assert relevance == sorted(relevance, reverse=True)
+    assert sum(float(row[3]) for row in ranks) == pytest.approx(512, rel=1e-4)
 
 
 EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]
