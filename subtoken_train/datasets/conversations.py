@@ -57,6 +57,7 @@ def llava_form(row: Any, unread: set[str] | None = None) -> Any:
             if isinstance(message, dict):
                 check_fields("message", message, unread, f"message {number}")
     beside = _switches_beside(row, len(messages))
+    asked = False
     own_names: list[str] = []
     turns: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
@@ -66,7 +67,8 @@ def llava_form(row: Any, unread: set[str] | None = None) -> Any:
         text, names = _content(content, number, unread)
         own_names += names
         turn = {"from": _speaker(role, number, message), "value": text}
-        _check_text(turn, number, any(each["from"] == "human" for each in turns))
+        _check_text(turn, number, asked)
+        asked = asked or turn["from"] == "human"
         turns.append(_with_switch(turn, message, beside[number - 1], number))
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     if names := _images(row, own_names):
@@ -75,6 +77,7 @@ def llava_form(row: Any, unread: set[str] | None = None) -> Any:
     return {**made, "conversations": _with_system(turns, told)}
 
 
+_SAID_BESIDE = frozenset((*LABELS, *SWITCHES))
 _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
 """Fields of a record that LLaVA's form says otherwise, or that have said all."""
 
@@ -123,6 +126,8 @@ def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
     Raises:
         ValueError: it says that nothing is learnt, that its answer is a bad one, or what cannot be obeyed.
     """
+    if _SAID_BESIDE.isdisjoint(row):
+        return [None] * messages
     for name in LABELS:
         if row.get(name) is not None and row[name] is not True:
             why = "it is a bad answer" if row[name] is False else "it is no answer to learn"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
 from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id
 from subtoken_train.datasets.record_index import checked_record
 from subtoken_train.datasets.row_kinds import row_kind
@@ -162,19 +163,31 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
     """Yield the documents of ``rows`` in order; those of white space alone are left out.
 
     Raises:
-        ValueError: a document holds a NUL, or nothing that can be seen.
+        ValueError: a document holds a NUL, or nothing that can be seen, or is not to be learnt.
     """
     documents: Iterable[Document]
     if source.documents == "wikitext":
         documents = map(Document, _articles(row[source.column] or "" for row in rows))
     else:
-        documents = (Document(row[source.column] or "", row.get(_SPANS, ())) for row in rows)
+        documents = (_row_document(row, source, number) for number, row in enumerate(rows, 1))
     for number, document in enumerate(documents, 1):
         if not document.text.strip():
             continue
         if problem := text_problem(document.text):
             raise ValueError(f"{source.name}, document {number}: it {problem}; mend it, or drop it")
         yield document
+
+
+def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Document:
+    """Return the document of one row, which is learnt whole.
+
+    Raises:
+        ValueError: the row says that it is weighed or not learnt.
+    """
+    said = f"{source.name}, document {number}: it"
+    if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
+        raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
+    return Document(row[source.column] or "", row.get(_SPANS, ()))
 
 
 def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:

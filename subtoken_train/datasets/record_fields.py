@@ -48,6 +48,7 @@ def _named(text: str) -> tuple[str, ...]:
 
 SWITCHES = _named("loss trainable train training weight loss_weight loss_mask loss_scale")
 """What says whether a message is learnt: true or 1, false or 0."""
+_SWITCHES = frozenset(SWITCHES)
 LABELS = _named("label kto_tag")
 """What says whether the answer is a good one."""
 _TOOLS = "tools are not trained; drop the record, or its tools"
@@ -208,6 +209,8 @@ def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
     Raises:
         ValueError: a switch that is neither on nor off, or two that differ.
     """
+    if _SWITCHES.isdisjoint(found):
+        return None
     values = {name: switched(name, found[name], said) for name in SWITCHES if found.get(name) is not None}
     if len(set(values.values())) > 1:
         raise ValueError(f"{said} has {' and '.join(values)}, which contradict each other; keep one")

@@ -17,7 +17,14 @@ from typing import Any
 
 from subtoken_train.datasets.row_kinds import row_kind
 from subtoken_train.datasets.video_sources import refuse_video_file
-from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks, unescaped, with_marks
+from subtoken_train.families.literal_marks import (
+    IMAGE_MARK,
+    VIDEO_MARK,
+    has_marks,
+    picture_marks,
+    unescaped,
+    with_marks,
+)
 from subtoken_train.typed import shown
 
 IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
@@ -52,6 +59,8 @@ def pictures_marked(row: dict[str, Any]) -> list[bool]:
 
 def without_placeholders(row: dict[str, Any], text: str) -> str:
     """Return a text of a record without marks of pictures, as a reader sees it."""
+    if not has_marks(text):
+        return text.strip()
     return unescaped(with_marks(text, "", "" if video_names(row) else VIDEO_PLACEHOLDER)).strip()
 
 

@@ -29,7 +29,12 @@ _RENAMED = {IMAGE_MARK: "\ufdd0" + "\ufdd2" * 5 + "\ufdd1", VIDEO_MARK: "\ufdd0"
 
 def picture_marks(text: str) -> list[str]:
     """Return the marks of pictures in a text, in order."""
-    return _MARK.findall(text)
+    return _MARK.findall(text) if has_marks(text) else []
+
+
+def has_marks(text: str) -> bool:
+    """Return whether a text holds a mark, or an escape of one: most hold neither, and need no look."""
+    return IMAGE_MARK in text or VIDEO_MARK in text
 
 
 def with_marks(text: str, image: str, video: str) -> str:

@@ -168,6 +168,8 @@ def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[
                 f"is which with --question-column and --answer-column, or take {clipped(repr(other), 60)} out"
             )
     unread = tuple(name for name in names if name != text)
+    for place, row in rows:
+        _check_unread(row, unread, place)
     return OwnTable(texts=[_cell(row, text, place) for place, row in rows], columns=text, unread=unread)
 
 
