@@ -86,7 +86,7 @@ def run_key(arm: ArmPlan) -> str:
 
 def digest(arm: ArmPlan) -> str:
     """SHA-256 of what makes the arm what it is."""
-    return sha256(arm.content(recipe_bytes(arm.recipe)))
+    return sha256(arm.content(yaml.safe_load(recipe_bytes(arm.recipe))))
 
 
 def recipe_path(recipe: str) -> Path:

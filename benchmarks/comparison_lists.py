@@ -42,11 +42,17 @@ class ArmPlan:
         written = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
         return [word for key, value in written.items() for word in (f"--{key}", value)]
 
-    def content(self, recipe: bytes) -> bytes:
-        """What makes the arm what it is: the recipe's file alone, or with the settings and whose adapter it is."""
-        own = {"settings": self.settings, "adapter_of": self.adapter_of}
-        plain = not self.settings and self.adapter_of is None
-        return recipe if plain else recipe + json.dumps(own, sort_keys=True).encode()
+    def content(self, recipe: dict[str, Any]) -> bytes:
+        """Return what makes the arm what it is: the recipe's settings, the arm's own, and whose adapter it is.
+
+        Comments make no difference, and neither does an anchor's ``matches``: the embedded models' lengths times the
+        arms' keep ratios are whole tokens, which no rounding moves.
+        """
+        model = recipe["model"]
+        reducer = {key: value for key, value in model.get("reducer", {}).items() if key != "matches"}
+        acting = {**recipe, "model": {**model, "reducer": reducer}}
+        own = {"recipe": acting, "settings": self.settings, "adapter_of": self.adapter_of}
+        return json.dumps(own, sort_keys=True).encode()
 
 
 @dataclass(frozen=True)

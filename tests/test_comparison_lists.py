@@ -108,9 +108,12 @@ def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
     flags = comparison.arms["b"].flags()
     assert flags[:4] == ["--trainer.max_steps", "7", "--data.group_by_length", "false"]
     assert flags[4:] == ["--model.reducer.ranking", "frozen"]
-    contents = {arm.content(b"recipe") for arm in comparison.arms.values()}
+    contents = {arm.content({"model": {}}) for arm in comparison.arms.values()}
     assert len(contents) == 3
-    assert ArmPlan("a", "whole", "a").content(b"recipe") == b"recipe"
+    of = ArmPlan("a", "whole", "a").content
+    assert of({"model": {"reducer": {"keep_ratio": 0.1}}}) != of({"model": {"reducer": {"keep_ratio": 0.2}}})
+    matched = {"model": {"reducer": {"keep_ratio": 0.1, "matches": 0.2}}}
+    assert of(matched) == of({"model": {"reducer": {"keep_ratio": 0.1}}})
 
 
 @pytest.mark.parametrize(
