@@ -12,8 +12,9 @@ HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--
 The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps.
 Any key of the recipe can be overridden after --config, as for fit; --config takes a shipped recipe's name, too.
---offline reads no data, no stage-1 adapter, no weights, and asks no server; without it the data files are parsed, up to
-200 records are encoded for their lengths, and what stage 2 starts from is checked. Weights are loaded where a folder
+The headers of a folder's weights are read: files that are cut off, and tensors that do not fit config.json, are found.
+--offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, up to 200 records
+are encoded for their lengths, and what stage 2 starts from is checked. Weights are loaded where a folder
 holds 64 MiB of them or less and training is to run on the CPU: four batches then tell the time of a run.
 
 What fit would refuse is refused here (exit code 2); where a record that was looked at would stop it, the report comes
@@ -40,10 +41,14 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
+    from subtoken_train.families.backbone_config import is_hub_id
+    from subtoken_train.families.load import check_weights, family_class
     from subtoken_train.training.nominal_prompt import nominal_prompt
     from subtoken_train.training.preflight import lay_out
 
     cli = RecipeCLI(source)
+    if not is_hub_id(cli.model.backbone_config.path):
+        check_weights(family_class(cli.model.backbone_config), cli.model.backbone_config)
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     check_ready(cli, parts, offline)

@@ -112,6 +112,11 @@ class RecallTask:
                 f"{self.context_length}; lower num_facts or raise context_length"
             )
         english, ends = _english(self.tokenizer, split)
+        if room >= len(english):
+            raise ValueError(
+                f"a context of {self.context_length:,} tokens is longer than the {split} split's English, which has "
+                f"{len(english):,}; lower context_length"
+            )
         start = int(rng.integers(len(english) - room))
         inner = ends[np.searchsorted(ends, start) : np.searchsorted(ends, start + room)] - start
         cuts = np.sort(rng.choice(np.append(inner, [0, room]), len(facts)))

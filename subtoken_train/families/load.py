@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from subtoken_train.families.finite_weights import check_finite_weights
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
+from subtoken_train.families.weight_files import misfit, read_headers
 from subtoken_train.reducers.base import Reducer
 
 
@@ -55,13 +57,14 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     Raises:
         ValueError: as ``load_family``.
     """
+    model_config = check_weights(family, config)
     quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
     try:
         model, report = family.auto_model.from_pretrained(
             resolve(config.path),
-            config=_read_config(config),
+            config=model_config,
             revision=config.revision,
             trust_remote_code=False,
             dtype=dtype_of(config),
@@ -69,21 +72,60 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
             quantization_config=quantised,
             **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # said below
+            use_safetensors=True,
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the readers of broken files raise
         raise _unreadable("the weights", config, error) from error
     check_whole(model, config.path)
-    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-        raise ValueError(
-            f"the weights of backbone {config.path!r} are not whole: {len(missing)} tensors are missing, "
-            f"first {missing[0]}"
-        )
+    _check_report(report, model, config)
     check_finite_weights(model, config.path)
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
     return model.eval()
+
+
+def check_weights(family: type[Family], config: BackboneConfig) -> Any:
+    """Check that a folder's weights are whole and fit its configuration; their headers alone are read.
+
+    Weights of the Hub are checked when they are loaded.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: no safetensors, a file that is cut off, tensors that are missing or have other shapes.
+    """
+    model_config, folder = _read_config(config), Path(resolve(config.path))
+    if not folder.is_dir():
+        return model_config
+    try:
+        headers = read_headers(folder)
+    except ValueError as error:
+        raise _unreadable("the weights", config, error) from error
+    if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
+        try:
+            kind = family.auto_model._model_mapping[type(model_config)]
+            model, report = kind.from_pretrained(
+                None,
+                config=deepcopy(model_config),
+                state_dict=headers,
+                dtype=dtype_of(config),
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # sizes that do not fit each other
+            raise _unreadable("the configuration", config, error) from error
+        _check_report(report, model, config)
+    return model_config
+
+
+def _check_report(report: dict[str, Any], model: Any, config: BackboneConfig) -> None:
+    if (words := misfit(report, model.state_dict().keys())) is not None:
+        raise ValueError(f"the weights of backbone {config.path!r} {words}")
 
 
 def layout_family(
@@ -203,6 +245,9 @@ def _read_config(config: BackboneConfig) -> Any:
             check_local_files(Path(source))
         content = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
         check_format(vars(content))
+        for name in ("text_config", "vision_config"):
+            if isinstance(getattr(content, name, None), dict):
+                raise ValueError(f"it has a {name}, and its model_type {content.model_type!r} knows none; correct it")
         content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
         return content
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.text_prompts import check_template
@@ -57,15 +58,15 @@ def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int 
     A template that can ask a model to think first is told not to: answers have few tokens.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: the tokenizer has no chat template, or one that cannot be filled or leaves the prompt out.
     """
     check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]
-    text: str = family.tokenizer.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
+    text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
     if context is None:
         return text, None
     bare = prompt.strip()  # some templates strip it
+    if bare not in text:
+        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
     before = text.index(bare) - (len(prompt) - len(prompt.lstrip()))
     return text, min(max(0, before + context), len(text) - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise
@@ -66,12 +67,7 @@ def text_frame(family: Family, context: str, **variables: object) -> tuple[str, 
     if not family.tokenizer.chat_template:
         return context, QuestionFrame("\n", "", "")
     turns = [{"role": "user", "content": context + _MARK}]
-    try:
-        text: str = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
-    except Exception as error:  # whatever a template raises
-        raise ValueError(
-            f"the tokenizer's chat template cannot be filled: {' '.join(str(error).split())[:160]}"
-        ) from error
+    text = filled_template(family.tokenizer, turns, add_generation_prompt=True, **variables)
     head, mark, after = text.rpartition(_MARK)
     if not mark:
         raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")

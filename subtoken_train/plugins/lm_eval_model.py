@@ -19,6 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from tqdm import tqdm
 
 from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_batch import context_tokens
@@ -130,13 +131,12 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The turns as one text, in the tokenizer's own chat format."""
-        text: str = self.tokenizer.apply_chat_template(
+        return filled_template(
+            self.tokenizer,
             chat_history,
-            tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
-        return text
 
     def report(self) -> str:
         """What compression kept, in lines."""

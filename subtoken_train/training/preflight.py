@@ -15,7 +15,7 @@ from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.datasets.video_sources import open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.training.module import SubTokenModule
@@ -107,11 +107,17 @@ def plan_steps(
 
 
 def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
-    """A layout with its tokenizer and image processor; None where these are not at hand."""
+    """A layout with its tokenizer and image processor; None where the Hub has these and they are not at hand.
+
+    Raises:
+        ValueError: a folder's cannot be read.
+    """
     try:
         return with_processor(family, backbone)
-    except (OSError, ValueError):
-        return None
+    except ValueError:
+        if is_hub_id(backbone.path):
+            return None
+        raise
 
 
 def first_sample(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.load import layout_family, load_family
+from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from tests.support.damage import Canary, put
 from tests.support.helpers import save_backbone
 
@@ -69,3 +72,98 @@ def test_values_that_fit_no_model_are_worded(backbone, key, value):
     with pytest.raises(ValueError, match=r"^the configuration of backbone .* cannot be (used|read): ") as raised:
         layout_family(BackboneConfig(str(backbone)))
     assert len(str(raised.value)) < 500
+
+
+def _weights(content: bytes):
+    return lambda folder: (folder / "model.safetensors").write_bytes(content)
+
+
+def _json(file: str, **keys):
+    def write(folder):
+        for key, value in keys.items():
+            put(folder, file, key, value)
+
+    return write
+
+
+def _pickle(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+ABSURD = b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
+UNFIT = {
+    "cut off": (
+        lambda folder: os.truncate(folder / "model.safetensors", os.path.getsize(folder / "model.safetensors") - 4),
+        "cannot be read: model.safetensors is not a whole safetensors file",
+    ),
+    "empty": (
+        _weights(b""),
+        "cannot be read: model.safetensors is no safetensors file, or cut off: a header of 0 in 0",
+    ),
+    "header of exabytes": (_weights(struct.pack("<Q", 2**60) + b"{}"), "a header of 1,152,921,504,606,846,976 in 10 b"),
+    "tensor of terabytes": (_weights(struct.pack("<Q", len(ABSURD)) + ABSURD), "is not a whole safetensors file"),
+    "pickle": (_pickle, "pytorch_model.bin is a pickle, which may hold code and is not read"),
+    "none": (lambda folder: (folder / "model.safetensors").unlink(), "there is no model.safetensors in it"),
+    "no text_config": (
+        _json("config.json", text_config={}),
+        r"do not fit its config.json: \d+ tensors have another sh",
+    ),
+    "another family": (_json("config.json", model_type="llama"), "it has a text_config, and its model_type 'llama' kn"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_check_and_load_refuse_weights_in_the_same_words(backbone, name):
+    spoil, words = UNFIT[name]
+    spoil(backbone)
+    config, said = BackboneConfig(str(backbone)), []
+    for look in (lambda: check_weights(family_class(config), config), lambda: load_family(config)):
+        with pytest.raises(ValueError, match=words) as raised:
+            look()
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+    assert len(said[0]) < 400
+
+
+def test_layers_that_the_configuration_leaves_out_are_not_left_out_in_silence(backbone):
+    inner = json.loads((backbone / "config.json").read_text())["text_config"]
+    put(backbone, "config.json", "text_config", {**inner, "num_hidden_layers": 1})
+    with pytest.raises(ValueError, match=r"they hold layer 1 \(model.language_model.layers.1.* which it leaves out"):
+        load_family(BackboneConfig(str(backbone)))
+
+
+ILL_TYPED = [
+    ("generation_config.json", "eos_token_id", ["2"], "eos_token_id is '2'; it must be a whole number"),
+    ("generation_config.json", "eos_token_id", {}, "eos_token_id is .*; it must be a whole number"),
+    ("generation_config.json", "eos_token_id", 99_999, r"eos_token_id is 99,999; it must be -1 to \d+"),
+    ("generation_config.json", "temperature", "hot", "temperature is 'hot'; it must be a number"),
+    ("generation_config.json", "max_length", 1.5, "max_length is 1.5; it must be a whole number"),
+    ("generation_config.json", "do_sample", "yes", "do_sample is 'yes'; it must be true or false"),
+    ("tokenizer_config.json", "model_max_length", [], "model_max_length is .*; it must be a number"),
+    ("tokenizer_config.json", "padding_side", "up", "padding_side"),
+    ("tokenizer_config.json", "chat_template", 5, "chat_template is 5; it must be"),
+    ("processor_config.json", "image_processor", {"crop_size": {"height": 10**9, "width": 96}}, "must be 1 to 16,384"),
+    ("processor_config.json", "image_processor", {"size": {"shortest_edge": [1]}}, "size.shortest_edge is"),
+    ("processor_config.json", "image_processor", {"size": {}}, "it must say height and width, or an edge"),
+    ("processor_config.json", "image_processor", {"image_std": [0.5, 0.0, 0.5]}, "image_std is 0.0; it must be"),
+    ("processor_config.json", "image_processor", {"image_mean": 0}, "image_mean is 0; it must be a list"),
+    ("processor_config.json", "image_processor", {"resample": 77}, "resample is 77; it must be 0 to 5"),
+]
+
+
+@pytest.mark.parametrize(("file", "key", "value", "words"), ILL_TYPED)
+def test_ill_typed_settings_are_worded(backbone, file, key, value, words):
+    put(backbone, file, key, value)
+    with pytest.raises(ValueError, match=rf"{file}.*{words}") as raised:
+        layout_family(BackboneConfig(str(backbone)))
+    assert len(str(raised.value)) < 500
+
+
+def test_what_published_models_write_is_taken(backbone):
+    put(backbone, "tokenizer_config.json", "model_max_length", 10**30)
+    put(backbone, "generation_config.json", "pad_token_id", -1)
+    put(backbone, "generation_config.json", "eos_token_id", [2, 3])
+    sizes = {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}  # Qwen's, in pixels
+    (backbone / "preprocessor_config.json").write_text(json.dumps(sizes))
+    layout_family(BackboneConfig(str(backbone)))

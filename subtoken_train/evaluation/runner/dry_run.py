@@ -25,9 +25,9 @@ from subtoken_train.evaluation.runner.arms import Arm, prepare
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
 from subtoken_train.evaluation.tasks.task import Task
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import layout_family, published_config
+from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.inference.pool import ModelPool, with_selection
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.reducers.base import Reducer
@@ -56,6 +56,8 @@ class LayoutPool(ModelPool):
         self._asked: tuple[str, dict[str, Any]] | None = None
 
     def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        if not is_hub_id(source.path):
+            check_weights(family_class(source), source)
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
     @property

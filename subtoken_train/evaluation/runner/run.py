@@ -129,11 +129,12 @@ def named_tasks(grid: Grid) -> list[Task]:
     """The tasks with their options, and where their files are; nothing is read.
 
     Raises:
-        ValueError: a task or an option that does not exist.
+        ValueError: a task or an option that does not exist, or options that cannot be served together.
     """
     tasks = []
     for spec in grid.tasks:
         task = build_task(spec.name, spec.source, **spec.options)
+        task.check_options()
         if spec.source is None:
             places = (grid.data_root / spec.name, *([] if task.made_in is None else [Path(task.made_in)]))
             task.source = next((str(place) for place in places if place.is_dir()), None)

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from subtoken_train.datasets.recall import RecallRecords, RecallTask
+from subtoken_train.datasets.english import SPLITS
+from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.families.backbone_config import resolve
+from subtoken_train.evaluation.tasks.task_tokenizer import not_at_hand, read_tokenizer
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
 _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
@@ -47,6 +49,8 @@ class Recall(Task):
     needs_files = False
     primary = "score"
     scored_by = RecallScore
+    allowed: ClassVar = {"split": SPLITS}
+    ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
     where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
     contexts: int = 200
@@ -57,14 +61,25 @@ class Recall(Task):
     split: str = "test"
     seed: int = 0
 
+    def check_options(self) -> None:
+        """Refuse facts that do not fit into the contexts: they are drawn."""
+        check_num_facts(self.num_facts, self.num_questions)
+        if not_at_hand(self.tokenizer) is None:  # or ``check_requirements`` says it
+            self._drawn()
+
+    def check_requirements(self) -> None:
+        """A tokenizer that is on the Hub must be at hand."""
+        if (error := not_at_hand(self.tokenizer)) is not None:
+            raise error
+
+    def _drawn(self) -> list[RecallSample]:
+        task = RecallTask(read_tokenizer(self.tokenizer), self.context_length, self.num_facts, self.num_questions)
+        records = RecallRecords(task, self.split, self.contexts, self.seed)
+        return [records[i] for i in range(self.contexts)]
+
     def samples(self) -> Sequence[Sample]:
         """The contexts; a pure function of the options."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(resolve(self.tokenizer))
-        task = RecallTask(tokenizer, self.context_length, self.num_facts, self.num_questions)
-        records = RecallRecords(task, self.split, self.contexts, self.seed)
-        drawn = [records[i] for i in range(self.contexts)]
+        tokenizer, drawn = read_tokenizer(self.tokenizer), self._drawn()
         longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
         made = []
         for sample in drawn:
@@ -115,7 +130,7 @@ class _Scenes(Task):
     """Scenes of one split.
 
     Attributes:
-        split: ``dev`` or ``test``.
+        split: ``test``, ``dev`` or ``train``.
     """
 
     modality = "image"
@@ -123,6 +138,7 @@ class _Scenes(Task):
     scored_by = SceneScore
     where = _WHERE
     made_in = "data/scenes"
+    allowed: ClassVar = {"split": SPLITS}
     kinds: ClassVar[tuple[str, ...]]
 
     split: str = "test"

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import MAX_TOKENS, unknown_name
 from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -40,6 +40,7 @@ class LocalQuestions(Task):
 
     primary = "score"
     scored_by = LocalScores
+    ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
         f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '

@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
 from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
@@ -90,6 +91,7 @@ class Ruler(LongContext):
     primary = "string_match"
     scored_by = RulerMatch
     allowed: ClassVar = {"tasks": RULER_TASKS, "question": QUESTIONS}
+    ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "

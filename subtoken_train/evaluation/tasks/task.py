@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.datasets.video_sources import PictureSource
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.typed import shown
 from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
@@ -88,16 +89,23 @@ class Task(ABC):
     """False for a task that makes its samples itself, by its options."""
     allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
     """The values that an option, or each member of it, may have, for options that are names or small counts."""
+    ranges: ClassVar[Mapping[str, tuple[int, int]]] = {}
+    """Least and greatest value of options that are numbers."""
 
     source: str | Path | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse an option's value that is not ``allowed``, by a ``ValueError``."""
+        """Refuse an option's value that is not ``allowed`` or out of its range, by a ``ValueError``."""
         for option, values in self.allowed.items():
             given = getattr(self, option)
-            for one in given if isinstance(given, tuple) else (given,):
+            several = given if isinstance(given, tuple) else (given,)
+            for one in several:
                 if one not in values:
                     raise unknown_name(f"{option} of {self.name}", one, map(str, values))
+            if len(set(several)) != len(several) or not several:
+                raise ValueError(f"{option} of {self.name} is {shown(list(several))}; name one or more, each once")
+        for option, (least, most) in self.ranges.items():
+            check_range(f"{option} of {self.name}", getattr(self, option), least, most)
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:
@@ -111,6 +119,15 @@ class Task(ABC):
     def metric(self) -> TaskMetric:
         """A fresh metric."""
         return self.scored_by()
+
+    def check_options(self) -> None:  # noqa: B027  (most options cannot contradict each other)
+        """Raise where options that are each allowed cannot be served together, for instance too short a length.
+
+        Asked by ``evaluate --check`` and before any model runs; no file of the benchmark is read.
+
+        Raises:
+            ValueError: what does not fit, and what to change.
+        """
 
     def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
         """Raise where the metric could not score here (a library or program is missing); asked before any model runs.

@@ -10,8 +10,10 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from subtoken_train.datasets.video_sources import evenly_spaced
+from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
@@ -52,6 +54,7 @@ class VideoTask(Task):
     modality = "image"
     primary = "answered"
     scored_by = Answered
+    ranges: ClassVar = {"frames": (1, MAX_COUNT)}
 
     def write_for_others(self, folder: Path) -> None:
         """The judge's file."""

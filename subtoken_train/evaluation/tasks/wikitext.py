@@ -15,8 +15,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from subtoken_train.errors import check_range
+from subtoken_train.documents import check_file_name
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.likelihoods import Perplexity
 from subtoken_train.evaluation.tasks.file_rows import task_source
 from subtoken_train.evaluation.tasks.parquet_sets import read_split
@@ -48,14 +50,15 @@ class WikiText(Task):
     hub_id = "Salesforce/wikitext"
     primary = "word_perplexity"
     scored_by = Perplexity
+    ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
     where = (
         "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
         f"a folder with a plain text file ({', '.join(TEXT_FILES)}) does, too"
     )
 
     def __post_init__(self) -> None:
-        for name in ("context_words", "prefix_words", "query_words"):
-            check_range(f"{name} of wikitext", getattr(self, name), 1)
+        super().__post_init__()
+        check_file_name(self.config, "config of wikitext")
 
     @property
     def asks(self) -> str:

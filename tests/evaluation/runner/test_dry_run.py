@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +103,23 @@ def test_mistakes_are_refused(monkeypatch, arm, message):
     monkeypatch.chdir(ROOT)
     with pytest.raises(ValueError, match=message):
         dry_run(grid_of(arm), planned_adapter)
+
+
+def test_options_that_cannot_be_served_are_refused(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    grid = grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",))
+    task = TaskSpec(
+        "ruler_synthetic", options={"length": 1000, "tasks": ["cwe"], "tokenizer": "checkpoints/tiny-llama"}
+    )
+    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise length to [\d,]+"):
+        dry_run(replace(grid, tasks=(task,)), planned_adapter)
+
+
+def test_a_backbone_whose_weights_are_cut_off_is_refused(tmp_path):
+    shutil.copytree(ROOT / "checkpoints" / "tiny-llama", tmp_path / "backbone")
+    os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        dry_run(grid_of({"backbone": str(tmp_path / "backbone")}, tasks=("recall",)), planned_adapter)
 
 
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
