@@ -7,6 +7,7 @@ that names the place. Nothing that a document names is imported, opened or built
 from __future__ import annotations
 
 import json
+import os
 import stat
 import unicodedata
 from collections.abc import Iterable
@@ -51,6 +52,14 @@ def check_regular(path: str | Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
     return status.st_size
+
+
+def real_path(path: str | Path) -> Path:
+    """Return a path without links and dots; a loop of links stays as it is, for whoever opens it to meet.
+
+    ``Path.resolve`` raises RuntimeError there, and other kinds in later versions of Python.
+    """
+    return Path(os.path.realpath(path))
 
 
 def decoded(content: bytes, place: str) -> str:

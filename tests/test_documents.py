@@ -1,13 +1,23 @@
 """What the readers of other people's files promise: a plain value or one worded error."""
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.documents import MAX_DEPTH, parse_json, parse_yaml, read_json, read_text, read_yaml
+import subtoken_train
+from subtoken_train.documents import (
+    MAX_DEPTH,
+    parse_json,
+    parse_yaml,
+    read_json,
+    read_text,
+    read_yaml,
+    real_path,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,3 +126,15 @@ def test_only_regular_files_of_a_sensible_size(tmp_path):
 def test_values_that_are_not_plain_are_refused(text):
     with pytest.raises(ValueError, match=r"here: the tag !!\w+ is not read"):
         parse_yaml(text, "here")
+
+
+def test_no_path_is_resolved_where_a_loop_of_links_raises(tmp_path):
+    """Path.resolve raises RuntimeError in a loop; ``real_path`` gives it to whoever opens it."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert real_path(tmp_path / "link" / ".." / "loop").name == "loop"
+    assert real_path(tmp_path / "link" / ".") == tmp_path / "folder"
+    package = Path(subtoken_train.__file__).parent
+    calls = {path.name for path in package.rglob("*.py") if ".resolve()" in path.read_text()}
+    assert calls == {"resources.py"}  # the package's own place

@@ -10,6 +10,7 @@ import yaml
 
 from subtoken_train.artifact.whole_folder import RECIPE_FILE
 from subtoken_train.cli.recipe_source import read_recipe
+from subtoken_train.documents import real_path
 from subtoken_train.errors import UncutError
 from subtoken_train.resources import find_recipe
 
@@ -30,7 +31,7 @@ def check_held(cli: Any) -> None:
                 f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
             )
     for path in filter(None, map(find_recipe, cli.source.words.configs)):
-        if _lies_in(path, folder) and path.resolve() != (folder / RECIPE_FILE).resolve():
+        if _lies_in(path, folder) and real_path(path) != real_path(folder / RECIPE_FILE):
             raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
 
 
@@ -48,7 +49,7 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 def _lies_in(path: Path, folder: Path) -> bool:
     try:
-        return path.absolute().is_relative_to(folder.absolute()) or path.resolve().is_relative_to(folder.resolve())
+        return path.absolute().is_relative_to(folder.absolute()) or real_path(path).is_relative_to(real_path(folder))
     except (OSError, ValueError):  # a text that is no path: too long, or with a null byte
         return False
 

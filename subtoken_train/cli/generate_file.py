@@ -8,6 +8,7 @@ from pathlib import Path
 
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.cli.command_line import check_counts
+from subtoken_train.documents import real_path
 from subtoken_train.errors import plain
 
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
@@ -78,5 +79,5 @@ def _check(args: argparse.Namespace) -> None:
     check_counts(args, "max_new_tokens", "batch_size")
     if Path(args.output).suffix.lower() != ".jsonl":
         raise ValueError(f"--output {args.output} must end in .jsonl")
-    if Path(args.output).resolve() == Path(args.prompts).resolve():
+    if real_path(args.output) == real_path(args.prompts):
         raise ValueError(f"--output {args.output} is the file of the prompts; name another")

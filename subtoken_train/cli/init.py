@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.documents import check_file_name
+from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.errors import MAX_SEED, check_range, plain
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _name(folder: Path) -> str:
     """What run and recipe are called: the folder's name, in characters that every shell takes."""
-    name = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip("._-") or "mydata"
+    name = re.sub(r"[^\w.-]+", "_", real_path(folder).name).strip("._-") or "mydata"
     return check_file_name(name, "the folder's name")
 
 
 def _check_apart(folder: Path, out: Path) -> None:
-    inner, outer = out.resolve(), folder.resolve()
+    inner, outer = real_path(out), real_path(folder)
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise ValueError(f"--out {out} and the data {folder} lie in each other; name a folder beside it")
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from subtoken_train.documents import check_regular
+
 FOLDER = "logs"
 _REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_name")}
 """Lightning's class -> (the package it needs, its key for the run's name)."""
@@ -76,6 +78,7 @@ def logged(folder: Path) -> dict[str, dict[int, float]]:
     """
     course: dict[str, dict[int, float]] = {}
     for part in csv_parts(folder):
+        check_regular(part)
         with part.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.record_format import image_names, record_id, record_problem, text_length, video_names
+from subtoken_train.documents import real_path
 from subtoken_train.outputs import whole_file
 
 SMALL_FILE = 2**24  # bytes; below, making the index takes a fraction of a second
@@ -90,7 +91,7 @@ def index_path(path: Path) -> Path:
     """Where the index of a large file is kept: one place per data file, so that nothing outdated stays."""
     from datasets import config
 
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]
+    name = hashlib.sha256(str(real_path(path)).encode()).hexdigest()[:32]
     return Path(config.HF_DATASETS_CACHE) / "subtoken_train_records" / f"{name}.arrow"
 
 

@@ -17,6 +17,7 @@ from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
+from subtoken_train.documents import real_path
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
@@ -242,4 +243,4 @@ def with_selection(
 def in_one_place(source: BackboneConfig) -> BackboneConfig:
     """A backbone under one name for its folder, however it was written: those that are equal share loaded weights."""
     found = resolve(source.path)
-    return replace(source, path=str(Path(found).resolve())) if Path(found).is_dir() else source
+    return replace(source, path=str(real_path(found))) if Path(found).is_dir() else source

@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from subtoken_train.artifact.whole_folder import names_of
+from subtoken_train.documents import real_path
 from subtoken_train.outputs import make_folder, unmake_folders
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_marker import (
@@ -38,9 +39,9 @@ def check_replaceable(folder: Path) -> None:
             f"{folder} holds files and no marker of a run (runs of version 0.1 have none), so it is never replaced; "
             "choose another --output_dir, or move it away"
         )
-    if Path.cwd().resolve().is_relative_to(folder.resolve()):
+    if real_path(Path.cwd()).is_relative_to(real_path(folder)):
         raise ValueError(f"{folder} holds the folder you are in, so it is not replaced; choose another --output_dir")
-    if folder.resolve().is_mount():
+    if real_path(folder).is_mount():
         raise ValueError(f"{folder} is a mount point and cannot be renamed; choose a folder in it as --output_dir")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from subtoken_train.documents import real_path
 from subtoken_train.outputs import flush
 from subtoken_train.training.checkpoints import PARTIAL, newest_complete
 from subtoken_train.training.run_marker import LOCK_FILE, MARKER_FILE, RUN, lock_run, read_run_marker
@@ -61,7 +62,7 @@ def settle_after_kill(folder: Path) -> bool:
 
 def real_folder(folder: Path) -> Path:
     """The folder itself, where a name is a link or ends in dots."""
-    return folder.resolve() if folder.is_symlink() or folder.name in ("", "..") else folder
+    return real_path(folder) if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
 def replaced_name(place: Path, real: Path) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from subtoken_train.documents import read_text
 from subtoken_train.outputs import room_for, write_whole
 
 
@@ -28,7 +30,7 @@ class SampleLog(Callback):
         logs = Path(trainer.strategy.broadcast(trainer.default_root_dir)) / "logs"  # process 0 says where
         logs.mkdir(parents=True, exist_ok=True)
         self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.exists() else []
+        lines = read_text(self._path, sys.maxsize).splitlines(keepends=True) if self._path.exists() else []
         kept = lines[: self._consumed(trainer)]
         write_whole(self._path, "".join(kept))
 

@@ -188,3 +188,32 @@ def test_a_broken_pipe_of_our_own_is_no_success(capsys):
 
     assert guarded(worker_died) == 1
     assert "BrokenPipeError: worker" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["init", "LOOP", "--out", "out"],
+        ["init", "LOOP/deeper"],
+        ["init", "."],
+        ["generate", "--backbone", "checkpoints/tiny-llama", "--prompts", "LOOP", "--output", "out.jsonl"],
+        ["generate", "--backbone", "LOOP", "--prompt", "x"],
+        ["fit", "--config", "LOOP"],
+        ["fit", "--config", "tinylm_compactor25", "--output_dir", "LOOP"],
+        ["check", "--config", "LOOP", "--offline"],
+        ["evaluate", "--adapter", "LOOP", "--data", "LOOP"],
+        ["report", "LOOP"],
+        ["export", "LOOP", "out"],
+        ["recipes", "copy", "tinylm_compactor25", "LOOP/x.yaml"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("path", ["loop", "x" * 300, "nul\0x"])
+def test_paths_that_lead_nowhere_are_one_line(tmp_path, monkeypatch, capsys, argv, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    assert main([word.replace("LOOP", path) for word in argv]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()[-1]) < 450
+    assert [each.name for each in tmp_path.iterdir()] == ["loop"]

@@ -13,6 +13,7 @@ from subtoken_train.datasets.own.folder_scan import OwnFolder
 from subtoken_train.datasets.own.question_table import OwnRecord
 from subtoken_train.datasets.record_format import image_names
 from subtoken_train.datasets.unknown_tokens import spread
+from subtoken_train.documents import check_regular
 
 _BLOCK = 2**20
 
@@ -112,6 +113,7 @@ def same_pictures(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _digest(path: Path) -> bytes:
     digest = hashlib.sha256()
+    check_regular(path)
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)

@@ -122,14 +122,24 @@ class SampleWriter:
     def __init__(self, folder: Path, rank: int = 0, processes: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(SAMPLES_GLOB) if rank == 0 else ():
-            content = path.read_bytes()
-            if not content.endswith(b"\n"):  # a last line that was cut off
-                os.truncate(path, content.rfind(b"\n") + 1)
+            os.truncate(path, _whole_bytes(path))  # a last line that was cut off
         self.path = folder / f"samples-{rank}-of-{processes}.jsonl"
 
     def append(self, records: Iterable[SampleRecord]) -> None:
         """Write a batch and wait until it is on disk: after this a kill loses nothing of it."""
         append_whole(self.path, "".join(record.line() for record in records))
+
+
+def _whole_bytes(path: Path) -> int:
+    """Return the bytes of a file up to its last line break; its end alone is read."""
+    size = check_regular(path)
+    with path.open("rb") as file:
+        begin = max(0, size - MAX_LINE)
+        file.seek(begin)
+        end = file.read(MAX_LINE).rfind(b"\n")
+    if end < 0 and begin:
+        raise ValueError(f"{path} ends with {MAX_LINE:,} bytes without a line break; it holds no records of samples")
+    return begin + end + 1
 
 
 def _lines(path: Path) -> Iterator[bytes]:

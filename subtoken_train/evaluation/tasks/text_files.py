@@ -10,6 +10,9 @@ from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.file_rows import CUT_OFF, FileRow, check_columns
 from subtoken_train.typed import shown
 
+MAX_TEXT = 2**32
+"""Bytes of a benchmark's file at most."""
+
 
 def benchmark_text(path: Path) -> str:
     """The content of a text file.
@@ -18,7 +21,8 @@ def benchmark_text(path: Path) -> str:
         ValueError: the file is missing or not UTF-8.
     """
     try:
-        check_regular(path)
+        if (size := check_regular(path)) > MAX_TEXT:
+            raise ValueError(f"{path} has {size:,} bytes; at most {MAX_TEXT:,} are read")
         return path.read_text(encoding="utf-8")
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None

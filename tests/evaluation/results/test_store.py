@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,23 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path):
     SampleWriter(tmp_path)
     assert path.read_bytes() == b""
     assert read_samples(tmp_path) == {}
+
+
+def test_a_device_in_the_place_of_records_is_not_read(tmp_path):
+    (tmp_path / "samples-0-of-1.jsonl").symlink_to("/dev/zero")
+    for read in (SampleWriter, read_samples):
+        with pytest.raises(ValueError, match="is not a regular file"):
+            read(tmp_path)
+
+
+def test_a_huge_file_without_a_line_is_not_read_to_its_end(tmp_path):
+    (tmp_path / "samples-0-of-1.jsonl").touch()
+    os.truncate(tmp_path / "samples-0-of-1.jsonl", 2**40)  # a hole: a terabyte that takes no room
+    with pytest.raises(ValueError, match="ends with 16,777,216 bytes without a line break"):
+        SampleWriter(tmp_path)
+    with pytest.raises(ValueError, match="has a line of more than 16,777,216 bytes"):
+        read_samples(tmp_path)
+    assert os.path.getsize(tmp_path / "samples-0-of-1.jsonl") == 2**40
 
 
 def test_a_sample_that_is_there_twice_is_refused(tmp_path):
