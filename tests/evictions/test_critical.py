@@ -41,7 +41,7 @@ def test_norms_are_those_of_every_query_head():
 
 
 def test_norms_of_many_entries_are_those_of_a_few(monkeypatch):
-    view = layer_views(list(PROMPTS.values()), KNorm.needs)[0]
+    view = layer_views(list(PROMPTS.values()), KNorm.needs | {"values"})[0]
     whole = projected_norm(view.value_BhNd, view.output_weight())
     monkeypatch.setattr("subtoken_train.evictions.critical.ROWS", 4)
     assert torch.allclose(projected_norm(view.value_BhNd, view.output_weight()), whole)
