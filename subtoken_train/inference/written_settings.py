@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
@@ -79,15 +79,22 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
     return read
 
 
-def _kind(field: Field[Any]) -> type:
+def _kind(field: Field[Any]) -> Callable[[str], object]:
     """Of a setting's values: that of its default, or (where that is None) what its annotation names, else text."""
+    if str(field.type) == "int | float":
+        return _whole_or_share
     if isinstance(field.default, bool | int | float | tuple):
         return type(field.default)
     named = re.search(r"\b(int|float)\b", str(field.type))
     return str if named is None else {"int": int, "float": float}[named[0]]
 
 
-def _as(kind: type, text: str, name: str, default: object) -> object:
+def _whole_or_share(text: str) -> float:
+    """Read a whole number as an int, any other as a float."""
+    return int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
+
+
+def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
     """A text as a bool, int, float or several numbers, or as it is."""
     if kind is bool:
         check_word(f"value of {name}", text, SWITCHES)

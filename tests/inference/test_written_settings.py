@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.written_settings import parse_keep, parse_settings
 
 
@@ -59,7 +60,7 @@ def test_settings_of_a_chain(dummy_evictions):
     assert read == {"window": 3, "ada.alpha": 1.0, "shares": (4.0, 3.0, 2.5), "first.weight": 2.0}
     with pytest.raises(ValueError, match=r"shares='4:b' must be numbers between colons, for instance 4:3:2:1"):
         parse_settings("per_layer(first)", ["shares=4:b"])
-    assert parse_settings("h2o", ["window=3"]) == {"window": 3}  # None by default
+    assert parse_settings("h2o", ["window=3"]) == {"window": 3}
     with pytest.raises(ValueError, match=r"unknown eviction method 'frst'\. Did you mean 'first'"):
         parse_settings("ada(frst)", ["alpha=1"])
 
@@ -78,3 +79,13 @@ def test_settings_of_a_chain(dummy_evictions):
 def test_wrong_settings(dummy_evictions, settings, words):
     with pytest.raises(ValueError, match=words):
         parse_settings("first", settings)
+
+
+@pytest.mark.parametrize("method", ["snapkv", "pyramidkv", "h2o"])
+def test_a_window_is_a_number_or_a_share(method):
+    for text, value in (("64", 64), ("0.1", 0.1)):
+        (read,) = parse_settings(method, [f"window={text}"]).values()
+        assert (read, type(read)) == (value, type(value))
+        assert build_eviction(method, window=read).window == value
+    with pytest.raises(ValueError, match=f"{method} window='half' must be a number"):
+        parse_settings(method, ["window=half"])

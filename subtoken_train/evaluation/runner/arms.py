@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
@@ -53,7 +53,7 @@ class Arm:
     modality: Modality
     adapter_sha256: str | None
     calibration_sha256: str | None
-    chat_template: bool | None = None
+    chat_template: bool | None = field(default=None, compare=False)
 
     def layer_tokens(self, reducer: Reducer) -> list[int]:
         """Of ``tokens``, those that each layer holds under a reducer."""

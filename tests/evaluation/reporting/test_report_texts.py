@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from subtoken_train.evaluation.reporting.exports import HEADINGS, latex_escape, report_csv, report_latex
 from subtoken_train.evaluation.reporting.markdown import markdown_escape, report_markdown
 from subtoken_train.evaluation.reporting.report import human_names, make_report
-from subtoken_train.evaluation.reporting.sections import verdicts
+from subtoken_train.evaluation.reporting.sections import query_aware_text, verdicts
 from tests.support.report_results import answers, facts, register, write_run
 
 
@@ -89,6 +90,19 @@ def test_markdown(small):
     )
     widths = {line.count(" | ") for line in text.split("### Budgets")[1].strip().splitlines()[:4]}
     assert len(widths) == 1
+
+
+def test_a_compressed_question_is_seen_under_either_protocol():
+    def arm(protocol, *compressed):
+        runs = {f"task{i}": {None: SimpleNamespace(question_compressed=held)} for i, held in enumerate(compressed)}
+        return SimpleNamespace(facts=facts("a", 0.5, protocol=protocol), runs=runs)
+
+    assert query_aware_text(arm("query_aware", False)) == "yes"
+    assert query_aware_text(arm("context_first", False)) == "no"
+    assert query_aware_text(arm("context_first", True)) == "yes"
+    mixed = arm("context_first", False, True)
+    assert query_aware_text(mixed) == "yes on task1"
+    assert [query_aware_text(mixed, task) for task in mixed.runs] == ["no", "yes"]
 
 
 def test_text_is_printed_as_it_is():

@@ -122,6 +122,23 @@ def test_a_backbone_whose_weights_are_cut_off_is_refused(tmp_path):
         dry_run(grid_of({"backbone": str(tmp_path / "backbone")}, tasks=("recall",)), planned_adapter)
 
 
+def test_a_chat_without_a_template_is_refused(monkeypatch, tmp_path):
+    """Of a local folder by its files, before weights are read; of a model on the Hub when its tokenizer is there."""
+    monkeypatch.chdir(ROOT)
+    tasks = (TaskSpec("ruler_synthetic", None, {"chat": True}),)
+    grid = replace(grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",)), tasks=tasks)
+    with pytest.raises(ValueError, match=r"has chat: true, and the tokenizer of .* has no chat template"):
+        dry_run(grid, planned_adapter)
+    (arm,) = prepare(grid.arms, ModelPool())
+    assert arm.chat_template is False
+    there = shutil.copytree("checkpoints/tiny-llama", tmp_path / "instruct")
+    (there / "chat_template.jinja").write_text("{{ messages[0]['content'] }}", encoding="utf-8")
+    grid = replace(grid_of({"backbone": str(there)}, tasks=("recall",)), tasks=tasks)
+    checked = dry_run(grid, planned_adapter)
+    assert checked.arms[0].arm.chat_template is True
+    assert "    asked: in the chat template; question kept" in check_lines(grid, checked)
+
+
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "--config", "table1_llava7b", "--check", "--limit", "3"]) == 0
