@@ -90,6 +90,8 @@ trainer:
 
 QWEN_PIXELS = """\
     max_pixels: 112896                  # silent; 144 visual tokens at most, those of the image that Table 8 times
+    # Table 7 pads the images of every backbone. Read so: Qwen2.5-VL's own preprocessing, which keeps the aspect ratio;
+    # to the letter, a padded square as LLaVA-1.5's: --model.backbone.image_aspect_ratio pad
 """
 
 INTERNVL_PIXELS = """\
@@ -268,7 +270,7 @@ trainer:
 
 IMAGE_WORDS = {
     "square": "images are padded to a square (aspect-ratio padding), then 336 x 336",
-    "capped": "images keep their aspect ratio under max_pixels (Table 7 pads them)",
+    "capped": "images keep their aspect ratio under max_pixels (a reading, see there)",
     "448": "images of any size, in up to six 448 x 448 tiles and their whole",
     "nine_tiles": "images of any size, in 384 x 384 tiles and their whole; crops of up to nine tiles",
     "own": "images keep their aspect ratio, up to 1,280 visual tokens each",

@@ -10,6 +10,10 @@ from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, read
 ITEMS = read_items()
 
 
+def test_every_paper_has_its_items():
+    assert list(ITEMS) == list(PAPERS)
+
+
 @pytest.mark.parametrize("paper", ITEMS)
 def test_every_item_is_sound(paper):
     assert [fault for item in ITEMS[paper] for fault in item.faults()] == []
