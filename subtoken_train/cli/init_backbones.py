@@ -11,7 +11,7 @@ from typing import Any
 from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unknown, unknown_tokens
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import unknown_name
-from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id, resolve
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
 from subtoken_train.resources import recipe_files
 
 _ARMS = {"fastv25_s16k4": True, "quest25_s16k12": False}
@@ -95,6 +95,7 @@ def _taken(name: str, why: str, path: str | None = None) -> Chosen:
 
 
 def _named(given: str, sees: bool) -> Chosen:
+    check_backbone(BackboneConfig(given))
     templates = _templates()
     if given in templates:
         name, path = given, None

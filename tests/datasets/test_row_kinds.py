@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from subtoken_train.cli.init_backbones import choose_backbone
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
 from subtoken_train.datasets.own.question_table import read_own_table
@@ -113,5 +114,7 @@ def test_a_gguf_backbone_is_named(tmp_path, capsys):
             check_backbone(BackboneConfig(path))
     assert main(["generate", "--backbone", str(tmp_path / "m/model-q4.gguf"), "--prompt", "hi"]) == 2
     assert "is GGUF" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is GGUF"):
+        choose_backbone("./model-q4.gguf", False, [])
     (tmp_path / "m/config.json").write_text("{}")
     check_backbone(BackboneConfig(str(tmp_path / "m")))
