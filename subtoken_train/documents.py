@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from subtoken_train.errors import system_words
+
 MAX_BYTES = 2**26
 MAX_DEPTH = 64
 MAX_NODES = 100_000  # of a YAML document, with its aliases written out
@@ -45,10 +47,15 @@ def check_regular(path: str | Path) -> int:
     """The size of a regular file in bytes; opening a pipe would wait for somebody who writes into it.
 
     Raises:
-        ValueError: a folder, a pipe, a socket or a device.
-        OSError: it is not there.
+        ValueError: a folder, a pipe, a socket or a device, or a path that leads nowhere.
+        FileNotFoundError: it is not there.
     """
-    status = Path(path).stat()
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(system_words(error)) from None
+    except OSError as error:
+        raise ValueError(system_words(error)) from None
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
     return status.st_size

@@ -7,6 +7,7 @@ code 2. ``assert`` is kept for invariants.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import re
 import sys
@@ -50,6 +51,29 @@ def no_numbers(where: str, dtype: object) -> ValueError:
 def clipped(text: str, most: int) -> str:
     """A text for a message, its end left out where it has more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def system_words(error: OSError) -> str:
+    """Say what the system refused, of which path, and what to do: ``Not a directory: a/b; a part of it is a file``."""
+    return f"{error.strerror}: {error.filename}; {_ADVICE.get(error.errno or 0, 'name another file or folder')}"
+
+
+_ADVICE = {
+    errno.ENOENT: "look at its spelling, and at the folder that you are in",
+    errno.EEXIST: "name another place",
+    errno.EACCES: "this user may not; change its rights, or name another place",
+    errno.EPERM: "this user may not; change its rights, or name another place",
+    errno.ENOTDIR: "a part of that path is a file; look at its spelling",
+    errno.EISDIR: "name a file",
+    errno.ENAMETOOLONG: "no file has so long a name; look at the command for a missing space",
+    errno.ELOOP: "its links lead round in a circle; name the file itself",
+    errno.EROFS: "nothing can be written there; name another place",
+    errno.ENXIO: "nobody answers there; name a regular file",
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "nothing that was there is lost: make room, or write elsewhere",
+    ),
+}
 
 
 class UncutError(ValueError):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from subtoken_train.cli.command_line import check_counts
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.outputs import check_new
 
 HELP = """Make a data set that recipes name, or check what of a public one is there.
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         write_english(out, overwrite=args.overwrite)
         print(f"written to {out}")
     elif args.name == "scenes":
+        check_range("--seed", args.seed, 0, MAX_SEED)
         from subtoken_train.datasets.scene_files import write_scenes
 
         out = args.out or "data/scenes"

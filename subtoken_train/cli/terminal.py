@@ -15,8 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from subtoken_train.errors import SubTokenWarning, UncutError, plain
-from subtoken_train.outputs import FULL
+from subtoken_train.errors import SubTokenWarning, UncutError, plain, system_words
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -32,17 +31,15 @@ _USERS_ERRNOS = [
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line; system errors as ``<reason>: <path>``."""
+    """Return the message of an error on one line; of the system's, reason, path and what to do."""
     if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.strerror}: {error.filename}"
+        text = system_words(error)
     elif isinstance(error, UnicodeError):
         text = f"a text that is no UTF-8 ({getattr(error, 'reason', error)})"
     else:
         text = str(error)
     if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    if isinstance(error, OSError) and error.errno in FULL:
-        text = f"{text}; nothing that was there is lost: make room, or write elsewhere"
     if "embedded null" in text:
         text = "a path holds a NUL character, and no file has such a name"
     text = plain(" ".join(text.split())) or type(error).__name__

@@ -114,7 +114,8 @@ def compare_images(names: Iterable[str], image_folder: Path, outside: bool = Fal
 
 def _compare_folder(folder: str, names: list[str], image_folder: Path) -> FolderImages:
     try:
-        present = set(os.listdir(image_folder / folder))
+        with os.scandir(image_folder / folder) as entries:
+            present = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
     except (FileNotFoundError, NotADirectoryError):
         present = set()
     is_video = "" in names

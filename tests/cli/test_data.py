@@ -48,3 +48,8 @@ def test_english_documents(tmp_path, capsys):
 def test_unknown_data_set_names_the_nearest(capsys):
     assert main(["data", "scene"]) == 2
     assert "'scenes'" in capsys.readouterr().err
+
+
+def test_a_seed_that_is_none(tmp_path, capsys):
+    assert main(scenes(tmp_path / "made", "--seed", "-1")) == 2
+    assert "--seed is -1; it must be 0 to" in capsys.readouterr().err

@@ -28,7 +28,11 @@ def ended(error, tmp_path, rank=0):
         (TrainingInterrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
         (TrainingInterrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
         (CheckpointFailed("the disk"), 1, "subtoken-train: the disk\n"),
-        (OSError(28, "No space left on device", "m.csv"), 1, "stopped: No space left on device: m.csv\n"),
+        (
+            OSError(28, "No space left on device", "m.csv"),
+            1,
+            "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or write elsewhere\n",
+        ),
         (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
     ],
 )

@@ -140,6 +140,7 @@ def test_a_language_model_answers_texts(tmp_path, capsys):
         ({"prompt": "<image> x"}, "line 2: 1 <image> in the prompt, 0 images; write one for each"),
         ({"prompt": "x", "id": "a"}, "line 2: id 'a' is there twice, first in"),
         ({"prompt": "x", "id": [1]}, "line 2: id is"),
+        ({"prompt": "x", "id": True}, "line 2: id is True"),
         ("x", "line 2: a JSON object is wanted"),
     ],
 )

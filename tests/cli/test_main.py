@@ -100,13 +100,21 @@ def fail_with(error):
     return action
 
 
+ERROR = "subtoken-train: error: "
+NOT_MINE = "this user may not; change its rights, or name another place"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "stderr"),
     [
         (ValueError("two\n lines"), 2, "subtoken-train: error: two lines\n"),
         (ValueError(), 2, "subtoken-train: error: ValueError\n"),
         (FileExistsError("out exists; --overwrite"), 2, "subtoken-train: error: out exists; --overwrite\n"),
-        (PermissionError(13, "Permission denied", "/x"), 2, "subtoken-train: error: Permission denied: /x\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            2,
+            f"subtoken-train: error: Permission denied: /x; {NOT_MINE}\n",
+        ),
         (KeyboardInterrupt(), 130, "subtoken-train: interrupted\n"),
     ],
 )
@@ -126,7 +134,8 @@ def test_our_own_failures_keep_their_traceback(capsys, error):
 def test_system_errors_name_the_path(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         (tmp_path / "none.yaml").read_text()
-    assert one_line(caught.value) == f"No such file or directory: {tmp_path / 'none.yaml'}"
+    advice = "look at its spelling, and at the folder that you are in"
+    assert one_line(caught.value) == f"No such file or directory: {tmp_path / 'none.yaml'}; {advice}"
 
 
 def test_public_names_are_lazy():

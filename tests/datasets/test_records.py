@@ -201,6 +201,7 @@ def test_images_are_compared_with_the_listings(tmp_path):
     (tmp_path / "b").mkdir()
     for name in ("a.jpg", "b/c.png"):
         (tmp_path / name).touch()
+    (tmp_path / "d.jpg").mkdir()  # no image, whatever its name is
     top, below = InstructionRecords(write(tmp_path, ROWS)).compare_images()
     assert (top.folder, top.named, top.missing, top.renamed) == ("", 2, ["d.jpg"], 0)
     assert (below.folder, below.named, below.missing, below.renamed) == ("b", 1, [], 1)

@@ -7,12 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.known import Format, change, damage, parsed_json
 from tests.hostile.pool import LM, VLM
-from tests.hostile.tensor_files import canary_pickle, spoil_tensors
-from tests.hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.references import same
+from tests.hostile.tensor_files import canary_pickle, decoded, spoil_tensors
+from tests.hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, no_file, shown, written
 
 CONFIG, PEFT, LORA, ROUTER = (
     "subtoken_config.json",
@@ -64,6 +66,25 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "training": (5, "x", None, []),
     "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
 }
+FORM = Format(
+    free=("versions.*", "training.*"),
+    legal={
+        "backbone.path": lambda value: isinstance(value, str),
+        "backbone.revision": lambda value: value is None or isinstance(value, str),
+        "identity.path": lambda value: isinstance(value, str),
+        "identity.revision": lambda value: value is None or isinstance(value, str),
+    },
+    exact=("schema_version", "identity.digest", "identity.model_type"),
+)
+OF_PEFT = Format(
+    free=("auto_mapping", "peft_version", "loftq_config", "megatron_core", "revision", "task_type"),
+    only=(
+        *("auto_mapping", "peft_version", "loftq_config", "megatron_core", "revision", "task_type", "peft_type", "r"),
+        *("lora_alpha", "target_modules", "bias", "use_dora", "use_rslora", "modules_to_save", "layers_to_transform"),
+    ),
+    unsaid=("*", "*.*"),
+    exact=("peft_type", "r", "lora_alpha", "target_modules", "bias"),
+)
 CONTRADICTIONS = (
     ("r", 4), ("r", 10**9), ("r", "8"), ("r", NAN), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type",
         "os.system"),
@@ -109,9 +130,9 @@ def invalid(draw: random.Random, folder: Path) -> Spoilt:
 
 def changed_somewhere(draw: random.Random, folder: Path) -> Spoilt:
     """Anything anywhere in the configuration."""
-    config, what = mutated(draw, json.loads((folder / CONFIG).read_text()))
+    config, what, expect = change(draw, json.loads((folder / CONFIG).read_text()), FORM)
     (folder / CONFIG).write_text(written(config))
-    return f"configuration: {what}", Expect.EITHER
+    return f"configuration: {what}", expect
 
 
 def text(draw: random.Random, folder: Path) -> Spoilt:
@@ -120,9 +141,9 @@ def text(draw: random.Random, folder: Path) -> Spoilt:
     if draw.random() < 0.4:
         path.write_bytes(path.read_bytes().replace(b'"rank": 8', b'"rank": 8, "rank": 4'))
         return "rank twice", Expect.REFUSED
-    content, what = damaged(draw, path.read_bytes())
+    content, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
     path.write_bytes(content)
-    return f"configuration: {what}", Expect.EITHER
+    return f"configuration: {what}", expect
 
 
 def tensors(draw: random.Random, folder: Path) -> Spoilt:
@@ -165,12 +186,12 @@ def peft(draw: random.Random, folder: Path) -> Spoilt:
         path.write_text(json.dumps({**content, key: value}))
         return f"{PEFT}: {key} is {value!r}", Expect.REFUSED
     if kind == "mutated":
-        content, what = mutated(draw, content)
+        content, what, expect = change(draw, content, OF_PEFT)
         path.write_text(written(content))
     else:
-        spoilt, what = damaged(draw, path.read_bytes())
+        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_PEFT)
         path.write_bytes(spoilt)
-    return f"{PEFT}: {what}", Expect.EITHER
+    return f"{PEFT}: {what}", expect
 
 
 def _present(folder: Path, *names: str) -> list[str]:
@@ -184,36 +205,62 @@ SPOIL = (
 )  # fmt: skip
 
 
-def finite(answer: Answer) -> str | None:
-    """What is accepted holds finite floats alone."""
-    if answer.value is None:
-        return None
+def tensors_of(answer: Answer) -> dict[str, Any]:
+    """LoRA and routers as they were read, in the numbers of 32 bits."""
     _, parts, peft_model = answer.value
     named = [*([] if parts.bank is None else parts.bank.named_parameters()), *peft_model.named_parameters()]
-    wrong = [
-        name for name, tensor in named
-        if tensor.device.type != "meta" and not (tensor.is_floating_point() and bool(torch.isfinite(tensor).all()))
-    ]  # fmt: skip
-    return f"not finite or no floats: {wrong[:2]}" if wrong else None
+    return {
+        name.replace(".default.", "."): tensor.detach().float().numpy()
+        for name, tensor in named
+        if tensor.device.type != "meta"
+    }
+
+
+def files_in(folder: Path) -> Reference:
+    """What was read is what the folder's files hold, decoded by another reader, and finite."""
+
+    def difference(answer: Answer) -> str | None:
+        got, right = tensors_of(answer), {}
+        for name in _present(folder, LORA, ROUTER):
+            right |= decoded((folder / name).read_bytes()) or {}
+        with np.errstate(over="ignore"):
+            right = {name: array.astype("<f4") for name, array in right.items()}
+        if got.keys() != right.keys():
+            return f"read {sorted(got.keys() ^ right.keys())[:2]} otherwise than the files have it"
+        wrong = [name for name in got if not np.array_equal(got[name], right[name]) or not np.isfinite(got[name]).all()]
+        return f"not as in the file, or not finite: {wrong[:2]}" if wrong else None
+
+    return difference
 
 
 def make(draw: random.Random, place: Place) -> Case:
     """An adapter folder with one thing wrong in it."""
-    folder = place.copy(f"adapters/{draw.choice((VLM, LM, f'{VLM}_anchor'))}", "adapter")
-    what, expect = draw.choice(SPOIL)(draw, folder)
-    way = draw.choice(("read", "read", "read", "export", "export", "evaluate", "generate"))
+    name = draw.choice((VLM, LM, f"{VLM}_anchor"))
+    folder = place.copy(f"adapters/{name}", "adapter")
+    spoil = draw.choice(SPOIL)
+    what, expect = spoil(draw, folder)
+    other = spoil is tensors and expect is Expect.TAKEN  # other numbers, which are none of the original's
+    way = (
+        "read"
+        if other
+        else draw.choice(
+            ("read", "read", "read", "export", "export", "generate", *(["evaluate"] if name != LM else []))
+        )
+    )
     if way == "read":
         from subtoken_train.artifact.folder import read_adapter
 
-        return Case(f"read_adapter {what}", lambda: read_adapter(folder, layout=True), expect, complaint=finite)
-    if way == "export":
-        return Case(f"export {what}", ["export", "adapter", "out"], expect, ("out",))
-    if way == "generate":
         return Case(
-            f"generate {what}",
-            ["generate", "--adapter", "adapter", "--prompt", "what ?", "--max-new-tokens", "1"],
-            expect,
+            f"read_adapter {what}", lambda: read_adapter(folder, layout=True), expect, reference=files_in(folder)
         )
-    data = str(place.pool / "scenes/dev.json")
-    words = ["evaluate", "--adapter", "adapter", "--data", data, "--limit", "1", "--max-new-tokens", "1"]
-    return Case(f"evaluate {what}", words, Expect.EITHER if expect is Expect.TAKEN else expect)
+    if way == "export":
+        words = ["export", "adapter", "out"]
+        tensor_files = [f"out/{name}" for name in (LORA, ROUTER)]
+        return Case(f"export {what}", words, expect, ("out",), reference=same(place, words, tensor_files))
+    if way == "generate":
+        words = ["generate", "--adapter", "adapter", "--prompt", "what ?", "--max-new-tokens", "1"]
+        words += [] if name == LM else ["--image", str(place.pool / "images/a.png")]
+        return Case(f"generate {what}", words, expect, reference=same(place, words))
+    words = ["evaluate", "--adapter", "adapter", "--limit", "1", "--max-new-tokens", "1"]
+    words += ["--data", str(place.pool / "scenes/dev.json")]
+    return Case(f"evaluate {what}", words, expect, reference=same(place, words))

@@ -6,6 +6,7 @@ import random
 
 from tests.hostile.case import Case, Expect, Place
 from tests.hostile.pool import LM, VLM
+from tests.hostile.references import same
 from tests.hostile.values import NAMES
 
 NUMBERS = (
@@ -82,9 +83,6 @@ def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Ex
         ("--eviction", ("nope", "", "../x", "snapkv "), Expect.REFUSED),
         ("--scope", ("nope", "visual"), Expect.REFUSED),
         ("--reducer", ("nope", "fastv", ""), Expect.REFUSED),
-        ("--show-layers", ("x", "99", "-1", "0,,1", ""), Expect.EITHER),
-        ("--prompt", ("", " ", "<image>", "<image><image>", "\x00", "\ud800", "x " * 3000, "</s>", "<s>", "[INST]",
-            "\u202e"), Expect.EITHER),
         ("--image", ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00"), Expect.REFUSED),
         ("--adapter", ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name"),
             Expect.REFUSED),
@@ -159,7 +157,7 @@ def evaluate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Ex
         ("--max-new-tokens", BAD_COUNT, Expect.REFUSED),
         ("--max-length", BAD_COUNT, Expect.REFUSED),
         ("--limit", BAD_COUNT, Expect.REFUSED),
-        ("--image-folder", ("nowhere", "/dev/null", "", "\x00"), Expect.EITHER),
+        ("--image-folder", ("nowhere", "/dev/null", "\x00"), Expect.REFUSED),
         ("--protocol", ("nope",), Expect.REFUSED),
         ("--anchors", ("perhaps",), Expect.REFUSED),
         ("--device", ("abacus",), Expect.REFUSED),
@@ -196,7 +194,7 @@ def others(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expe
             "length=!!python/name:os.system", "length=[", "length=&a [*a]"), Expect.REFUSED),
         (["data", "pope", "--root", "."], "--limit", BAD_COUNT, Expect.REFUSED),
         (["report", "."], "--format", ("", "pdf", "csv,,html", "../x"), Expect.REFUSED),
-        (["report"], "--data-root", ("nowhere", "diary.txt"), Expect.REFUSED),
+        (["report", str(place.pool / "results")], "--data-root", ("nowhere", "diary.txt"), Expect.REFUSED),
         (["sweep", "--config", recipe, "--dry-run"], "--set", ("", "x", "=1", "a=1", "data.seed=", "data.seed=1,1",
             "data.seed=[", "output_dir=a", "overwrite=true", "data.seed=x", "__class__=1"), Expect.REFUSED),
         (["export", adapter, "out"], "--backbone", ("nowhere/at/all", "", ".", "\x00"), Expect.REFUSED),
@@ -211,7 +209,6 @@ def others(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expe
 
 def free(draw: random.Random, place: Place) -> Case:
     """A command with words from nowhere."""
-    words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
     options = (
         "--nope",
         "--adapter",
@@ -231,13 +228,12 @@ def free(draw: random.Random, place: Place) -> Case:
         "--help=1",
         "--config=",
     )
-    words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(4))]
-    if "copy" in words or "--print_config" in words:
-        words = [word for word in words if word not in ("copy", "--print_config")]
-    known = len(words) == 1 or any(word in ("-h", "--help", "--version", "ls") for word in words) or words[0] == "env"
-    return Case(
-        f"free: {words}"[:200], words, Expect.EITHER if known or words[0] in ("recipes", "", "data") else Expect.REFUSED
-    )
+    while True:
+        words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
+        words += [draw.choice((*options, *NAMES, *NUMBERS)) for _ in range(draw.randrange(1, 4))]
+        answers = {"-h", "--help", "--version", "ls", "copy", "--print_config"}.intersection(words)
+        if not answers and words[0] not in ("recipes", "", "data", "env"):
+            return Case(f"free: {words}"[:200], words, Expect.REFUSED)
 
 
 def whole(draw: random.Random, place: Place) -> Case:
@@ -256,7 +252,7 @@ def whole(draw: random.Random, place: Place) -> Case:
         ([draw.choice(COMMANDS), "--help"], ()),
         (["--version"], ()),
     ))  # fmt: skip
-    return Case(f"whole: {words[:2]}", words, Expect.TAKEN, writes)
+    return Case(f"whole: {words[:2]}", words, Expect.TAKEN, writes, reference=same(place, words, writes))
 
 
 def make(draw: random.Random, place: Place) -> Case:
@@ -270,4 +266,5 @@ def make(draw: random.Random, place: Place) -> Case:
     if option in words:
         index = words.index(option)
         del words[index : index + 2]
-    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect)
+    named = (option, option.strip("-").replace("-", "_"), *([value[:40]] if value.strip() else []))
+    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect, says=named)

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.known import Format, change
 from tests.hostile.pool import CACHES, asked_model
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
-from tests.hostile.values import HUGE, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.values import HUGE, NAN, changed, damaged, no_file, shown, written
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -45,6 +46,15 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
 }
 
 
+FORM = Format(
+    legal={
+        "model.backbone.path": lambda value: isinstance(value, str),
+        "model.backbone.revision": lambda value: value is None or isinstance(value, str),
+    },
+    exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
+)
+
+
 @cache
 def model(pool: Path, name: str) -> Any:
     """The model of a cache, loaded once in a process."""
@@ -66,15 +76,16 @@ def _value(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tupl
 
 
 def _mutated(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tuple[Any, str, Expect]:
-    content, what = mutated(draw, record)
-    return content, f"record: {what}", Expect.EITHER
+    content, what, expect = change(draw, record, FORM)
+    return content, f"record: {what}", expect
 
 
 def _tensor(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tuple[Any, str, Expect]:
     """A tensor that is none of the cache's; numbers that point far away where it holds places."""
     name = draw.choice(sorted(tensors))
     kinds = ["shape", "one more", "empty", "gone", "more"]
-    kinds += ["nan", "inf", "integer"] if tensors[name].is_floating_point() else ["far"] * 3
+    codes = name.endswith(("keys", "values", "index"))  # of which any is as good as another
+    kinds += ["nan", "inf", "integer"] if tensors[name].is_floating_point() else [] if codes else ["far"] * 3
     kind = draw.choice(kinds)
     if kind == "gone":
         del tensors[name]
@@ -85,17 +96,17 @@ def _tensor(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tup
         limits = torch.iinfo(tensors[name].dtype) if tensors[name].dtype != torch.bool else None
         value = draw.choice(FAR) if limits is None else max(limits.min, min(limits.max, draw.choice(FAR)))
         tensors[name].view(-1)[draw.randrange(max(1, tensors[name].numel()))] = value
-        codes = name.endswith(("keys", "values", "index"))  # of which many are as good as others
-        return record, f"{name}: far", Expect.EITHER if codes else Expect.REFUSED
     else:
         tensors[name] = REFUSED_TENSORS[kind](draw, tensors[name])
     return record, f"{name}: {kind}", Expect.REFUSED
 
 
-def one_answer(answer: Answer) -> str | None:
-    """What is accepted answers."""
-    right = isinstance(answer.value, list) and [type(each) for each in answer.value] == [str]
-    return None if right else f"returned {shown(answer.value)}"
+@cache
+def right_answer(pool: Path, name: str) -> Any:
+    """What the model says on its own cache as it was saved."""
+    loaded = model(pool, name)
+    loaded.load_cache(pool / f"caches/{name}.safetensors")
+    return loaded.ask(None, ["what ?"], max_new_tokens=3)
 
 
 def make(draw: random.Random, place: Place) -> Case:
@@ -105,7 +116,7 @@ def make(draw: random.Random, place: Place) -> Case:
     kind = draw.choice(
         ("value", "value", "mutated", "tensor", "tensor", "tensor", "file", "bytes", "header", "control")
     )
-    expect = Expect.EITHER
+    expect = Expect.REFUSED
     if kind in ("value", "mutated", "tensor"):
         with safe_open(path, "pt") as file:
             record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
@@ -114,18 +125,25 @@ def make(draw: random.Random, place: Place) -> Case:
         content, what, expect = spoil(draw, record, tensors)
         forged(path, content, {key: tensor.contiguous() for key, tensor in tensors.items()})
     elif kind == "file":
-        what, expect = no_file(draw, path), Expect.REFUSED
-    elif kind == "bytes":
-        spoilt, what = damaged(draw, path.read_bytes())
-        path.write_bytes(spoilt if draw.random() < 0.8 else canary_pickle())
+        what = no_file(draw, path)
+    elif kind == "bytes":  # a sum is over all of them
+        spoilt, what = damaged(draw, path.read_bytes()) if draw.random() < 0.8 else (canary_pickle(), "a pickle")
+        if spoilt == path.read_bytes():
+            expect = Expect.TAKEN
+        path.write_bytes(spoilt)
     elif kind == "header":
         what, expect = draw.choice(list(FILES.values()))(draw, path, "next_position")
+        expect = Expect.REFUSED
     else:
         what, expect = "as it was saved", Expect.TAKEN
 
     def call() -> Any:
         loaded = model(place.pool, name)
         loaded.load_cache(path)
-        return loaded.ask(None, ["what ?"], max_new_tokens=1)
+        return loaded.ask(None, ["what ?"], max_new_tokens=3)
 
-    return Case(f"cache {name} {what}", call, expect, complaint=one_answer)
+    def reference(answer: Answer) -> str | None:
+        right = right_answer(place.pool, name)
+        return None if answer.value == right else f"answers {shown(answer.value)}, not {shown(right)}"
+
+    return Case(f"cache {name} {what}", call, expect, reference=reference)

@@ -7,7 +7,9 @@ import random
 from typing import Any
 
 from tests.hostile.case import Case, Expect, Place
-from tests.hostile.values import HUGE, NAN, changed, damaged, mutated, no_file, shown, without, written
+from tests.hostile.known import Format, change, damage, parsed_json
+from tests.hostile.references import same
+from tests.hostile.values import HUGE, NAN, changed, no_file, shown, without, written
 
 ALPHA, SHARES = ("numbers", "alpha"), ("numbers", "shares")
 ANY: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -33,6 +35,13 @@ OWN: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {
         ("numbers", "keep"): (5, [], [0.5], [2.0] * 9, ["x"] * 9, None, {}),
     },
 }
+FORM = Format(
+    legal={
+        "backbone.path": lambda value: isinstance(value, str),
+        "backbone.revision": lambda value: value is None or isinstance(value, str),
+    },
+    exact=("schema_version", "method", "backbone.digest", "backbone.model_type"),
+)
 
 
 def make(draw: random.Random, place: Place) -> Case:
@@ -50,14 +59,13 @@ def make(draw: random.Random, place: Place) -> Case:
         key = (draw.choice(list(original)),)
         content, what = without(original, key), f"{key[0]} is gone"
     elif kind == "mutated":
-        (content, what), expect = mutated(draw, original), Expect.EITHER
+        content, what, expect = change(draw, original, FORM)
     elif kind == "control":
         what, expect = "as it was made", Expect.TAKEN
     path = place.write("made.json", written(content))
     if kind == "bytes":
-        spoilt, what = damaged(draw, path.read_bytes())
+        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
         path.write_bytes(spoilt)
-        expect = Expect.EITHER
     elif kind == "file":
         what = no_file(draw, path)
     act = [
@@ -65,4 +73,4 @@ def make(draw: random.Random, place: Place) -> Case:
         *("--max-new-tokens", "1", "--device", "cpu", "--eviction", method, "--eviction-keep", "0.5"),
         *("--eviction-option", "calibration=made.json"),
     ]
-    return Case(f"{method}: {what}", act, expect)
+    return Case(f"{method}: {what}", act, expect, reference=same(place, act, files={"made.json": written(original)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ class Expect(StrEnum):
     """What the maker of a case knows of the right answer."""
 
     REFUSED = "refused"  # known to be invalid
-    TAKEN = "taken"  # known to be valid: a control, so that refusing everything is no way out
-    EITHER = "either"  # not known; all other verdicts hold
+    TAKEN = "taken"  # known to be valid, so that refusing everything is no way out
+    EITHER = "either"  # may be refused, for a reason that the case names; taken, it must still equal its reference
 
 
 class Verdict(StrEnum):
@@ -53,9 +53,15 @@ class Answer:
     value: Any = None
 
 
+Reference = Callable[[Answer], str | None]
+"""What differs between an answer and the right one; None if nothing does."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One hostile input and what is done with it.
+
+    No case is taken unseen: what may be taken needs a reference, and who does not know whether it is says why.
 
     Attributes:
         what: the mutation in words.
@@ -65,16 +71,32 @@ class Case:
             must stay as they are.
         writes_anyway: those that it may make even where it refuses.
         moves: paths below the working folder whose files may get another place, but must not be gone.
-        complaint: a further look at an accepted input: what is wrong with the answer, None if nothing is.
+        reference: compares the answer to an accepted input with the right one.
+        why: the reason for which nobody knows whether the input is taken, of ``Expect.EITHER`` alone.
+        room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
+        says: words of which a refusal holds one, so that it was refused for what is wrong with it.
+
+    Raises:
+        ValueError: it could be taken without being compared, or is ``EITHER`` without a reason.
     """
 
     what: str
     act: Sequence[str] | Callable[[], Any]
-    expect: Expect = Expect.EITHER
+    expect: Expect
     writes: tuple[str, ...] = ()
     writes_anyway: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
-    complaint: Callable[[Answer], str | None] | None = None
+    reference: Reference | None = None
+    why: str = ""
+    says: tuple[str, ...] = ()
+    room: int | None = None
+
+    def __post_init__(self) -> None:
+        """See ``Raises``."""
+        if self.expect is not Expect.REFUSED and self.reference is None:
+            raise ValueError(f"{self.what}: nothing to compare an answer with")
+        if (self.expect is Expect.EITHER) != bool(self.why):
+            raise ValueError(f"{self.what}: a reason belongs to what is not known, and to that alone")
 
 
 @dataclass(frozen=True)
@@ -89,6 +111,8 @@ class Outcome:
         expect: see ``Expect``.
         code: exit code, None where it did not end.
         seconds: that it took.
+        compared: whether the answer was compared with a reference.
+        why: see ``Case``.
     """
 
     name: str
@@ -98,6 +122,8 @@ class Outcome:
     expect: Expect
     code: int | None
     seconds: float
+    compared: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,10 +133,12 @@ class Place:
     Attributes:
         root: holds everything; is made anew for each case.
         pool: folder of valid originals, never changed.
+        copies: what ``copy`` has put into the working folder, in order: the original and its name there.
     """
 
     root: Path
     pool: Path
+    copies: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def work(self) -> Path:
@@ -137,6 +165,7 @@ class Place:
     def copy(self, original: str, name: str | None = None) -> Path:
         """Copy a file or folder of the pool into the working folder."""
         source, target = self.pool / original, self.path(name or original)
+        self.copies.append((original, name or original))
         if source.is_dir():
             shutil.copytree(source, target)
         else:

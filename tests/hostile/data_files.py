@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.hostile.case import Case, Expect, Place
+from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.known import Format, change, damage, parsed_json, parsed_lines
 from tests.hostile.pool import VLM
-from tests.hostile.recipes import with_key
-from tests.hostile.values import NAMES, changed, damaged, mutated, nested, no_file, shown, written
+from tests.hostile.recipes import TENSORS, with_key
+from tests.hostile.references import made, same
+from tests.hostile.values import NAMES, changed, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 TWO_IMAGES = [{"from": "human", "value": "<image><image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
@@ -19,8 +22,10 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("conversations",): (5, None, "x", [], {}, [[]], [5], [{}], TURNS[:1], TURNS[1:], TWO_IMAGES),
     ("conversations", 0): (5, None, "x", {}, {"from": "human"}, {"value": "x"}),
     ("conversations", 0, "from"): (5, None, "gpt", "system", [], "Human"),
-    ("conversations", 0, "value"): (5, None, [], {}, "no picture", "<image><image>"),
-    ("conversations", 1, "value"): (5, None, [], {}, "<image>"),
+    ("conversations", 0, "value"): (5, None, [], {}, "no picture", "<image><image>", ""),
+    ("conversations", 1, "value"): (
+        *(5, None, [], {}, "<image>", "", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00"),
+    ),
     ("conversations", 1, "from"): (5, None, "human", []),
     ("image",): (5, {}, True, [5], [None], [[]], ["a", "b"]),
 }
@@ -39,6 +44,17 @@ OUTSIDE = (
 """Image names that mean nothing below the folder, or something outside of it."""
 
 
+FORM = Format(
+    legal={
+        "*.id": lambda value: isinstance(value, str) or type(value) is int,
+        "*.kind": lambda value: isinstance(value, str),
+        "*.image": lambda value: isinstance(value, str | list),
+        "*.conversations.*.from": lambda value: value in ("human", "gpt"),
+        "*.conversations.*.value": lambda value: isinstance(value, str),
+    },
+    unsaid=("*.id", "*.kind", "*.kind.*", "*.*", "*.conversations.*.*"),
+)
+NAMED = tuple(name for name in NAMES if name.strip() and name.isprintable())
 Rows = Any
 Spoilt = tuple[Rows, str, Expect]
 
@@ -55,21 +71,19 @@ def image(draw: random.Random, rows: Rows) -> Spoilt:
     """An image that is elsewhere; seen once it is opened."""
     name = draw.choice(OUTSIDE)
     rows[0]["image"] = name
-    return rows, f"image is {shown(name)}", Expect.EITHER if name == "" else Expect.REFUSED
+    return rows, f"image is {shown(name)}", Expect.REFUSED
 
 
 def anything(draw: random.Random, rows: Rows) -> Spoilt:
     """Anything in a record."""
-    row = draw.randrange(len(rows))
-    rows[row], what = mutated(draw, rows[row])
-    return rows, what, Expect.EITHER
+    return change(draw, rows, FORM)
 
 
 def names(draw: random.Random, rows: Rows) -> Spoilt:
     """A name that means something to somebody."""
-    key, value = draw.choice(("id", "kind")), draw.choice(NAMES)
+    key, value = draw.choice(("id", "kind")), draw.choice(NAMED)
     rows[draw.randrange(len(rows))][key] = value
-    return rows, f"{key} is {shown(value)}", Expect.EITHER
+    return rows, f"{key} is {shown(value)}", Expect.TAKEN
 
 
 def whole_file(draw: random.Random, rows: Rows) -> Spoilt:
@@ -80,7 +94,7 @@ def whole_file(draw: random.Random, rows: Rows) -> Spoilt:
 
 def bytes_of_it(draw: random.Random, rows: Rows) -> Spoilt:
     """A file that a disk has spoilt."""
-    return *damaged(draw, written(rows).encode()), Expect.EITHER
+    return damage(draw, written(rows).encode(), parsed_json, FORM)
 
 
 def other_file(draw: random.Random, rows: Rows) -> Spoilt:
@@ -122,34 +136,75 @@ def make(draw: random.Random, place: Place) -> Case:
     path.write_bytes(content)
     if kind in (other_file, other_image):
         what = f"{what}: {no_file(draw, path if kind is other_file else first)}"
-    return _reading(draw, place, f"scenes/{path.name}", what, expect, kind not in (image, other_image))
+    ways = ["library", "fit"] if kind is names else ["library", "images", "fit", "evaluate"]
+    if kind not in (image, other_image, names):
+        ways += ["check", "preview"]
+    return reading(draw.choice(ways), place, f"scenes/{path.name}", what, expect)
 
 
-def _reading(draw: random.Random, place: Place, file: str, what: str, expect: Expect, read_all: bool) -> Case:
-    """The data file given to something that reads all of it, or opens its first image."""
-    way = draw.choice(("library", "images", "check", "preview", "fit", "evaluate"))
-    may = Expect.EITHER if expect is Expect.REFUSED and not read_all else expect
+def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
+    """Ids, pictures, exchanges and kinds of a file in LLaVA's plain form, read by hand."""
+    content = path.read_bytes()
+    rows = parsed_lines(content) if path.suffix == ".jsonl" else parsed_json(content)
+    return [
+        (
+            str(row["id"]),
+            [str(path.parent / row["image"])],
+            [(row["conversations"][0]["value"], row["conversations"][1]["value"])],
+            row.get("kind"),
+        )
+        for row in rows
+    ]
+
+
+def reading(way: str, place: Place, file: str, what: str, expect: Expect) -> Case:
+    """The data file given to something that reads all of it, and opens its images."""
+    path = place.work / file
     if way == "library":
-        from subtoken_train.datasets.image_sources import open_image
-        from subtoken_train.datasets.records import InstructionRecords
-
-        def read() -> None:
-            records = InstructionRecords(place.work / file)
-            for index in range(len(records)):
-                for image in records[index].images:
-                    open_image(image, records[index].id)
-
-        return Case(f"InstructionRecords {what}", read, expect)
-    if way == "images":
-        words = ["data", "images", "--file", file, "--root", "scenes"]
-        return Case(f"data images: {what}", words, may)
+        return Case(
+            f"InstructionRecords {what}",
+            lambda: records(path),
+            expect,
+            reference=made(lambda: expected(path), value),
+        )
+    words, writes = ["data", "images", "--file", file, "--root", "scenes"], ()
+    adapter = str(place.pool / "adapters" / VLM)
     if way == "evaluate":
-        words = ["evaluate", "--adapter", str(place.pool / "adapters" / VLM), "--data", file, "--max-new-tokens", "1"]
-        return Case(f"evaluate --data: {what}", words, expect)
-    recipe = yaml.safe_load((place.pool / f"{VLM}.yaml").read_text())
-    place.write("recipe.yaml", yaml.safe_dump(with_key(recipe, "data.train_file", file)))
-    if way == "preview":
-        return Case(f"preview: {what}", ["preview", "--config", "recipe.yaml", "--count", "8"], may)
-    if way == "check":
-        return Case(f"check: {what}", ["check", "--config", "recipe.yaml"], may)
-    return Case(f"fit: {what}", ["fit", "--config", "recipe.yaml", "--trainer.max_steps=4"], may, ("run",))
+        words = ["evaluate", "--adapter", adapter, "--data", file, "--max-new-tokens", "1"]
+    elif way != "images":
+        recipe = yaml.safe_load((place.pool / f"{VLM}.yaml").read_text())
+        place.write("recipe.yaml", yaml.safe_dump(with_key(recipe, "data.train_file", file)))
+        words = [way, "--config", "recipe.yaml", *(["--count", "8"] if way == "preview" else [])]
+        words += ["--trainer.max_steps=4"] if way == "fit" else []
+    files = {file: whole_rows(place, file)}
+    if way in ("check", "preview", "fit"):
+        files["recipe.yaml"] = (place.work / "recipe.yaml").read_text()
+    reference = same(place, words, TENSORS if way == "fit" else (), files)
+    return Case(f"{words[0]}: {what}", words, expect, ("run",) if way == "fit" else writes, reference=reference)
+
+
+def whole_rows(place: Place, file: str) -> str:
+    """The rows of the original, as a file of that name holds them."""
+    rows = json.loads((place.pool / "scenes/train.json").read_text())
+    return "".join(written(row) + "\n" for row in rows) if file.endswith("l") else written(rows)
+
+
+def records(path: Path) -> list[Any]:
+    """All records of a file, every image opened."""
+    from subtoken_train.datasets.image_sources import open_image
+    from subtoken_train.datasets.records import InstructionRecords
+
+    found = InstructionRecords(path)
+    for record in (found[index] for index in range(len(found))):
+        for image in record.images:
+            open_image(image, record.id)
+    read = []
+    for record in (found[index] for index in range(len(found))):
+        turns = [(turn.prompt, turn.answer) for turn in record.turns]
+        read.append((record.id, [str(each) for each in record.images], turns, record.kind))
+    return read
+
+
+def value(answer: Answer) -> Any:
+    """What a function returned."""
+    return answer.value

@@ -32,6 +32,8 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         **{name: verdicts[verdict] for name, verdict in COUNTED.items()},
         "known_invalid": expected[Expect.REFUSED],
         "known_valid": expected[Expect.TAKEN],
+        "either": expected[Expect.EITHER],
+        "compared": sum(outcome.compared for outcome in outcomes),
         "refused": codes[2],
         "accepted": codes[0],
     }
@@ -40,9 +42,10 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def table(content: dict[str, Any]) -> str:
     """The figures as Markdown: one row per class and their sum."""
     columns = {
-        "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "refused": "refused",
-        "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs", "wrong_acceptances": "wrong acceptances",
-        "code_run": "code run", "lost": "lost",
+        "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "either": "either",
+        "refused": "refused", "compared": "compared", "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs",
+        "wrong_acceptances": "wrong acceptances", "wrong_refusals": "wrong refusals", "code_run": "code run",
+        "lost": "lost", "messages": "messages",
     }  # fmt: skip
     rows = {**content["classes"], "all": content["total"]}
     lines = [f"| class | {' | '.join(columns.values())} |", "|" + "---|" * (len(columns) + 1)]

@@ -9,7 +9,8 @@ import yaml
 
 from tests.hostile.case import Case, Expect, Place
 from tests.hostile.pool import VLM
-from tests.hostile.recipes import read, with_key
+from tests.hostile.recipes import TENSORS, read, with_key
+from tests.hostile.references import same
 
 MINE = (
     "thesis.txt",
@@ -21,6 +22,9 @@ MINE = (
     "checkpoints/step-1.partial/x",
     "data/train.json",
 )
+
+
+FILES = ("adapter_model.safetensors", "router.safetensors", "subtoken_config.json", "adapter_config.json")
 
 
 def occupy(draw: random.Random, folder: Path) -> str:
@@ -85,7 +89,8 @@ def again(draw: random.Random, place: Place) -> Case:
     words = ["fit", "--config", str(place.pool / f"{VLM}.yaml"), extra, *flags]
     if not flags:
         expect = Expect.REFUSED
-    return Case(f"fit {flags} again with {extra}", words, expect, ("run",))
+    reference = same(place, words, TENSORS)
+    return Case(f"fit {flags} again with {extra}", words, expect, ("run",), reference=reference)
 
 
 def foreign(draw: random.Random, place: Place) -> Case:
@@ -94,7 +99,10 @@ def foreign(draw: random.Random, place: Place) -> Case:
     place.write("run/thesis.txt", "a year of work\n")
     words = ["fit", "--config", str(place.pool / f"{VLM}.yaml"), "--overwrite"]
     known = tuple(f"run/{name}" for name in ("adapter", "checkpoints", "logs", "recipe.yaml", ".subtoken-run.json"))
-    return Case("fit --overwrite over a run with a thesis in it", words, Expect.EITHER, known, moves=(".",))
+    reference = same(place, words, TENSORS)  # and the thesis is still somewhere
+    return Case(
+        "fit --overwrite over a run with a thesis in it", words, Expect.TAKEN, known, moves=(".",), reference=reference
+    )
 
 
 def exported(draw: random.Random, place: Place) -> Case:
@@ -114,21 +122,25 @@ def exported(draw: random.Random, place: Place) -> Case:
         place.copy("run/adapter", "out")
         if draw.random() < 0.5:
             place.write("out/thesis.txt", "a year of work\n")
-            expect, writes = Expect.EITHER, tuple(f"out/{path.name}" for path in adapter.iterdir())
+            expect, writes = Expect.REFUSED, tuple(f"out/{path.name}" for path in adapter.iterdir())
         else:
             expect = Expect.TAKEN
         words += ["--overwrite"]
-        return Case(f"export over an adapter, {writes[0]}", words, expect, writes, moves=("out",))
+        reference = same(place, words, [f"out/{name}" for name in FILES])
+        return Case(f"export over an adapter, {writes[0]}", words, expect, writes, moves=("out",), reference=reference)
     elif kind == "link":
         (place.work / "out").symlink_to("../beside")
     else:
         words[2] = draw.choice(("adapter", "adapter/", ".", "..", "adapter/x"))
-        itself = words[2].startswith("adapter")  # written anew, byte for byte, or a folder in it
-        expect, writes = (Expect.EITHER, ("adapter",)) if itself else (Expect.REFUSED, ())
+        itself = words[2] in ("adapter", "adapter/")  # written anew, byte for byte
+        expect, writes = Expect.REFUSED, ("adapter",) if itself else ()
     flags = ["--overwrite"] if draw.random() < 0.6 and kind not in ("siblings",) else []
     if kind == "siblings":
         flags = draw.choice(([], ["--overwrite"]))
-    return Case(f"export {flags} {words[2]}, {kind}", [*words, *flags], expect, writes)
+    if kind == "itself" and writes and flags:
+        expect = Expect.TAKEN
+    reference = same(place, [*words, *flags], [f"{words[2].strip('/')}/{name}" for name in FILES])
+    return Case(f"export {flags} {words[2]}, {kind}", [*words, *flags], expect, writes, reference=reference)
 
 
 def listed(draw: random.Random, place: Place) -> Case:
@@ -151,7 +163,7 @@ def copied(draw: random.Random, place: Place) -> Case:
     """A recipe over a file, or to where no folder is."""
     target = draw.choice(("diary.txt", "nowhere/x.yaml", "diary.txt/x.yaml", "../beside/notes.txt"))
     words = ["recipes", "copy", "tiny_lora_only", target]
-    return Case(f"a recipe to {target}", words, Expect.EITHER if "nowhere" in target else Expect.REFUSED, ("nowhere",))
+    return Case(f"a recipe to {target}", words, Expect.REFUSED)
 
 
 def made(draw: random.Random, place: Place) -> Case:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+from copy import deepcopy
 from typing import Any
 
 import yaml
 
-from tests.hostile.case import Case, Expect, Place
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.known import Format, change, damage, parsed_yaml
 from tests.hostile.recipe_files import TEXTS
-from tests.hostile.values import HUGE, NAN, as_yaml, changed, damaged, mutated, no_file, shown, without
+from tests.hostile.references import both, same
+from tests.hostile.values import HUGE, NAN, as_yaml, changed, no_file, shown, without
 
 NUMBER = ("x", [], {}, 1.5, NAN, True)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -46,6 +50,22 @@ MORE: dict[str, tuple[Any, ...]] = {
 }
 
 
+FORM = Format(
+    legal={
+        "batch_size": lambda value: type(value) is int and value > 0,
+        "limit": lambda value: value is None or (type(value) is int and value > 0),
+        "out": lambda value: isinstance(value, str) and value != "",
+        "anchors": lambda value: value in ("none", "auto", "all"),
+        "arms.0.backbone": lambda value: isinstance(value, str | None),
+        "arms.0.adapter": lambda value: isinstance(value, str | list),
+        "arms.0.adapter.0": lambda value: isinstance(value, str),
+        "tasks.0": lambda value: isinstance(value, str | dict),
+        "tasks.0.source": lambda value: isinstance(value, str | None),
+        "arms": lambda value: isinstance(value, list) and len(value) > 1,
+        "tasks": lambda value: isinstance(value, list) and len(value) > 1,
+    },
+    exact=("tasks.0.name",),
+)
 Grid = dict[str, Any]
 Spoilt = tuple[Any, str, Expect]
 """A grid or its bytes, what was done, and what must come of it."""
@@ -74,7 +94,8 @@ def eviction(draw: random.Random, grid: Grid) -> Spoilt:
     }
     what = f"{settings['eviction']} {shown(settings['eviction_keep'])} {settings['scope']}"
     arm = {**grid["arms"][0], **settings}
-    return {**grid, "arms": [arm]}, what, Expect.EITHER
+    right = settings["eviction_keep"] in RIGHT and settings["scope"] in ("all", "context", None)
+    return {**grid, "arms": [arm]}, what, Expect.TAKEN if right else Expect.REFUSED
 
 
 def gone(draw: random.Random, grid: Grid) -> Spoilt:
@@ -85,7 +106,7 @@ def gone(draw: random.Random, grid: Grid) -> Spoilt:
 
 def anything(draw: random.Random, grid: Grid) -> Spoilt:
     """Anything anywhere."""
-    return *mutated(draw, grid), Expect.EITHER
+    return change(draw, grid, FORM)
 
 
 def text(draw: random.Random, grid: Grid) -> Spoilt:
@@ -96,7 +117,7 @@ def text(draw: random.Random, grid: Grid) -> Spoilt:
 
 def bytes_of_it(draw: random.Random, grid: Grid) -> Spoilt:
     """A file that a disk has spoilt."""
-    return *damaged(draw, as_yaml(grid, draw).encode()), Expect.EITHER
+    return damage(draw, as_yaml(grid, draw).encode(), parsed_yaml, FORM)
 
 
 def nothing(draw: random.Random, grid: Grid) -> Spoilt:
@@ -105,6 +126,7 @@ def nothing(draw: random.Random, grid: Grid) -> Spoilt:
 
 
 KEEPS = (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
+RIGHT = (0.5, 1, "0.5", "20MB", "3tokens")
 KINDS = (invalid, invalid, invalid, more, more, anything, anything, gone, text, bytes_of_it, eviction, nothing)
 
 
@@ -113,7 +135,8 @@ def make(draw: random.Random, place: Place) -> Case:
     grid = yaml.safe_load((place.pool / "grid.yaml").read_text())
     grid["limit"] = 1
     grid["tasks"], grid["arms"][0]["adapter"] = grid["tasks"][:1], grid["arms"][0]["adapter"][:1]
-    content, what, expect = draw.choice(KINDS)(draw, grid)
+    kind, whole = draw.choice(KINDS), deepcopy(grid)
+    content, what, expect = kind(draw, grid)
     if not isinstance(content, bytes):
         content = as_yaml(content, draw).encode("utf-8", "surrogatepass")
     path = place.write("grid.yaml", content)
@@ -122,4 +145,22 @@ def make(draw: random.Random, place: Place) -> Case:
     words = ["evaluate", "--config", "grid.yaml", "--out", "results"]
     if what.startswith("out"):
         words = words[:3]
-    return Case(f"evaluate --config: {what}", words, expect, (".",) if len(words) == 3 else ("results",))
+    right = content if kind is eviction else as_yaml(whole, draw).encode()
+    reference = same(place, words, ["results"], {"grid.yaml": right})
+    if kind is eviction and expect is Expect.TAKEN:
+        reference = both(reference, evicted(place))
+    return Case(
+        f"evaluate --config: {what}", words, expect, (".",) if len(words) == 3 else ("results",), reference=reference
+    )
+
+
+def evicted(place: Place) -> Reference:
+    """The arm that ran is the one that was asked for: its manifest names the eviction and what it keeps."""
+
+    def difference(answer: Answer) -> str | None:
+        arm = yaml.safe_load((place.work / "grid.yaml").read_text())["arms"][0]
+        path = next((place.work / "results").rglob("manifest.json"))
+        named = json.loads(path.read_text())["arm"]["eviction"]
+        return None if arm["eviction"] in named or arm["eviction_keep"] == 1 else f"the manifest says {named!r}"
+
+    return difference

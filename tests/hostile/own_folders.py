@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 
-from tests.hostile.case import Case, Expect, Place
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
 from tests.hostile.data_files import OUTSIDE
-from tests.hostile.values import NAMES, damaged, mutated, no_file, shown, written
+from tests.hostile.known import Format, NoDocument, change, damage, parsed_json
+from tests.hostile.references import both, same
+from tests.hostile.values import NAMES, no_file, shown, written
 
 HEADERS = ("image,question,answer", "file;prompt;label", "a,b,c", "image,question", "image,question,image", "", ",,")
-OPTIONS = ("--image-column", "--question-column", "--answer-column", "--table", "--backbone", "--out", "--seed")
+MADE = "mine_subtoken"
+PLAIN = tuple(name for name in NAMES if name.strip() and name.isprintable())
+NO_TEXTS = ("", " ", "\x00", "\u200b", "\ufeff")
+FORM = Format(
+    legal={
+        "*.messages.*.role": lambda value: value in ("user", "assistant", "system"),
+        "*.messages.*.content": lambda value: isinstance(value, str | list),
+        "*.messages.*.content.*.text": lambda value: isinstance(value, str),
+        "*.images.*": lambda value: isinstance(value, str | dict),
+        "*.images": lambda value: isinstance(value, str | list | dict),
+    },
+    unsaid=("*.*", "*.messages.*.*", "*.messages.*.content.*.*", "*.messages.*.content.*", "*.messages.*", "*"),
+)
+OF_TABLE = Format()
+Table = tuple[bytes, bytes, str, Expect]
+"""A table, the one that it means where it is right, what was done, and what must come of it."""
 
 
 def cell(text: str) -> str:
@@ -18,35 +37,60 @@ def cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def csv_table(draw: random.Random, names: list[str]) -> tuple[bytes, str, Expect]:
+def rows_text(header: str, rows: list[list[str]]) -> bytes:
+    """A table in CSV."""
+    lines = [header, *(",".join(map(cell, row)) for row in rows)]
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+
+
+def csv_table(draw: random.Random, names: list[str]) -> Table:
     """A table whose columns, cells or bytes are odd."""
     rows = [[name, f"list {i} .", "none"] for i, name in enumerate(names)]
-    kind = draw.choice(("header", "cell", "outside", "two answers", "bytes", "bytes", "whole"))
-    header, expect, what = HEADERS[0], Expect.EITHER, kind
+    kind = draw.choice(("header", "cell", "no text", "outside", "two answers", "bytes", "bytes", "whole"))
+    header, expect, what = HEADERS[0], Expect.REFUSED, kind
+    whole = rows_text(header, rows)
     if kind == "header":
         header = draw.choice(HEADERS[2:])
-        expect, what = Expect.REFUSED, f"header {header!r}"
+        what = f"header {header!r}"
     elif kind == "cell":
-        value = draw.choice(NAMES)
-        rows[draw.randrange(len(rows))][draw.randrange(3)] = value
+        value = draw.choice(PLAIN)
+        rows[draw.randrange(len(rows))][draw.choice((1, 2))] = value
+        expect, what = Expect.TAKEN, f"a cell is {shown(value)}"
+        whole = rows_text(header, rows)
+    elif kind == "no text":
+        value = draw.choice(NO_TEXTS)
+        rows[draw.randrange(len(rows))][draw.choice((1, 2))] = value
         what = f"a cell is {shown(value)}"
     elif kind == "outside":
         value = draw.choice(OUTSIDE)
         rows[0][0] = value
-        expect, what = Expect.REFUSED, f"an image is {shown(value)}"
+        what = f"an image is {shown(value)}"
     elif kind == "two answers":
         rows.append([names[0], "list 0 .", "7"])
-        expect = Expect.REFUSED
     elif kind == "whole":
         expect = Expect.TAKEN
-    text = "\n".join([header, *(",".join(map(cell, row)) for row in rows)]) + "\n"
-    content = text.encode("utf-8", "surrogatepass")
+    content = rows_text(header, rows)
     if kind == "bytes":
-        content, what = damaged(draw, content)
-    return content, what, expect
+        content, what, expect = damage(draw, content, parsed_csv, OF_TABLE)
+    return content, whole, what, expect
 
 
-def json_table(draw: random.Random, names: list[str]) -> tuple[bytes, str, Expect]:
+def parsed_csv(content: bytes) -> list[list[str]]:
+    """The cells of a table in UTF-8, with or without a byte-order mark.
+
+    Raises:
+        NoDocument: it is none.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        if "\0" in text:
+            raise NoDocument("a NUL")
+        return [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except (ValueError, csv.Error) as error:
+        raise NoDocument(str(error)) from None
+
+
+def json_table(draw: random.Random, names: list[str]) -> Table:
     """Conversations in one of their forms, with one thing wrong."""
     rows = [
         {
@@ -58,19 +102,36 @@ def json_table(draw: random.Random, names: list[str]) -> tuple[bytes, str, Expec
         }
         for i, name in enumerate(names)
     ]
+    whole = written(rows).encode()
     if draw.random() < 0.2:
-        return written(rows).encode(), "whole messages", Expect.TAKEN
-    spoilt, what = mutated(draw, rows)
-    content, more = written(spoilt).encode(), ""
+        return whole, whole, "whole messages", Expect.TAKEN
     if draw.random() < 0.2:
-        content, more = damaged(draw, content)
-    return content, f"messages: {what} {more}", Expect.EITHER
+        content, what, expect = damage(draw, whole, parsed_json, FORM)
+        return content, whole, f"messages: {what}", expect
+    spoilt, what, expect = change(draw, rows, FORM)
+    return written(spoilt).encode(), whole, f"messages: {what}", expect
 
 
-def texts(draw: random.Random, names: list[str]) -> tuple[bytes, str, Expect]:
+def texts(draw: random.Random, names: list[str]) -> Table:
     """A text that a disk has spoilt."""
-    content = "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode()
-    return *damaged(draw, content), Expect.EITHER
+    whole = "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode()
+    content, what, expect = damage(draw, whole, parsed_text, OF_TABLE)
+    return content, whole, what, expect
+
+
+def parsed_text(content: bytes) -> list[str]:
+    """The lines of a text in UTF-8.
+
+    Raises:
+        NoDocument: no UTF-8, or characters that no text has.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except ValueError as error:
+        raise NoDocument(str(error)) from None
+    if "\0" in text:
+        raise NoDocument("a NUL")
+    return text.split("\n")
 
 
 TABLES = {"q.csv": csv_table, "q.json": json_table, "q.txt": texts}
@@ -86,26 +147,54 @@ def make(draw: random.Random, place: Place) -> Case:
             names.append(f"images/{number}.png")
             place.write(f"mine/{names[-1]}", place.copy("images/a.png", "one.png").read_bytes() + bytes([number]))
         (place.work / "one.png").unlink()
-    content, what, expect = TABLES[name](draw, names)
+    content, whole, what, expect = TABLES[name](draw, names)
     path = place.write(f"mine/{name}", content)
-    words = ["init", "mine"]
-    kind = draw.choice(("", "", "", "file", "target", "option", "second", "image"))
+    words, files = ["init", "mine"], {f"mine/{name}": whole}
+    files |= {f"mine/{each}": (place.work / "mine" / each).read_bytes() for each in names}
+    kind = draw.choice(("", "", "", "", "file", "target", "option", "second", "image"))
     if kind == "file":
         what, expect = f"{name}: {no_file(draw, path)}", Expect.REFUSED
     elif kind == "image" and names:
         what, expect = f"an image: {no_file(draw, place.work / 'mine' / names[0])}", Expect.REFUSED
     elif kind == "target":
-        place.write("mine_subtoken/thesis.txt", "a year of work")
+        place.write(f"{MADE}/thesis.txt", "a year of work")
         words += draw.choice(([], ["--overwrite"]))
         what, expect = f"a target that is somebody's, {words[2:]}", Expect.REFUSED
     elif kind == "option":
-        option, value = (
-            draw.choice(OPTIONS),
-            draw.choice(("", "nope", "../beside", "mine", "-1", "\x1b[31m", "/", "a/b/c")),
-        )
-        words.append(f"{option}={value}")
-        what, expect = f"{what}, {words[-1]!r}", Expect.EITHER
-    elif kind == "second":
+        option = draw.choice(list(WRONG))
+        words.append(f"{option}={draw.choice(WRONG[option])}")
+        what, expect = f"{what}, {words[-1]!r}", Expect.REFUSED
+    elif kind == "second" and name != "q.txt":
         place.write("mine/other.json", json.dumps([{"question": "a", "answer": "b"}]))
-        what, expect = f"two tables, {what}", Expect.EITHER if name == "q.txt" else Expect.REFUSED
-    return Case(f"init: {what}", words, expect, ("mine_subtoken", "nope", "a", "-1", "../beside/mine", "\x1b[31m"))
+        what, expect = f"two tables, {what}", Expect.REFUSED
+    reference = same(place, words, [MADE], files)
+    if name == "q.csv":
+        reference = both(reference, exactly(place, whole))
+    return Case(f"init: {what}", words, expect, (MADE,), reference=reference)
+
+
+WRONG = {
+    "--image-column": ("", "nope", "../beside", "\x1b[31m"),
+    "--question-column": ("nope", "/"),
+    "--answer-column": ("nope", "a/b/c"),
+    "--table": ("nope", "../beside", "/"),
+    "--backbone": ("nope", "../beside", "mine"),
+    "--out": ("../beside", "mine", "/"),
+    "--seed": ("-1", "nope", ""),
+}
+
+
+def exactly(place: Place, table: bytes) -> Reference:
+    """The splits hold the table's pictures, questions and answers, each once and as they are written."""
+
+    def difference(answer: Answer) -> str | None:
+        rows = [
+            (row["image"], row["conversations"][0]["value"].removeprefix("<image>\n"), row["conversations"][1]["value"])
+            for path in sorted((place.work / MADE).glob("*.json"))
+            if not path.name.startswith(".")
+            for row in json.loads(path.read_text())
+        ]
+        right = sorted(tuple(row) for row in parsed_csv(table)[1:])
+        return None if sorted(rows) == right else f"{sorted(rows)[:2]} is not {right[:2]}"[:400]
+
+    return difference

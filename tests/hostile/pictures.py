@@ -6,18 +6,17 @@ import random
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
-from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.decoding import as_png, pixels, right_picture
 from tests.hostile.pool import VLM
+from tests.hostile.references import same
 from tests.hostile.tensor_files import canary_pickle
 from tests.hostile.values import damaged, no_file
 
 SUFFIXES = ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico")
-PIXELS = 100_000_000
-"""More than this is no picture for a batch."""
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -63,22 +62,14 @@ def bombs() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def small(answer: Answer) -> str | None:
-    """What was opened has a size that a batch can hold, in RGB."""
-    image = answer.value
-    if not isinstance(image, Image.Image):
-        return None
-    if image.mode != "RGB" or image.width * image.height > PIXELS or not image.width * image.height:
-        return f"opened as {image.mode}, {image.width} x {image.height}"
-    return None
+NAMED = ("[red]a.png", "a\nb.png", "-a.png", "ä.png", "a" * 200 + ".png", "a b.png", "\x1b[31ma.png")
 
 
 def make(draw: random.Random, place: Place) -> Case:
-    """An image that is none."""
+    """An image that is none, or that is one under an odd name."""
     suffix = draw.choice(SUFFIXES)
     path = place.copy(f"images/a.{suffix}", f"a.{suffix}")
-    kind = draw.choice(("damage", "damage", "damage", "bomb", "bomb", "bomb", "file", "mode", "name", "control"))
-    expect = Expect.EITHER
+    kind = draw.choice(("damage", "damage", "damage", "bomb", "bomb", "bomb", "file", "name", "control"))
     if kind == "damage":
         content, what = damaged(draw, path.read_bytes())
         path.write_bytes(content)
@@ -86,38 +77,26 @@ def make(draw: random.Random, place: Place) -> Case:
         found = bombs()
         what = draw.choice(list(found))
         path.write_bytes(found[what])
-        expect = Expect.EITHER if what.startswith(("a PNG with", "a PNG whose")) else Expect.REFUSED
     elif kind == "file":
-        what, expect = no_file(draw, path), Expect.REFUSED
-    elif kind == "mode":
-        mode = draw.choice(("1", "L", "P", "RGBA", "CMYK", "I", "F", "LA", "I;16", "YCbCr"))
-        path = place.path("a.tiff")
-        Image.new(mode, (20, 10)).save(path)
-        what, expect = f"mode {mode}", Expect.TAKEN if mode in ("1", "L", "P", "RGBA", "CMYK") else Expect.EITHER
+        return opening(draw, place, path, f"{suffix}, {no_file(draw, path)}", None)
     elif kind == "name":
-        name = draw.choice(("[red]a.png", "\x1b[31ma.png", "a\nb.png", "-a.png", "ä.png", "a" * 200 + ".png"))
+        name = draw.choice(NAMED)
         path = path.rename(path.with_name(name))
         what = f"named {name[:20]!r}"
     else:
-        what, expect = "whole", Expect.EITHER if suffix == "ico" else Expect.TAKEN
-    return _opening(draw, place, path, f"{suffix}, {what}", expect)
+        what = "whole"
+    return opening(draw, place, path, f"{suffix}, {what}", right_picture(path.read_bytes()))
 
 
-def _opening(draw: random.Random, place: Place, path: Path, what: str, expect: Expect) -> Case:
-    way = draw.choice(("library", "library", "generate"))
-    if way == "library":
+def opening(draw: random.Random, place: Place, path: Path, what: str, right: Image.Image | None) -> Case:
+    """An image given to what opens one; it must be this picture, or be refused where there is none."""
+    expect = Expect.REFUSED if right is None else Expect.TAKEN
+    if draw.random() < 0.6:
         from subtoken_train.datasets.image_sources import open_image
 
-        return Case(f"open_image {what}", lambda: open_image(path), expect, complaint=small)
-    adapter: Any = place.pool / "adapters" / VLM
-    words = [
-        "generate",
-        "--adapter",
-        str(adapter),
-        f"--image={path.name}",
-        "--prompt",
-        "what ?",
-        "--max-new-tokens",
-        "1",
-    ]
-    return Case(f"generate {what}", words, expect)
+        return Case(f"open_image {what}", lambda: open_image(path), expect, reference=pixels(right))
+    words = ["generate", "--adapter", str(place.pool / "adapters" / VLM), f"--image={path.name}", "--prompt", "what ?"]
+    words += ["--max-new-tokens", "2"]
+    place.copies.clear()
+    reference = None if right is None else same(place, words, files={path.name: as_png(right)})
+    return Case(f"generate {what}", words, expect, reference=reference)

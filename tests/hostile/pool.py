@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import datasets
 import yaml
 from PIL import Image
 
@@ -27,7 +26,6 @@ def make_pool(folder: Path) -> Path:
     """Write the pool; takes some ten seconds, the imports of the libraries among them."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    datasets.config.HF_DATASETS_CACHE = folder.parent / "datasets-cache"  # spoilt tables stay out of the user's
     _data(folder)
     _recipes(folder)
     for name in (VLM, LM, f"{VLM}_anchor"):

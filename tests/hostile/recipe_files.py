@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 from tests.hostile.case import Case, Expect, Place
+from tests.hostile.known import damage, parsed_yaml
 from tests.hostile.pool import LM, VLM
-from tests.hostile.recipes import parsing
-from tests.hostile.values import damaged, no_file
+from tests.hostile.recipes import FORM, TENSORS, parsing
+from tests.hostile.references import same
+from tests.hostile.values import no_file
 
 BOMB = "\n".join(
     [
@@ -70,6 +72,7 @@ def make(draw: random.Random, place: Place) -> Case:
     name = draw.choice(
         ("recipe.yaml", "recipe.yaml", "re cipe.yaml", "[red]recipe.yaml", "recipe\x1b[31m.yaml", "réçipe.yaml")
     )
+    whole = content
     if kind == "text":
         what = draw.choice(list(TEXTS))
         alone = draw.random() < 0.5 or what in (
@@ -82,13 +85,14 @@ def make(draw: random.Random, place: Place) -> Case:
         content = (b"" if alone else content) + TEXTS[what].encode() + b"\n"
         place.write(name, content)
     elif kind == "damage":
-        content, what = damaged(draw, content)
-        expect = Expect.EITHER
+        content, what, expect = damage(draw, content, parsed_yaml, FORM)
         place.write(name, content)
     elif kind == "file":
         what = no_file(draw, place.write(name, content))
     else:
         what, expect = "valid", Expect.TAKEN
         place.write(name, content)
-    words, writes = parsing(draw, name, train=kind != "damage")
-    return Case(f"{words[0]} {name!r}: {what}", words, expect, writes)
+    built = kind == "damage" and expect is Expect.REFUSED
+    words, writes = parsing(draw, name, train=kind != "damage", built=built)
+    reference = same(place, words, TENSORS if words[0] == "fit" else (), {name: whole})
+    return Case(f"{words[0]} {name!r}: {what}", words, expect, writes, reference=reference)

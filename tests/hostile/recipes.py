@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.case import Case, Expect, Place
+from tests.hostile.case import Case, Expect, Place, Reference
+from tests.hostile.known import Format, change
 from tests.hostile.pool import LM, VLM
-from tests.hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, mutated, shown
+from tests.hostile.references import same
+from tests.hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, shown, written
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
 """Values that no number of a recipe takes."""
@@ -98,6 +100,24 @@ UNKNOWN = (
     "model.__init__",
     "trainer.model",
 )
+FORM = Format(
+    unsaid=("*", "*.*", "*.*.*"),
+    typed=True,
+    legal={
+        "model.backbone.path": lambda value: isinstance(value, str),
+        "output_dir": lambda value: isinstance(value, str),
+        "data.train_file": lambda value: isinstance(value, str),
+        "trainer.max_steps": lambda value: type(value) is int and value >= -1,
+        "trainer.enable_*": lambda value: isinstance(value, bool | None),
+        "data.group_by_length": lambda value: isinstance(value, bool),
+        "trainer.log_every_n_steps": lambda value: type(value) is int and value >= 0,
+    },
+    exact=(
+        *("model.backbone.dtype", "model.reducer.name", "model.reducer.stage", "model.routing.selector"),
+        *("model.routing.budget", "model.optimizer.schedule", "trainer.accelerator"),
+    ),
+)
+TENSORS = ("run/adapter/adapter_model.safetensors", "run/adapter/router.safetensors")
 HARMLESS = (
     {},
     {"seed_everything": 5},
@@ -127,9 +147,11 @@ def with_key(recipe: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return recipe
 
 
-def parsing(draw: random.Random, config: str, *further: str, train: bool = True) -> tuple[list[str], tuple[str, ...]]:
-    """A command that parses a recipe, and what it may write."""
-    kinds = ["check", "check", "check", "preview", "sweep", *(["fit"] if train else [])]
+def parsing(
+    draw: random.Random, config: str, *further: str, train: bool = True, built: bool = False
+) -> tuple[list[str], tuple[str, ...]]:
+    """A command that parses a recipe, and what it may write; ``built``: one that lays the run out as well."""
+    kinds = ["check", "check", "check", *(["fit"] if train else []), *([] if built else ["preview", "sweep"])]
     kind = draw.choice(kinds)
     if kind == "sweep":
         return ["sweep", "--config", config, "--set", f"{SWEPT}=1,2", "--dry-run", "--output_dir", "swept"], ()
@@ -140,37 +162,42 @@ def parsing(draw: random.Random, config: str, *further: str, train: bool = True)
     return ["check", "--config", config, *draw.choice(((), ("--offline",))), *further], ()
 
 
+def same_recipe(place: Place, words: list[str], recipe: dict[str, Any], name: str = "recipe.yaml") -> Reference:
+    """The recipe must do what it does when it is written another way: as JSON, its keys turned round."""
+    turned = {key: recipe[key] for key in reversed(recipe)}
+    return same(place, words, TENSORS if words[0] == "fit" else (), {name: written(turned)})
+
+
 def make(draw: random.Random, place: Place) -> Case:
     """A recipe with one thing wrong in it, or none."""
     name = draw.choice((VLM, VLM, LM))
-    recipe, kind = read(place, name), draw.choice(("invalid",) * 5 + ("unknown", "any", "any", "override", "control"))
+    whole = read(place, name)
+    recipe, kind = whole, draw.choice(("invalid",) * 5 + ("unknown", "any", "any", "override", "control"))
     further: list[str] = []
-    expect = Expect.REFUSED
+    expect, key = Expect.REFUSED, "model."
     if kind == "control":
         settings = draw.choice(HARMLESS)
         for key, value in settings.items():
             recipe = with_key(recipe, key, value)
-        what, expect = f"valid, with {settings}", Expect.TAKEN
+        what, expect, whole, key = f"valid, with {settings}", Expect.TAKEN, recipe, ""
     elif kind == "unknown":
         key = draw.choice(UNKNOWN)
         recipe, what = with_key(recipe, key, draw.choice((1, "x", [], {}))), f"unknown key {key}"
     elif kind == "any":
-        recipe, what = mutated(draw, recipe)
-        expect = Expect.EITHER
+        recipe, what, expect = change(draw, recipe, FORM)
     else:
         keys = [key for key in INVALID if key not in (OF_LM if name == VLM else OF_VLM)]
         key = draw.choice(keys)
-        value = draw.choice(INVALID[key])
+        values = INVALID[key]
+        if kind == "override":  # where 5 is a text, and nothing is nothing
+            values = tuple(value for value in values if isinstance(value, str | float) and value != "") or ("\x00",)
+        value = draw.choice(values)
         what = f"{key} is {shown(value)}"
-        if kind == "override" and isinstance(value, str | int | float) and abs(hash(value)) < 10**30:
+        if kind == "override":
             further = [f"--{key}={value}"]
-            expect = Expect.EITHER if value == "" or isinstance(value, int) else expect  # 5 is a text here
         else:
             recipe = with_key(recipe, key, value)
     place.write("recipe.yaml", as_yaml(recipe, draw))
-    words, writes = parsing(draw, "recipe.yaml", *further)
-    if words[0] == "sweep" and further:
-        expect = Expect.TAKEN
-    if words[0] in ("sweep", "preview") and expect is Expect.REFUSED and what.startswith(BUILT):
-        expect = Expect.EITHER
-    return Case(f"{words[0]}: {what}", words, expect, writes)
+    built = expect is Expect.REFUSED and (key.startswith(BUILT) or bool(further))
+    words, writes = parsing(draw, "recipe.yaml", *further, built=built)
+    return Case(f"{words[0]}: {what}", words, expect, writes, reference=same_recipe(place, words, whole))

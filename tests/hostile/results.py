@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.case import Answer, Case, Expect, Place
-from tests.hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.acts import command
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.known import Format, NoDocument, change, damage, parsed_json, parsed_lines
+from tests.hostile.references import both, same
+from tests.hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, no_file, shown, written
 
 NOT_A_NUMBER = ("x", None, [], {}, NAN, INFINITY, True)
 INVALID_RECORD: dict[str, tuple[Any, ...]] = {
@@ -43,6 +48,50 @@ INVALID_MANIFEST: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("arm", "anchor"): (5, [], {}),
     ("arm", "protocol"): (5, None, "nope"),
 }
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+OF_RECORD = Format(
+    legal={
+        **dict.fromkeys(("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "index_bytes"), _count),
+        **dict.fromkeys(("entries_before", "entries_after", "new_tokens", "batch_size", "unread_bytes"), _count),
+        "kind": lambda value: value is None or isinstance(value, str),
+        "emptied": lambda value: isinstance(value, dict),
+        "reference.*": lambda value: True,  # of the task's own kind
+        "prediction": lambda value: isinstance(value, str | list),
+        "kept_visual": lambda value: isinstance(value, str | None),
+    },
+    unsaid=("*", "*.*"),
+)
+OF_MANIFEST = Format(
+    free=("settings.*",),
+    legal={
+        "arm.adapter": lambda value: isinstance(value, str | None),
+        "arm.anchor": lambda value: isinstance(value, str | None),
+        "arm.seed": lambda value: value is None or type(value) is int,
+        "arm.groups": lambda value: isinstance(value, str | None),
+        "expected_rows": lambda value: value is None or type(value) is int,
+        "options.*": lambda value: True,  # of the task's own kind
+        "source": lambda value: isinstance(value, str | None),
+    },
+    exact=("schema", "task"),
+)
+OF_SCORES = Format(
+    free=("runs.0.seconds",),
+    more=("", "runs.0"),
+    legal={
+        "runs.0.unread_bytes": _count,
+        "runs.0.prompts_with_an_emptied_region": _count,
+        "runs.0.predictions.*": lambda value: isinstance(value, str | list),
+        "runs.0.measures": lambda value: value == {} or value is None,
+        "runs.0.predictions": lambda value: value is None,
+    },
+    unsaid=("runs.0.*", "runs.0.measures.*"),
+)
+OF_PAPER = Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*"))
 MARKUP = (
     "[red]x[/red]",
     "[/bold]",
@@ -74,16 +123,27 @@ def cell(draw: random.Random, place: Place) -> Path:
     return draw.choice(sorted(path.parent for path in folder.rglob("manifest.json")))
 
 
-def report(draw: random.Random, what: str, expect: Expect, *further: str, complaint: Any = None) -> Case:
-    """``report`` on the results."""
+def report(
+    draw: random.Random,
+    place: Place,
+    what: str,
+    expect: Expect,
+    *further: str,
+    files: dict[str, str | bytes | None] | None = None,
+    reference: Reference | None = None,
+) -> Case:
+    """``report`` on the results; its tables must be those of the originals, or of what ``files`` make of them."""
     formats = draw.choice(([], ["--format", "csv"], ["--format", "html,markdown"], ["--format", "latex"]))
-    return Case(
-        f"report {what}",
-        ["report", "results", "--out", "tables", *formats, *further],
-        expect,
-        ("tables",),
-        complaint=complaint,
-    )
+    if reference is not None:
+        formats = draw.choice(([], ["--format", "csv"]))
+    words = ["report", "results", "--out", "tables", *formats, *further]
+    reference = reference or same(place, words, ["tables"], files)
+    return Case(f"report {what}", words, expect, ("tables",), reference=both(reference, harmless(place)))
+
+
+def harmless(place: Place) -> Reference:
+    """Nothing that a spreadsheet or a browser would run stands in what was written."""
+    return lambda answer: table_fault(place.work / "tables")
 
 
 def records(draw: random.Random, place: Place) -> Case:
@@ -99,11 +159,10 @@ def records(draw: random.Random, place: Place) -> Case:
             value = 5
         content, what, expect = changed(content, (key,), value), f"{key} is {shown(value)}", Expect.REFUSED
     else:
-        content, what = mutated(draw, content)
-        expect = Expect.EITHER
+        content, what, expect = change(draw, content, OF_RECORD)
     lines[row] = written(content)
     path.write_text("\n".join(lines) + "\n", errors="surrogatepass")
-    return report(draw, f"record: {what}", expect)
+    return report(draw, place, f"record: {what}", expect)
 
 
 def manifest(draw: random.Random, place: Place) -> Case:
@@ -115,50 +174,81 @@ def manifest(draw: random.Random, place: Place) -> Case:
         key = draw.choice(list(INVALID_MANIFEST))
         value = draw.choice(INVALID_MANIFEST[key])
         path.write_text(written(changed(content, key, value)))
-        return report(draw, f"manifest: {'.'.join(key)} is {shown(value)}", Expect.REFUSED)
+        return report(draw, place, f"manifest: {'.'.join(key)} is {shown(value)}", Expect.REFUSED)
     if kind == "mutated":
-        content, what = mutated(draw, content)
-        path.write_text(written(content), errors="surrogatepass")
-        return report(draw, f"manifest: {what}", Expect.EITHER)
-    spoilt, what = damaged(draw, path.read_bytes())
-    path.write_bytes(spoilt)
-    return report(draw, f"manifest: {what}", Expect.EITHER)
+        content, what, expect = change(draw, content, OF_MANIFEST)
+        path.write_text(written(content))
+    else:
+        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_MANIFEST)
+        path.write_bytes(spoilt)
+    return report(draw, place, f"manifest: {what}", expect)
+
+
+COLUMNS = {"name": "arm", "backbone": "backbone", "reducer": "reducer", "adapter": "adapter", "eviction": "eviction"}
 
 
 def names(draw: random.Random, place: Place) -> Case:
     """Names that mean something to a terminal, a spreadsheet, LaTeX or a browser; they must come out as they are."""
     path = cell(draw, place) / "manifest.json"
-    content = json.loads(path.read_text())
-    field, value = (
-        draw.choice(("name", "name", "backbone", "reducer", "adapter", "eviction")),
-        draw.choice((*MARKUP, *NAMES)),
-    )
-    if (
-        field == "name"
-        and not any(letter in value for letter in "/\\\x00")
-        and 0 < len(value.encode("utf-8", "surrogatepass")) < 200
-        and value not in (".", "..")
-    ):
+    field, value = draw.choice(("name", *COLUMNS)), draw.choice((*MARKUP, *NAMES))
+    arm = path.parent.parent.name.removesuffix("-seed0")
+    named = file_name(value)
+    if field == "name" and named:
         target = path.parent.parent.with_name(value)
-        if "\ud800" not in value and not target.exists():
-            path.parent.parent.rename(target)
-            path = target / path.parent.name / path.name
+        path.parent.parent.rename(target)
+        path = target / path.parent.name / path.name
     for manifest_file in path.parent.parent.glob("*/manifest.json"):
         other = json.loads(manifest_file.read_text())
         other["arm"][field] = value
         manifest_file.write_text(json.dumps(other))
-    del content
+    right = named if field == "name" else value != "" and value.isprintable() and field != "reducer"  # known ones alone
+    reference = renamed(place, COLUMNS[field], arm, value)
+    return report(
+        draw, place, f"{field} is {shown(value)}", Expect.TAKEN if right else Expect.REFUSED, reference=reference
+    )
 
-    def told(answer: Answer) -> str | None:
-        return table_fault(place.work / "tables")
 
-    return report(draw, f"{field} is {shown(value)}", Expect.EITHER, complaint=told)
+def file_name(value: str) -> bool:
+    """Whether a name may be a folder's: it leads nowhere, is short, and every character of it can be shown."""
+    whole = value.strip(". ") != "" and not set(value) & set("/\\") and value.isprintable()
+    return whole and len(value.encode("utf-8", "surrogatepass")) <= 200
+
+
+def renamed(place: Place, column: str, arm: str, after: str) -> Reference:
+    """The table is the originals', with one name in the place of another, marked as text where a spreadsheet counts."""
+
+    def difference(answer: Answer) -> str | None:
+        rows = table_rows(place.work / "tables/report.csv")
+        right = same_rows(place)
+        for row in right:
+            row[column] = after if row["arm"] == arm else row[column]
+        got = [{**row, column: row[column].removeprefix("'")} for row in rows]
+        right = [{**row, column: row[column].removeprefix("'")} for row in right]
+        order = [sorted(map(json.dumps, each)) for each in (got, right)]
+        first = next((f"{mine} is not {other}" for mine, other in zip(*order, strict=False) if mine != other), None)
+        return first or (None if len(got) == len(right) else f"{len(got)} rows, not {len(right)}")
+
+    return difference
+
+
+def same_rows(place: Place) -> list[dict[str, str]]:
+    """The rows of the table of the originals."""
+    other = place.root / "twin"
+    words = ["report", str(place.pool / "results"), "--out", str(other), "--format", "csv"]
+    assert command(words).code == 0
+    rows = table_rows(other / "report.csv")
+    shutil.rmtree(other)
+    return rows
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table in CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def table_fault(folder: Path) -> str | None:
     """What a spreadsheet or a browser would run of the written files."""
-    import csv
-
     for path in folder.glob("*.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.reader(file):
@@ -184,8 +274,9 @@ def scores(draw: random.Random, place: Place) -> Case:
     path = place.copy("scores.json")
     place.copy("run/adapter", "adapter")
     content = json.loads(path.read_text())
-    expect = Expect.EITHER
-    kind = draw.choice(("invalid", "mutated", "damage", "file"))
+    expect = Expect.REFUSED
+    whole = path.read_text()
+    kind = draw.choice(("invalid", "mutated", "damage", "file", "control"))
     if kind == "invalid":
         key = draw.choice(
             (
@@ -205,18 +296,23 @@ def scores(draw: random.Random, place: Place) -> Case:
             "kinds": (["x"] * 4,),
             "measures": ({},),
         }
-        content["runs"][0][key] = value
-        what, expect = f"{key} is {shown(value)}", Expect.EITHER if value in right.get(key, ()) else Expect.REFUSED
-        path.write_text(json.dumps(content))
+        if value in right.get(key, ()):
+            value = NAN
+        what = f"{key} is {shown(value)}"
+        path.write_text(json.dumps(changed(content, ("runs", 0, key), value)))
     elif kind == "mutated":
-        content, what = mutated(draw, content)
-        path.write_text(written(content), errors="surrogatepass")
+        content, what, expect = change(draw, content, OF_SCORES)
+        path.write_text(written(content))
     elif kind == "damage":
-        spoilt, what = damaged(draw, path.read_bytes())
+        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_SCORES)
         path.write_bytes(spoilt)
+    elif kind == "control":
+        what, expect = "as evaluate wrote them", Expect.TAKEN
     else:
-        what, expect = no_file(draw, path), Expect.REFUSED
-    return Case(f"export --metrics: {what}", ["export", "adapter", "out", "--metrics", "scores.json"], expect, ("out",))
+        what = no_file(draw, path)
+    words = ["export", "adapter", "out", "--metrics", "scores.json"]
+    reference = same(place, words, ["out"], {"scores.json": whole})
+    return Case(f"export --metrics: {what}", words, expect, ("out",), reference=reference)
 
 
 def paper(draw: random.Random, place: Place) -> Case:
@@ -224,44 +320,63 @@ def paper(draw: random.Random, place: Place) -> Case:
     place.copy("results")
     path = place.copy("paper.json")
     kind = draw.choice(("mutated", "mutated", "mutated", "damage", "file", "control"))
-    expect = Expect.EITHER
     if kind == "mutated":
-        content, what = mutated(draw, json.loads(path.read_text()))
-        path.write_text(written(content), errors="surrogatepass")
+        content, what, expect = change(draw, json.loads(path.read_text()), OF_PAPER)
+        path.write_text(written(content))
     elif kind == "damage":
-        spoilt, what = damaged(draw, path.read_bytes())
+        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_PAPER)
         path.write_bytes(spoilt)
     elif kind == "file":
         what, expect = no_file(draw, path), Expect.REFUSED
     else:
         what, expect = "valid", Expect.TAKEN
-    return report(draw, f"printed tables: {what}", expect, "--compare-paper", "paper.json")
+    return report(draw, place, f"printed tables: {what}", expect, "--compare-paper", "paper.json")
 
 
 def line(draw: random.Random, place: Place) -> Case:
     """Lines of records that were cut, doubled or spoilt; by the library's own reader too."""
     path = next(cell(draw, place).glob("samples-*.jsonl"))
-    content, what = damaged(draw, path.read_bytes())
+    whole = path.read_bytes()
+    content, what = damaged(draw, whole)
     path.write_bytes(content)
+    complete = content[: content.rfind(b"\n") + 1]  # what follows the last end of a line was never finished
+    try:
+        right = parsed_lines(complete) == parsed_lines(whole)[: len(parsed_lines(complete))]
+    except NoDocument:
+        right = False
+    expect = Expect.TAKEN if right else Expect.REFUSED
     if draw.random() < 0.3:
         from subtoken_train.evaluation.results.store import read_samples
 
-        return Case(f"read_samples {what}", lambda: read_samples(path.parent), Expect.EITHER)
-    return report(draw, f"records: {what}", Expect.EITHER)
+        def reference(answer: Answer) -> str | None:
+            got = read_samples(path.parent)
+            path.write_bytes(complete)
+            return None if got == read_samples(path.parent) else "other samples than the whole lines hold"
+
+        return Case(f"read_samples {what}", lambda: read_samples(path.parent), expect, reference=reference)
+    files: dict[str, str | bytes | None] = {str(path.relative_to(place.work)): complete}
+    return report(draw, place, f"records: {what}", expect, files=files)
 
 
 def other_file(draw: random.Random, place: Place) -> Case:
-    """No file where one belongs."""
+    """No file where one belongs; what has left no trace at all is not in the table."""
     folder = cell(draw, place)
-    path = draw.choice((folder / "manifest.json", next(folder.glob("samples-*.jsonl")), folder, folder.parent))
-    what = f"{path.name}: {no_file(draw, path)}"
-    return report(draw, what, Expect.EITHER)
+    samples = next(folder.glob("samples-*.jsonl"))
+    path = draw.choice((folder / "manifest.json", samples, folder, folder.parent))
+    inner = path in (folder, folder.parent)
+    kind = no_file(draw, path)
+    if inner:
+        shutil.rmtree(path.with_name(f"{path.name}-away"))
+    traceless = inner or (path == samples and kind == "absent")
+    gone = folder.parent if path == folder.parent else folder
+    files: dict[str, str | bytes | None] = {str(gone.relative_to(place.work)): None}
+    return report(draw, place, f"{path.name}: {kind}", Expect.TAKEN if traceless else Expect.REFUSED, files=files)
 
 
 def whole(draw: random.Random, place: Place) -> Case:
     """Results as ``evaluate`` left them."""
     place.copy("results")
-    return report(draw, "whole", Expect.TAKEN)
+    return report(draw, place, "whole", Expect.TAKEN)
 
 
 KINDS = {

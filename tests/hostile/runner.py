@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import random
 import re
 import shutil
 import stat
 import sys
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hostile import canary_module
-from tests.hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
-from tests.hostile.watch import Stopped, watched
+import datasets
 
-PREFIX = "subtoken-train: "
+from tests.hostile import canary_module
+from tests.hostile.acts import PREFIX, call, command, room, system_words
+from tests.hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
+from tests.hostile.watch import Stopped, Touch, Watch, watched
+
 LIMIT = 400
 """Characters of a message."""
 PYTHON_WORDS = (
@@ -32,6 +34,12 @@ PYTHON_WORDS = (
 """What stands in a message that nobody worded."""
 PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
 """What a command says on stderr while it works."""
+NO_FILES = ("/dev/null", "/dev/tty", "/dev/shm/", "/proc/self/", "/dev/fd/")
+"""Where a write is none to a disk."""
+TABLES = "datasets-cache"
+"""Beside the case's folder: what the library ``datasets`` keeps of tables that it read; else in the user's cache."""
+WORKERS = "pymp-"
+"""Folders that Python keeps for its workers until the process ends."""
 HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 """Warnings that Python shows to nobody unless asked to."""
 Make = Callable[[random.Random, Place], Case]
@@ -44,22 +52,55 @@ def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
     neighbours(place)
     home = Path.cwd()
     try:
-        case = make(random.Random(f"{name}:{seed}"), place)
-        before = snapshot(place.root)
-        os.chdir(place.work)
-        clock = time.monotonic()
-        answer, verdict, detail = _run(case)
-        seconds = time.monotonic() - clock
-        os.chdir(home)
-        order = list(Verdict)
-        verdict, detail = min(
-            ((verdict, detail), *_harm(case, place, before, answer)), key=lambda found: order.index(found[0])
-        )
-        code = None if answer is None else answer.code
-        return Outcome(f"{name}:{seed}", case.what, verdict, detail, case.expect, code, seconds)
+        with own_places(place):
+            return _judged_case(f"{name}:{seed}", make, place, home)
     finally:
         os.chdir(home)
         _remove(place.root)
+
+
+def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
+    """Make, run and judge a case whose folders are there."""
+    case = make(random.Random(name), place)
+    before = snapshot(place.root)
+    passing = set(os.listdir(tempfile.gettempdir()))
+    os.chdir(place.work)
+    clock = time.monotonic()
+    answer, touched, verdict, detail = _run(case)
+    seconds = time.monotonic() - clock
+    os.chdir(home)
+    found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place), *_passing(passing)]
+    if verdict is Verdict.CLEAN and answer is not None:
+        found.append(compared(case, answer))
+    order = list(Verdict)
+    verdict, detail = min(found, key=lambda each: order.index(each[0]))
+    code = None if answer is None else answer.code
+    taken = code == 0 and case.reference is not None
+    return Outcome(name, case.what, verdict, detail, case.expect, code, seconds, taken, case.why)
+
+
+@contextmanager
+def own_places(place: Place) -> Iterator[None]:
+    """A home and a folder for temporary files of the case's own, so that what goes there is seen too."""
+    home, passing = os.environ.get("HOME"), tempfile.tempdir
+    (place.root / "home").mkdir()
+    (place.root.parent / TABLES).mkdir(exist_ok=True)
+    datasets.config.HF_DATASETS_CACHE = place.root.parent / TABLES
+    temporary = place.root.parent / "tmp"  # stays: a process keeps what it has there for its workers until it ends
+    temporary.mkdir(exist_ok=True)
+    os.environ["HOME"], tempfile.tempdir = str(place.root / "home"), str(temporary)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = passing
+        os.environ.pop("HOME") if home is None else os.environ.update(HOME=home)
+
+
+def _passing(before: set[str]) -> Iterator[tuple[Verdict, str]]:
+    """Temporary files that are still there."""
+    left = [name for name in os.listdir(tempfile.gettempdir()) if name not in before and not name.startswith(WORKERS)]
+    if left:
+        yield Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"
 
 
 def neighbours(place: Place) -> None:
@@ -70,55 +111,29 @@ def neighbours(place: Place) -> None:
     (place.work / "diary.txt").write_text("mine\n")
 
 
-def _run(case: Case) -> tuple[Answer | None, Verdict, str]:
-    """The answer, and the verdict as far as it follows from it alone."""
+def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
+    """The answer, what it wrote, and the verdict as far as it follows from the answer alone."""
     canary_module.forget()
+    watch = Watch()
     try:
-        with watched() as started, warnings.catch_warnings():
+        with room(case.room), watched(watch), warnings.catch_warnings():
             warnings.simplefilter("default")
             for hidden in HIDDEN:
                 warnings.simplefilter("ignore", hidden)
-            answer = _command(case.act) if isinstance(case.act, list | tuple) else _called(case.act)
+            answer = command(case.act) if isinstance(case.act, list | tuple) else call(case.act)
     except Stopped as stopped:
         where = traceback.format_exc(limit=-3)
         verdict = Verdict.HANG if stopped.memory is None else Verdict.MEMORY
-        return None, verdict, f"{stopped} {stopped.memory or ''} {where}"
+        return None, watch.touched, verdict, f"{stopped} {stopped.memory or ''} {where}"
     except (Exception, SystemExit):
-        return None, Verdict.TRACEBACK, traceback.format_exc(limit=-6)
-    if started:
-        return answer, Verdict.CODE, f"started {started}"
-    return answer, *judged(case, answer)
-
-
-def _command(words: list[str] | tuple[str, ...]) -> Answer:
-    from subtoken_train.cli.main import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = main(list(words))
-        except SystemExit as end:  # --help
-            code = end.code if isinstance(end.code, int) else 0
-    return Answer(code, out.getvalue(), err.getvalue())
-
-
-def _called(function: Callable[[], object]) -> Answer:
-    """A function of the library: a plain ``ValueError`` or an ``OSError`` is a worded refusal, all else is none."""
-    from subtoken_train.cli.terminal import one_line
-
-    out = io.StringIO()
-    try:
-        with redirect_stdout(out), redirect_stderr(io.StringIO()):
-            return Answer(0, out.getvalue(), "", function())
-    except (ValueError, OSError) as error:
-        ours = type(error) is ValueError or type(error).__module__.startswith("subtoken_train.")
-        if not (ours or isinstance(error, OSError)):
-            raise
-        return Answer(2, "", f"{PREFIX}error: {one_line(error)}\n")  # as a command would say it
+        return None, watch.touched, Verdict.TRACEBACK, traceback.format_exc(limit=-6)
+    if watch.started:
+        return answer, watch.touched, Verdict.CODE, f"started {watch.started}"
+    return answer, watch.touched, *judged(case, answer)
 
 
 def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
-    """The verdict on an answer."""
+    """The verdict on an answer before it is compared with the right one."""
     if answer.code not in (0, 2):
         return Verdict.TRACEBACK, f"exit code {answer.code}: {answer.err[-1500:]}"
     if answer.code == 0 and case.expect is Expect.REFUSED:
@@ -126,13 +141,25 @@ def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
     if answer.code == 2 and case.expect is Expect.TAKEN:
         return Verdict.REFUSAL, answer.err[:600]
     if answer.code == 0:
-        fault = case.complaint(answer) if case.complaint is not None else None
-        if fault is not None:
-            return Verdict.WRONG, fault
         fault = control_characters(answer.out + answer.err)
     else:
         fault = message_fault(answer.err) or control_characters(answer.out)
+        if fault is None and case.says and not any(word.lower() in answer.err.lower() for word in case.says):
+            fault = f"says nothing of {case.says}: {answer.err[-LIMIT:]}"
     return (Verdict.CLEAN, "") if fault is None else (Verdict.MESSAGE, fault)
+
+
+def compared(case: Case, answer: Answer) -> tuple[Verdict, str]:
+    """The verdict on an accepted answer beside the right one; one that cannot be compared is wrong."""
+    if answer.code != 0:
+        return Verdict.CLEAN, ""
+    if case.reference is None:
+        return Verdict.WRONG, "accepted, and there is nothing to compare it with"
+    try:
+        fault = case.reference(answer)
+    except Exception:
+        return Verdict.WRONG, f"the reference takes no such input: {traceback.format_exc(limit=-3)}"
+    return (Verdict.CLEAN, "") if fault is None else (Verdict.WRONG, fault)
 
 
 def message_fault(err: str) -> str | None:
@@ -145,11 +172,18 @@ def message_fault(err: str) -> str | None:
         return f"no error line: {err[-600:]!r}"
     if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
-    if len(last) - len(f"{PREFIX}error: ") > LIMIT:
-        return f"{len(last)} characters: {last[:600]}"
-    if found := [word for word in PYTHON_WORDS if word in last]:
-        return f"Python's words {found}: {last}"
-    return control_characters(last)
+    return words_fault(last.removeprefix(f"{PREFIX}error: "))
+
+
+def words_fault(words: str) -> str | None:
+    """What is wrong with the sentence of a refusal."""
+    if len(words) > LIMIT:
+        return f"{len(words)} characters: {words[:600]}"
+    if found := [word for word in PYTHON_WORDS if word in words]:
+        return f"Python's words {found}: {words}"
+    if system_words(words):
+        return f"the system's words alone: {words}"
+    return control_characters(words)
 
 
 def control_characters(text: str) -> str | None:
@@ -177,6 +211,23 @@ def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | 
     if new:
         words = "" if answer is None or accepted else f" ({answer.err.strip()[-160:]})"
         yield Verdict.LEFT, f"made {new[:3]}{words}"
+
+
+def _outside(touched: Sequence[Touch], place: Place) -> Iterator[tuple[Verdict, str]]:
+    """What it did to files that are not below the case's folder; what was made in passing and has gone is nothing."""
+    made = set()
+    for path, kind, was_there in touched:
+        if kind == "os.mkdir" and was_there:  # which changes nothing
+            continue
+        own = f"{place.root}/", f"{place.root.parent}/{TABLES}/", f"{tempfile.gettempdir()}/{WORKERS}", *NO_FILES
+        if path.startswith(own):
+            continue
+        if not was_there:
+            made.add(path)
+        elif path not in made:
+            yield Verdict.LOST, f"{kind} {path}, which is not the case's"
+    if left := sorted(path for path in made if os.path.lexists(path)):
+        yield Verdict.LEFT, f"made {left[:3]} outside of the case's folder"
 
 
 def _below(name: str, places: list[str]) -> bool:

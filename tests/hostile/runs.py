@@ -7,14 +7,17 @@ import json
 import pickle
 import random
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.hostile.case import Case, Expect, Place
+from tests.hostile.known import Format, change, damage, parsed_json, parsed_yaml
+from tests.hostile.references import same
 from tests.hostile.tensor_files import Touch, canary_pickle
-from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, mutated, no_file, shown, written
+from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file, shown, written
 
 INVALID_MARKER: dict[str, tuple[Any, ...]] = {
     "step": ("x", None, [], {}, NAN),
@@ -25,74 +28,83 @@ INVALID_MARKER: dict[str, tuple[Any, ...]] = {
 }
 
 
+FORM = Format(exact=("schema_version", "trained.*.*"))
+OF_RECIPE = Format()
+TENSORS = ("adapter_model.safetensors", "router.safetensors")
+PASSED_OVER = "the state has a part of Lightning's that a run which has reached its end may do without"
+BETWEEN = "what lies between the members of the archive means nothing, and torch may stumble over it or not"
+Spoilt = tuple[str, Expect]
+Way = tuple[str, ...]
+
+
 def make(draw: random.Random, place: Place) -> Case:
     """A run with something wrong in it, to go on with or to export."""
     run = place.copy("stopped", "run")
     checkpoint = run / "checkpoints/step-1"
-    kind = draw.choice(
-        (
-            "marker",
-            "marker",
-            "marker text",
-            "state",
-            "state",
-            "state",
-            "pickle",
-            "tensors",
-            "file",
-            "recipe",
-            "names",
-            "control",
-        )
-    )
-    what, expect = SPOIL[kind](draw, checkpoint)
     words = draw.choice((
-        ["export", "run", "out"],
-        ["export", "run", "out"],
-        ["export", "run/checkpoints/step-1", "out"],
-        ["fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"],
+        ("export", "run", "out"),
+        ("export", "run", "out"),
+        ("export", "run/checkpoints/step-1", "out"),
+        ("fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"),
     ))  # fmt: skip
-    writes = ("out",) if words[0] == "export" else ("run",)
-    if words[0] == "export" and what.startswith(("marker: strategy", "marker: world_size")):
-        expect = Expect.EITHER  # whoever wrote it, its tensors are read
-    if expect is Expect.REFUSED and what.startswith("step") and words[1] == "run/checkpoints/step-1":
-        expect = Expect.EITHER
-    anyway = () if words[0] == "export" else ("run/logs", "run/.lock", "run.lock")
-    return Case(f"{words[0]} {what}", words, expect, writes, writes_anyway=anyway)
+    what, expect = SPOIL[draw.choice(KINDS)](draw, checkpoint, words)
+    export = words[0] == "export"
+    anyway = () if export else ("run/logs", "run/.lock", "run.lock")
+    reference = same(place, words, [f"{'out' if export else 'run/adapter'}/{name}" for name in TENSORS])
+    why = (
+        ""
+        if expect is not Expect.EITHER
+        else PASSED_OVER
+        if what.startswith("state without") or " is " in what
+        else BETWEEN
+    )
+    return Case(f"{words[0]} {what}", words, expect, ("out",) if export else ("run",), anyway, (), reference, why)
 
 
-def marker(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def marker(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A field of the marker that cannot be."""
     path = checkpoint / "COMPLETE"
     content = json.loads(path.read_text())
     if draw.random() < 0.3:
-        content, what = mutated(draw, content)
-        path.write_text(written(content), errors="surrogatepass")
-        return f"marker: {what}", Expect.EITHER
+        content, what, expect = change(draw, content, FORM)
+        path.write_text(written(content))
+        return f"marker: {what}", expect
     key = draw.choice(list(INVALID_MARKER))
     value = draw.choice(INVALID_MARKER[key])
     path.write_text(written(changed(content, (key,), value)))
-    return f"marker: {key} is {shown(value)}", Expect.REFUSED
+    other = value == "nope" and words[0] == "export"  # whoever wrote it, its tensors are read
+    return f"marker: {key} is {shown(value)}", Expect.TAKEN if other else Expect.REFUSED
 
 
-def marker_text(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def marker_text(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A marker that a disk has spoilt."""
     path = checkpoint / "COMPLETE"
-    content, what = damaged(draw, path.read_bytes())
+    content, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
     path.write_bytes(content)
-    return f"marker: {what}", Expect.EITHER
+    return f"marker: {what}", expect
 
 
-def state(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def state(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A state that a disk has spoilt."""
     path = checkpoint / "state.ckpt"
-    content, what = damaged(draw, path.read_bytes())
+    before = path.read_bytes()
+    content, what = damaged(draw, before)
     path.write_bytes(content)
-    known = what.startswith(("cut", "next to nothing", "UTF-16"))
-    return f"state: {what}", Expect.REFUSED if known else Expect.EITHER
+    if content == before:
+        return f"state: {what}", Expect.TAKEN
+    return f"state: {what}", Expect.EITHER if members(content) == members(before) else Expect.REFUSED
 
 
-def pickled(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def members(content: bytes) -> dict[str, bytes] | None:
+    """What an archive holds, each member checked by its sum; None where it is none or broken."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError, OSError, zlib.error):
+        return None
+
+
+def pickled(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A state whose pickle runs something, alone or inside of torch's archive."""
     path = checkpoint / "state.ckpt"
     form = draw.choice(("alone", "archive", "legacy", "inside"))
@@ -112,7 +124,7 @@ def pickled(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
     return f"state: a pickle that runs something, {form}", Expect.REFUSED
 
 
-def tensors(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def tensors(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """Tensors or other parts of the state that do not belong there."""
     path = checkpoint / "state.ckpt"
     content = torch.load(path, weights_only=True)
@@ -135,49 +147,60 @@ def tensors(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
         part = draw.choice(sorted(content))
         del content[part]
         torch.save(content, path)
-        return f"state without {part}", Expect.EITHER
+        return f"state without {part}", _part(part, words)
     else:
         part = draw.choice(sorted(set(content) - {"state_dict"}))
         content[part] = draw.choice((None, 5, "x", [], {}, [None]))
         torch.save(content, path)
-        return f"state: {part} is {content[part]!r}", Expect.EITHER
+        return f"state: {part} is {content[part]!r}", _part(part, words)
     torch.save(content, path)
     return f"state: {name} {kind}", Expect.REFUSED
 
 
-def other_file(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def _part(part: str, words: Way) -> Expect:
+    """Of a part that is gone or odd: an export reads the tensors alone."""
+    if part == "state_dict":
+        return Expect.REFUSED
+    return Expect.TAKEN if words[0] == "export" else Expect.EITHER
+
+
+def other_file(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """No file where one belongs."""
     name = draw.choice(("COMPLETE", "state.ckpt", "../../recipe.yaml"))
     return f"{name}: {no_file(draw, checkpoint / name)}", Expect.REFUSED
 
 
-def recipe(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def recipe(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """The recipe beside it, spoilt."""
     path = checkpoint.parent.parent / "recipe.yaml"
-    content, what = damaged(draw, path.read_bytes())
+    content, what, expect = damage(draw, path.read_bytes(), parsed_yaml, OF_RECIPE)
     path.write_bytes(content)
-    return f"recipe: {what}", Expect.EITHER
+    return f"recipe: {what}", expect
 
 
-def names(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
-    """Folders beside the checkpoint that have its kind of name."""
+def names(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
+    """Folders beside the checkpoint that have its kind of name; one that is newer and broken is not passed over."""
     name = draw.choice(
         ("step-x", "step-", "step-99999999999999999999", "step--1", "step-2.partial", "step-1e3", "step-٣", "step-2")
     )
     other = checkpoint.with_name(name)
     other.mkdir()
-    if draw.random() < 0.5:
+    marked = draw.random() < 0.5
+    if marked:
         (other / "COMPLETE").write_text(draw.choice(("", "{}", "null")))
-    return f"beside it: {name}", Expect.EITHER
+    newer = (
+        marked and name in ("step-2", "step-٣", "step-99999999999999999999") and words[1] != "run/checkpoints/step-1"
+    )
+    return f"beside it: {name}", Expect.REFUSED if newer else Expect.TAKEN
 
 
-def nothing(draw: random.Random, checkpoint: Path) -> tuple[str, Expect]:
+def nothing(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A whole run."""
     return "a whole run", Expect.TAKEN
 
 
 SPOIL = {
     "marker": marker, "marker text": marker_text, "state": state, "pickle": pickled, "tensors": tensors,
-    "file": other_file,
-    "recipe": recipe, "names": names, "control": nothing,
+    "file": other_file, "recipe": recipe, "names": names, "control": nothing,
 }  # fmt: skip
+KINDS = (*SPOIL, "marker", "state", "state")

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hostile.case import Expect
+from tests.hostile.known import NoDocument, parsed_json
 from tests.hostile.values import INFINITY, NAN, damaged
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float64)
@@ -72,7 +74,7 @@ def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
     else:
         tensors[name] = {**REFUSED_TENSORS, **ODD_TENSORS}[kind](draw, tensors[name])
     save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-    return f"{name}: {kind}", Expect.EITHER if kind in ODD_TENSORS else Expect.REFUSED
+    return f"{name}: {kind}", Expect.TAKEN if kind in ODD_TENSORS else Expect.REFUSED
 
 
 def _as_pickle(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
@@ -98,9 +100,49 @@ def _header(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
 
 
 def _damage(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+    before = decoded(path.read_bytes())
+    assert before is not None
     content, what = damaged(draw, path.read_bytes())
     path.write_bytes(content)
-    return what, Expect.EITHER
+    after = decoded(content)
+    right = after is not None and all(
+        after.get(name) is not None
+        and after[name].shape == tensor.shape
+        and after[name].dtype == tensor.dtype
+        and bool(np.isfinite(after[name]).all())
+        for name, tensor in before.items()
+    )
+    return what, Expect.TAKEN if right and len(after or {}) == len(before) else Expect.REFUSED
+
+
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
+          "BOOL": "?"}  # fmt: skip
+
+
+def decoded(content: bytes) -> dict[str, Any] | None:
+    """The arrays of a safetensors file, read by the letter of the format; None where it is none.
+
+    The length of the header in 8 bytes, the header in JSON, then the bytes of all tensors without a hole.
+    """
+    size = int.from_bytes(content[:8], "little")
+    try:
+        header = parsed_json(content[8 : 8 + size])
+        body, found, ends = content[8 + size :], {}, []
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            if entry["dtype"] == "BF16":
+                bits = np.frombuffer(body[start:end], "<u2").astype("<u4") << 16
+                array = bits.view("<f4")
+            else:
+                array = np.frombuffer(body[start:end], _TYPES[entry["dtype"]])
+            found[name] = array.reshape(entry["shape"])
+            ends.append((start, end))
+    except (NoDocument, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    ends.sort()
+    whole = [0, *(end for _, end in ends)] == [*(start for start, _ in ends), len(body)]
+    return found if whole and content[8:9] == b"{" else None
 
 
 FILES = {"pickle": _as_pickle, "length": _length, "header": _header, "damage": _damage, "more damage": _damage}

@@ -1,4 +1,4 @@
-"""Watches over a case: seconds, memory, processes started, modules imported."""
+"""Watches over a case: seconds, memory, processes started, files written anywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -27,9 +28,35 @@ FORKS = 32
 """Processes that a case may fork: a data loader's workers, not a million of them."""
 _OURS = ("uname",)
 """What ``env`` asks for the platform's name."""
-_started: list[str] = []
-_forks = 0
-_listening = False
+Touch = tuple[str, str, bool]
+"""A path that is written, what is done to it, and whether it was there before."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OF_PATHS = {
+    "os.mkdir": (0,), "os.rmdir": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
+    "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,),
+    "shutil.rmtree": (0,),
+}  # fmt: skip
+"""Events of Python that change a path, and which of their arguments it is."""
+_FOLDERS = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1, "os.rename": 2, "os.link": 3, "os.symlink": 2, "os.chmod": 2}
+"""Where such an event names the folder, as a number, that a path is in."""
+
+
+@dataclass
+class Watch:
+    """What is seen of a case.
+
+    Attributes:
+        started: programs that it would have started.
+        touched: paths that it wrote, in order; what libraries in other languages write is seen in the folders alone.
+        forks: processes that it forked.
+    """
+
+    started: list[str] = field(default_factory=list)
+    touched: list[Touch] = field(default_factory=list)
+    forks: int = 0
+
+
+_watch: Watch | None = None
 
 
 class Stopped(BaseException):
@@ -41,17 +68,38 @@ class Stopped(BaseException):
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python tells every program that is started before it is: it is noted, and not started."""
-    global _forks  # noqa: PLW0603
-    if not _listening:
+    """Python tells every program that is started before it is: it is noted, and not started; writes are noted."""
+    if _watch is None:
         return
     if event in _STARTS and arguments[0] not in _OURS:
-        _started.append(f"{event} {str(arguments)[:200]}")
+        _watch.started.append(f"{event} {str(arguments)[:200]}")
         raise PermissionError("a hostile input may start no program")
     if event == "os.fork":
-        _forks += 1
-        if _forks > FORKS:
+        _watch.forks += 1
+        if _watch.forks > FORKS:
             raise _stopped()
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
+        _note(event, arguments[0], None)
+    elif event in _OF_PATHS:
+        for index, place in enumerate(_OF_PATHS[event]):
+            folder = _FOLDERS.get(event)
+            _note(
+                event, arguments[place], None if folder is None else arguments[min(folder + index, len(arguments) - 1)]
+            )
+
+
+def _note(event: str, path: Any, folder: Any) -> None:
+    """Put a path that is written on the list."""
+    assert _watch is not None
+    try:
+        path = os.fsdecode(path)
+        if isinstance(folder, int) and folder >= 0:
+            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
+        path = os.path.abspath(path)
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        _watch.touched.append((path, event, os.path.lexists(path)))
+    except (TypeError, ValueError, OSError):  # a number of an open file, whose opening was seen; no path at all
+        return
 
 
 def _stopped(memory: int | None = None) -> Stopped:
@@ -83,18 +131,16 @@ def forget_peak() -> None:
 
 
 @contextmanager
-def watched() -> Iterator[list[str]]:
-    """Stop what runs inside once it takes too long or too much; yields the list of processes that it started.
+def watched(watch: Watch) -> Iterator[None]:
+    """Stop what runs inside once it takes too long or too much; note what it starts and writes.
 
     The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
 
     Raises:
         Stopped: from inside.
     """
-    global _listening, _forks  # noqa: PLW0603
+    global _watch  # noqa: PLW0603
     clock, wall, held = time.process_time(), time.monotonic(), resident()
-    _started.clear()
-    _forks = 0
     forget_peak()
 
     def look(number: int, frame: FrameType | None) -> None:
@@ -106,13 +152,15 @@ def watched() -> Iterator[list[str]]:
 
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
-    _listening = True
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    _watch = watch
     try:
-        yield _started
+        yield
         grown = peak() - held
         if grown > MEMORY:
             raise Stopped(grown)
     finally:
-        _listening = False
+        _watch = None
+        sys.dont_write_bytecode = bytecode
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, ArmFacts, Manifest
+from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, SAMPLES_GLOB, ArmFacts, Manifest
 from subtoken_train.evaluation.results.store import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
 
@@ -187,6 +187,9 @@ def _runs_in(folder: Path) -> list[Path]:
     if not found:
         wanted = f"ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them"
         raise ValueError(f"{folder} holds no results ({wanted})")
+    unnamed = sorted({path.parent for path in folder.glob(f"*/*/{SAMPLES_GLOB}")}.difference(found))
+    if unnamed:  # an arm or a task would be missing from the tables without a word
+        raise ValueError(f"{unnamed[0]} holds answers and no {MANIFEST_FILE}; evaluate it again, or move it away")
     return found
 
 

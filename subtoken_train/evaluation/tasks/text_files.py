@@ -104,7 +104,7 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
         raise ValueError(f"{place}: a JSON object is wanted, got {shown(values)}")
     check_columns(place, columns, list(values))
     for name, kinds in _NAMES.items():
-        if not isinstance(values.get(name), kinds):
+        if not isinstance(values.get(name), kinds) or isinstance(values.get(name), bool):
             raise ValueError(f"{place}: {name} is {shown(values[name])}; a text is wanted, or a number; {CUT_OFF}")
     return FileRow(values, place)
 

@@ -131,6 +131,11 @@ def test_empty_and_missing_folders(tmp_path):
     assert "holds no results" in str(report(tmp_path))
 
 
+def test_answers_whose_manifest_is_gone_are_not_left_out(results):
+    (results / "arm" / "fake" / "manifest.json").unlink()
+    assert "arm/fake holds answers and no manifest.json" in str(report(results))
+
+
 @pytest.mark.parametrize("anchors", [("arm", "anchor"), ("missing", None), ("anchor", "arm")])
 def test_anchors_of_any_shape(results, anchors):
     """Itself, one that is not there, and a circle."""

@@ -1,0 +1,76 @@
+"""Carries out what a case asks for: a command line in this process, or a function of the library."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+from tests.hostile.case import Answer
+
+PREFIX = "subtoken-train: "
+OS_WORDS = tuple({os.strerror(number) for number in errno.errorcode})
+"""What the system says of an error; alone it is no sentence of ours."""
+
+
+def command(words: Sequence[str]) -> Answer:
+    """Run a command line."""
+    from subtoken_train.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(list(words))
+        except SystemExit as end:  # --help
+            code = end.code if isinstance(end.code, int) else 0
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+def call(function: Callable[[], object]) -> Answer:
+    """Call a function: a plain ``ValueError``, or an ``OSError`` that somebody worded, is a refusal; all else is none.
+
+    Raises:
+        Exception: what the function raised, where it is neither.
+    """
+    from subtoken_train.cli.terminal import one_line
+
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(io.StringIO()):
+            return Answer(0, out.getvalue(), "", function())
+    except (ValueError, OSError) as error:
+        ours = type(error) is ValueError or type(error).__module__.startswith("subtoken_train.")
+        if not (ours or (isinstance(error, OSError) and worded(error))):
+            raise
+        return Answer(2, "", f"{PREFIX}error: {one_line(error)}\n")  # as a command would say it
+
+
+@contextmanager
+def room(most: int | None) -> Iterator[None]:
+    """Inside the block no file grows past so many bytes; None: none is held back."""
+    if most is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def worded(error: OSError) -> bool:
+    """Whether an error of the system carries a sentence of ours, and not the system's words and a path alone."""
+    text = str(error)
+    return " " in text and not text.startswith("[Errno ") and not system_words(text)
+
+
+def system_words(line: str) -> bool:
+    """Whether a line of a command holds nothing but what the system says of a path."""
+    return "; " not in line and any(line == words or line.startswith(f"{words}: ") for words in OS_WORDS)

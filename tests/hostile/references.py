@@ -1,0 +1,223 @@
+"""What an accepted case must equal: the same act on the valid original, or a value that was made another way."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.hostile.acts import command
+from tests.hostile.case import Answer, Place, Reference
+
+TIMES = (
+    (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"),
+    (re.compile(r"(?m)^│ seconds .*$"), "T"),
+    (re.compile(r'"[a-z_]*seconds": ?[\d.e-]+'), "T"),
+    (re.compile(r'"(made|written|created|date|started|finished|time)": "[^"]*"'), "T"),
+)
+"""What differs from one run to the next."""
+VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
+"""Files that hold times, or nothing."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an act said and wrote.
+
+    Attributes:
+        code: of its end.
+        said: on stdout, times and places left out.
+        files: by path: what they hold, likewise.
+    """
+
+    code: int
+    said: str
+    files: Mapping[str, str]
+
+
+_results: dict[Any, Result] = {}
+"""By what was done to which originals: they never change, and what comes of them does not either."""
+
+
+def same(
+    place: Place,
+    words: Sequence[str],
+    writes: Sequence[str] = (),
+    files: Mapping[str, str | bytes | None] | None = None,
+) -> Reference:
+    """The act must give what the same command gives on the originals that were copied.
+
+    Args:
+        place: of the case; what ``Place.copy`` put there is copied again.
+        words: of the command.
+        writes: paths whose files must be the same, too.
+        files: what else lies in the working folder where everything is right; None: what does not lie there.
+    """
+    copies, files = list(place.copies), dict(files or {})
+
+    def difference(answer: Answer) -> str | None:
+        key = tuple(words), tuple(copies), tuple(sorted((name, _digest(content)) for name, content in files.items()))
+        if key not in _results:
+            _results[key] = _twin(place, list(words), copies, files, writes)
+        right = _results[key]
+        if right.code != 0:
+            return "the original is refused, too"
+        got = Result(answer.code, neutral(answer.out, place.work), written(place.work, writes))
+        return _difference(got, right)
+
+    return difference
+
+
+def _twin(
+    place: Place,
+    words: list[str],
+    copies: Sequence[tuple[str, str]],
+    files: Mapping[str, str | bytes | None],
+    writes: Sequence[str],
+) -> Result:
+    """Run the command beside the case, on what is right."""
+    other = Place(place.root / "twin", place.pool)
+    other.work.mkdir(parents=True)
+    (other.root / "beside").mkdir()
+    here = Path.cwd()
+    try:
+        for original, name in copies:
+            other.copy(original, name)
+        for name, content in files.items():
+            path = other.path(name)
+            if content is not None:
+                other.write(name, content)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        os.chdir(other.work)
+        answer = command(words)
+        return Result(answer.code, neutral(answer.out, other.work), written(other.work, writes))
+    finally:
+        os.chdir(here)
+        shutil.rmtree(other.root)
+
+
+def neutral(text: str, work: Path) -> str:
+    """A text without times and without where it was made."""
+    text = text.replace(str(work), "WORK")
+    for pattern, instead in TIMES:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
+    """What lies below the paths: text without times, tensors of a checkpoint, digests of the rest."""
+    found = {}
+    for name in writes:
+        top = work / name
+        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+        for path in paths:
+            relative = str(path.relative_to(work))
+            if not VOLATILE.fullmatch(relative):
+                found[relative] = content_of(path, work)
+    return found
+
+
+def content_of(path: Path, work: Path) -> str:
+    """A file's content in a form that two runs share."""
+    if path.suffix == ".ckpt":
+        state = torch.load(path, weights_only=True)["state_dict"]
+        return tensors_digest(state)
+    content = path.read_bytes()
+    try:
+        return _digest(neutral(content.decode("utf-8"), work))
+    except UnicodeDecodeError:
+        return _digest(content)
+
+
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
+    """Names, types and bytes of tensors."""
+    made = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        value = tensors[name]
+        array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
+        made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        made.update(array.tobytes())
+    return made.hexdigest()
+
+
+def _digest(content: str | bytes | None) -> str:
+    if content is None:
+        return "gone"
+    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _difference(got: Result, right: Result) -> str | None:
+    if got.said != right.said:
+        first = next(
+            (f"{mine!r} is not {theirs!r}" for mine, theirs in zip(got.said.splitlines(), right.said.splitlines(),
+             strict=False) if mine != theirs),
+            f"{len(got.said.splitlines())} lines are not {len(right.said.splitlines())}",
+        )  # fmt: skip
+        return f"says otherwise than with the original: {first}"
+    names = sorted(
+        name for name in got.files.keys() | right.files.keys() if got.files.get(name) != right.files.get(name)
+    )
+    return f"writes otherwise than with the original: {names[:4]}" if names else None
+
+
+def equals(value: Any) -> Reference:
+    """The function must return this."""
+    return lambda answer: (
+        None if alike(answer.value, value) else f"returned {str(answer.value)[:200]}, not {str(value)[:200]}"
+    )
+
+
+def says(*words: str) -> Reference:
+    """A command must say these words."""
+
+    def difference(answer: Answer) -> str | None:
+        missing = [word for word in words if word not in answer.out]
+        return f"does not say {missing[:2]}: {answer.out[-300:]}" if missing else None
+
+    return difference
+
+
+def both(*references: Reference) -> Reference:
+    """The first difference that any of them finds."""
+    return lambda answer: next(filter(None, (each(answer) for each in references)), None)
+
+
+def made(compute: Callable[[], Any], shown: Callable[[Answer], Any]) -> Reference:
+    """What an answer shows must equal what is computed another way."""
+
+    def difference(answer: Answer) -> str | None:
+        got, right = shown(answer), compute()
+        return None if alike(got, right) else f"{str(got)[:200]} is not {str(right)[:200]}"
+
+    return difference
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same: tensors bit for bit, containers part by part, NaN like NaN."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one, other)
+        )
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return type(one) is type(other) and bool(one == other)
