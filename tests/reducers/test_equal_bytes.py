@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
+import torch
 
+from subtoken_train.engine.tower_pass import images_of_samples
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import REDUCERS, build_reducer
+from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.types import VisualStates
+from tests.support.helpers import unread
 
 LENGTHS = range(1, 401)
 DEPTH = 32
@@ -55,6 +60,28 @@ def test_a_routed_arm_keeps_what_it_promises_rounded_down(name, own):
     for per_mille in (1, 125, 250, 333, 999):
         reducer = build_reducer(name, per_mille / 1000, **own)
         assert [reducer.kept_tokens(n) for n in LENGTHS] == [max(1, n * per_mille // 1000) for n in LENGTHS]
+
+
+@pytest.mark.parametrize("name", [name for name in REDUCERS if issubclass(REDUCERS.find(name), TowerReducer)])
+@pytest.mark.parametrize("per_mille", [1, 70, 250, 900])
+def test_a_samples_images_share_its_budget_to_the_token(name, per_mille):
+    """32 frames of 7 tokens at 25 % are 56 tokens; each rounded for itself, they would be 32."""
+    sizes, samples, generator = [*[7] * 32, 9, 1, 4, 25], [32, 3, 0, 1], torch.Generator().manual_seed(0)
+    tokens = [torch.randn(size, 5, generator=generator) for size in sizes]
+    received, keys = [part[:, 0].sigmoid() for part in tokens], [part[:, 1:] for part in tokens]
+    states = VisualStates(tokens, [part[0] for part in tokens], received, keys, images_per_sample=samples)
+    merged = build_reducer(name, per_mille / 1000).merge(states, unread(states))
+    counts = [len(part) for part in merged.tokens]
+    assert counts == [int(slots_T.sum()) for slots_T in merged.slots]
+    assert all(kept <= size for kept, size in zip(counts, sizes, strict=True))
+    for first, end in pairwise(accumulate(samples, initial=0)):
+        total = sum(sizes[first:end])
+        assert sum(counts[first:end]) == (max(1, total * per_mille // 1000) if total else 0)
+        assert first == end or counts[end - 1] > 0  # whose last row a token may be read from
+
+
+def test_images_are_told_apart_by_their_samples_tokens():
+    assert images_of_samples([0, 21, 9, 0, 5], [7, 7, 7, 9, 5]) == [0, 3, 1, 0, 1]
 
 
 def test_an_anchor_without_an_arm_rounds_its_own_ratio_up():
