@@ -110,7 +110,7 @@ def test_the_reducer_shortens_a_pass_and_is_checked_in_a_recipe(tiny_family, tmp
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     cli = RecipeCLI(["--config", str(tmp_path / "mine.yaml")])
     assert cli.model.reducer_config == REDUCERS["leading"](keep_ratio=0.5, last=True)
-    assert cli.resolved()["model"]["reducer"] == {**recipe["model"]["reducer"], "round_up": False, "matches": None}
+    assert cli.resolved()["model"]["reducer"] == {**recipe["model"]["reducer"], "round_up": False}
     with pytest.raises(ValueError, match=r"Allowed in model.reducer: keep_ratio, last, matches, name, round_up"):
         RecipeCLI(["--config", str(tmp_path / "mine.yaml"), "--model.reducer.layer=2"])
 
