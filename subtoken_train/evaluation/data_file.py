@@ -142,7 +142,7 @@ def answer_samples(
         reference: the token ids of a sample's reference answer; none: it has none. None: no sample has.
 
     Raises:
-        ValueError: a prompt and its reference leave the model's positions, or a log-likelihood is not finite.
+        ValueError: a log-likelihood is not finite.
     """
     compression, clock = Compression() if compression is None else compression, time.perf_counter()
     found: dict[int, SampleRecord] = {}

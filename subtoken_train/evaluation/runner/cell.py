@@ -33,7 +33,7 @@ class Cell:
         samples: all that are asked, in the task's order.
         folder: the cell's own, with its manifest in it.
         batch_size: prompts that share a pass.
-        max_length: longest prompt in tokens; None: what the model's positions allow.
+        max_length: longest prompt in tokens; None: any.
     """
 
     arm: Arm

@@ -43,7 +43,7 @@ class Grid:
         data_root: folder with one folder per task; a task without one there is read from the Hub.
         limit: only the first samples of each task; without it a set that is not complete is refused.
         batch_size: prompts that share a pass.
-        max_length: longest prompt in tokens, visual ones included; None: what the model's positions allow.
+        max_length: longest prompt in tokens, visual ones included; None: any.
         anchors: ``auto``: routed arms get the matched token-only anchor that the ledger names, where none of the arms
             is it; ``none``: nothing is added.
     """
