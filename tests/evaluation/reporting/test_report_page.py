@@ -70,7 +70,7 @@ def html(tmp_path, monkeypatch):
 
 def test_tables_plots_and_pictures(html):
     page = Page(html)
-    assert page.count("table") == 2 + 2 + 2 + 8 + 1  # scores, budgets, curves and their points, kinds, how asked
+    assert page.count("table") == 2 + 2 + 2 + 2 + 8 + 1  # scores, budgets, times, curves and points, kinds, how asked
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert len(charts) == 2 + 1 + 1 + 8  # both means' differences, pope's alone are in the table, curves, kinds
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
@@ -145,7 +145,7 @@ def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
     register(monkeypatch, "ruler")
     write_run(tmp_path, facts("a"), "ruler", answers(range(9)))
     page = Page(report_html(make_report([tmp_path])))
-    assert page.count("table") == 4
+    assert page.count("table") == 5
     assert page.count("svg") == 1
     assert page.count("img") == 0
 
