@@ -129,7 +129,7 @@ def test_a_stray_output_lora(written):
 
 
 def test_the_schema(written):
-    """Version 2 says whether there was a second stage, 3 whether the LoRA is merged; 4 has a reducer's own, 5 and 6 more."""
+    """Version 2 says whether there was a second stage, 3 if the LoRA is merged; 4 has a reducer's own; 5, 6 more."""
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
     assert record["schema_version"] == SCHEMA_VERSION == 6
