@@ -276,8 +276,9 @@ class TowerReducer(Reducer, ABC):
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):
             total = sum(sizes[first:end])
-            kept, passed = self.kept_tokens(total), accumulate(sizes[first:end], initial=0)
-            counts += [kept * after // total - kept * before // total for before, after in pairwise(passed)]
+            kept, passed = self.kept_tokens(total), accumulate(sizes[first : end - 1], initial=0)
+            upto = [min((2 * kept * before + total) // (2 * total), kept - 1) for before in passed if total]
+            counts += [after - before for before, after in pairwise([*upto, kept])]
         return counts
 
     @abstractmethod
