@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from subtoken_train.errors import system_words
+
 _MARK = ".subtoken-"
 STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
 """What ends the name of a stage, behind a dot and the name of its target."""
@@ -27,6 +29,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""
 _OF_WRITING = (*FULL, errno.EIO, errno.EROFS)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # what libraries in Rust (safetensors, tokenizers) make of a number
+
+
+class WritingError(OSError):
+    """Says of which file a disk had no room, or failed, and what to do."""
+
+    def __str__(self) -> str:
+        return system_words(self)
 
 
 def check_new(paths: Iterable[Path], overwrite: bool) -> None:
@@ -135,17 +144,17 @@ def stage(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def room_for(target: Path) -> Iterator[None]:
-    """Let a full or failing disk come out as an ``OSError`` that names ``target``, whichever library met it."""
+    """Let a full or failing disk come out as a ``WritingError`` that names ``target``, whichever library met it."""
     try:
         yield
     except OSError as error:
         if error.errno in _OF_WRITING and (error.filename is None or _is_staged(error.filename)):
-            raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
+            raise WritingError(error.errno, os.strerror(error.errno), str(target)) from error
         raise
     except Exception as error:
         found = _OS_ERROR.search(str(error))
         if found is not None and int(found[1]) in _OF_WRITING:
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(target)) from error
+            raise WritingError(int(found[1]), os.strerror(int(found[1])), str(target)) from error
         raise
 
 

@@ -136,7 +136,9 @@ def make(draw: random.Random, place: Place) -> Case:
     path.write_bytes(content)
     if kind in (other_file, other_image):
         what = f"{what}: {no_file(draw, path if kind is other_file else first)}"
-    ways = ["library", "fit"] if kind is names else ["library", "images", "fit", "evaluate"]
+    ways = ["library", "fit"] if kind is names else ["library", "fit", "evaluate"]
+    if kind not in (names, other_image):  # which a listing does not see
+        ways.append("images")
     if kind not in (image, other_image, names):
         ways += ["check", "preview"]
     return reading(draw.choice(ways), place, f"scenes/{path.name}", what, expect)

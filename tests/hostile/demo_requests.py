@@ -16,7 +16,7 @@ from tests.hostile.pictures import SUFFIXES, bombs
 from tests.hostile.pool import VLM
 from tests.hostile.values import damaged, no_file
 
-QUESTIONS = ("", " ", "\x00", "\ud800", "<image><image>", "what ? " * 2000)
+QUESTIONS = ("", " ", "\x00", "\ud800", "<image><image>")
 KEEPS = ("", "0", "-1", "NaN", "inf", "1.5", "x", "5%", "0tokens", "-5tokens", "MB", "9" * 400)
 EVICTIONS = ("nope", "snapkv ", "../x", "os.system", "ada(", "ada(nope)", "\x00")
 HOSTS = ("nowhere.invalid", "::1", "", "999.1.1.1", "\x00", "x" * 300, "1.2.3.4", "-", "a b")

@@ -26,10 +26,10 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 700, 1024, 1025, 1500)
 TEXTS = (
-    "<image>", "<image><image>", "</s>", "<s>", "[INST]", "\u202e", "x " * 40, "\N{GRINNING FACE}", "a\nb",
+    "<image>", "<image><image>", "</s>", "<s>", "[INST]", "x " * 40, "\N{GRINNING FACE}", "a\nb",
     "\ufeffwhat ?", "{{7*7}}", "<video>", "=1+1", "e\u0301", "\u00e9", "what " * 300,
 )  # fmt: skip
-REFUSED = ("", " ", "\n\n", "\ud800", "what \ud800 ?")
+REFUSED = ("", " ", "\u202e", "\u200b", "\n\n", "\ud800", "what \ud800 ?")
 NEW = 3
 
 

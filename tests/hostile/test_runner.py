@@ -116,7 +116,7 @@ PLANTED = {
         Verdict.CLEAN,
     ),
     "a file beside": (lambda place: case(lambda: write(place.root / "new.txt")), Verdict.LEFT),
-    "a folder after a refusal": (lambda place: case(lambda: ((place.work / "out").mkdir(), refuse()),
+    "a folder after a refusal": (lambda place: case(lambda: ((place.work / "out").mkdir(), refuse()), Expect.REFUSED,
     writes=("out",)), Verdict.LEFT),
     "a wrong acceptance": (lambda place: Case("", HELP, Expect.REFUSED), Verdict.WRONG),
     "a wrong refusal": (lambda place: case(["recipes", "nope"], Expect.TAKEN), Verdict.REFUSAL),
@@ -163,8 +163,9 @@ PLANTED = {
     ),
     "a file on a full disk": (lambda place: case(lambda: write(place.work / "out"), room=0, writes=("out",)),
     Verdict.TRACEBACK),
-    "no words": (lambda place: case(lambda: refuse("")), Verdict.MESSAGE),
-    "Python's words": (lambda place: case(lambda: refuse("'NoneType' object has no attribute 'x'")),
+    "no words": (lambda place: case(lambda: refuse(""), Expect.REFUSED), Verdict.MESSAGE),
+    "Python's words": (lambda place: case(lambda: refuse("'NoneType' object has no attribute 'x'"),
+    Expect.REFUSED),
     Verdict.MESSAGE),
     "a refusal in words": (lambda place: case(refuse, Expect.REFUSED), Verdict.CLEAN),
     "a refusal of the command line": (lambda place: case(["recipes", "nope"], Expect.REFUSED), Verdict.CLEAN),
@@ -201,7 +202,7 @@ def test_a_failure_of_ours_is_a_traceback(judge, monkeypatch):
     from subtoken_train.cli import recipes
 
     monkeypatch.setattr(recipes, "run", lambda args: 1 // 0)
-    outcome = judge(lambda place: Case("", ["recipes", "ls"]))
+    outcome = judge(lambda place: case(["recipes", "ls"]))
     assert outcome.verdict is Verdict.TRACEBACK
     assert "ZeroDivisionError" in outcome.detail
 

@@ -56,8 +56,8 @@ class ScienceQA(ImageQuestions):
     def sample(self, row: FileRow, number: int) -> Sample:
         """The sample of a row; without an id of its own, its number in the split is one."""
         values = row.values
-        answer, choices, image = values["answer"], values["choices"], values["image"]
-        if not isinstance(answer, int) or not 0 <= answer < len(choices) <= len(LETTERS):
+        answer, choices, image = values["answer"], row.texts("choices"), values["image"]
+        if type(answer) is not int or not 0 <= answer < len(choices) <= len(LETTERS):
             raise ValueError(f"{row.place}: the answer is {answer!r}, which is none of the {len(choices)} choices")
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
         text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
