@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import resource
 import signal
@@ -57,10 +58,15 @@ def room(most: int | None) -> Iterator[None]:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    complains, logging.raiseExceptions = (
+        logging.raiseExceptions,
+        False,
+    )  # of our own standard error, which is a file, too
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
         yield
     finally:
+        logging.raiseExceptions = complains
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
 

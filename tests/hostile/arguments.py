@@ -266,5 +266,5 @@ def make(draw: random.Random, place: Place) -> Case:
     if option in words:
         index = words.index(option)
         del words[index : index + 2]
-    named = (option, option.strip("-").replace("-", "_"), *([value[:40]] if value.strip() else []))
+    named = (option, option.strip("-").replace("-", "_"), "a NUL character" if "\0" in value else value[:40] or option)
     return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect, says=named)
