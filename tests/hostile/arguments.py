@@ -267,4 +267,5 @@ def make(draw: random.Random, place: Place) -> Case:
         index = words.index(option)
         del words[index : index + 2]
     named = (option, option.strip("-").replace("-", "_"), "a NUL character" if "\0" in value else value[:40] or option)
-    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect, says=named)
+    said = named if value.strip() else ()  # of nothing, a message may say that it is nothing
+    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect, says=said)

@@ -103,7 +103,12 @@ def _damage(draw: random.Random, path: Path) -> tuple[bytes, str, Expect]:
         by_line = len(whole.strip().splitlines()) > 1
         return damage(draw, whole, parsed_lines if by_line else parsed_json, Format(only=()))
     if path.suffix == ".parquet":
-        return damage(draw, whole, parsed_parquet, Format(only=()), broken=Expect.EITHER)
+        content, what, expect = damage(draw, whole, parsed_parquet, Format(only=()), broken=Expect.EITHER)
+        try:
+            pq.ParquetFile(io.BytesIO(content))
+        except Exception:  # no table at all
+            expect = Expect.REFUSED
+        return content, what, expect
     return damage(draw, whole, parsed_text, Format(only=()))
 
 

@@ -74,9 +74,9 @@ def make(draw: random.Random, place: Place) -> Case:
     place.copy("images/a.png", "mine/a.png")
     table_of_mine = "image,question,answer\na.png,list 0 .,none\n"
     table_of_mine += "".join(f"{i}.png,list {i} .,none\n" for i in range(3))
-    files = {"asked.jsonl": '{"prompt": "what is this ?"}\n', "mine/q.csv": table_of_mine}
-    for number in range(3):
-        place.copy("images/a.png", f"mine/{number}.png")
+    files: dict[str, str | bytes] = {"asked.jsonl": '{"prompt": "what is this ?"}\n', "mine/q.csv": table_of_mine}
+    picture = (place.pool / "images/a.png").read_bytes()
+    files |= {f"mine/{number}.png": picture + bytes([number]) for number in range(3)}
     for other, content in files.items():
         place.write(other, content)
     if name == "data images":  # what is missing is an answer of its own
@@ -90,5 +90,5 @@ def make(draw: random.Random, place: Place) -> Case:
 
 def saved(place: Place, path: Path) -> str:
     """Save the cache; what the file holds."""
-    asked(place.pool).cache.save(path)
+    asked(place.pool).cache.save(path, overwrite=True)
     return content_of(path, place.pool)

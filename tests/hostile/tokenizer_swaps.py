@@ -38,13 +38,6 @@ def _renamed(draw: random.Random, content: dict[str, Any]) -> str:
     return f"{one!r} renamed"
 
 
-def _special(draw: random.Random, content: dict[str, Any]) -> str:
-    """A token that stood for itself is one of the text's."""
-    token = draw.choice(content["added_tokens"])
-    token["special"] = not token["special"]
-    return f"{token['content']} is no longer what it was"
-
-
 def _normalised(draw: random.Random, content: dict[str, Any]) -> str:
     """Texts are read in small letters."""
     content["normalizer"] = {"type": "Lowercase"}
@@ -55,7 +48,6 @@ CHANGES: tuple[Callable[[random.Random, dict[str, Any]], str], ...] = (
     _exchanged,
     _exchanged,
     _renamed,
-    _special,
     _normalised,
 )
 
