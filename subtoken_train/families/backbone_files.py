@@ -61,7 +61,6 @@ def check_local_files(folder: Path) -> None:
         ValueError: broken, deep or doubled JSON; an index that names files elsewhere or none; peft's configuration,
             which transformers would follow to another model.
     """
-    vocabulary = MAX_TOKENS
     for path in sorted(folder.glob("*config.json")):
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
@@ -70,9 +69,7 @@ def check_local_files(folder: Path) -> None:
             raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
         _check_numbers(content, str(path))
         check_format(content)
-        if path.name == "config.json":  # the first of them by name
-            vocabulary = _vocabulary(content)
-        _check_settings(content, path, vocabulary)
+        _check_settings(content, path)
         if path.name.endswith("processor_config.json"):
             _check_pictures(content, str(path))
     for path in sorted(folder.glob(_INDEX)):
@@ -86,15 +83,12 @@ def check_local_files(folder: Path) -> None:
                 raise ValueError(f"{path} is incomplete: it names {shard[:120]}, which is not beside it")
 
 
-def _vocabulary(content: Mapping[str, Any]) -> int:
-    """Tokens that a configuration says there are, as far as it says it."""
-    inner = content.get("text_config")
-    sizes = [each.get("vocab_size") for each in (content, inner) if isinstance(each, dict)]
-    return max([size for size in sizes if type(size) is int and size > 0], default=MAX_TOKENS)
+def _check_settings(content: dict[str, Any], path: Path) -> None:
+    """Check that settings of generation and of the tokenizer have the types that their readers take for granted.
 
-
-def _check_settings(content: dict[str, Any], path: Path, vocabulary: int) -> None:
-    """Settings of generation and of the tokenizer have the types that their readers take for granted."""
+    An id beyond the vocabulary is none that ends an answer; random models made from a class's defaults have such ones,
+    and transformers, which warns of them, runs them.
+    """
     kinds = _KINDS.get(path.name, {})
     for key, value in content.items():
         if value is None:
@@ -104,7 +98,7 @@ def _check_settings(content: dict[str, Any], path: Path, vocabulary: int) -> Non
         elif path.name == GENERATION and key.endswith("_token_id"):
             ids = value if isinstance(value, list) else [value]
             for one in ids:
-                check_range(f"{path}: {key}", checked(int, one, f"{path}: {key}"), -1, vocabulary - 1)
+                check_range(f"{path}: {key}", checked(int, one, f"{path}: {key}"), -1, MAX_TOKENS)
 
 
 def _check_pictures(content: dict[str, Any], place: str) -> None:

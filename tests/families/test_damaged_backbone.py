@@ -136,7 +136,7 @@ def test_layers_that_the_configuration_leaves_out_are_not_left_out_in_silence(ba
 ILL_TYPED = [
     ("generation_config.json", "eos_token_id", ["2"], "eos_token_id is '2'; it must be a whole number"),
     ("generation_config.json", "eos_token_id", {}, "eos_token_id is .*; it must be a whole number"),
-    ("generation_config.json", "eos_token_id", 99_999, r"eos_token_id is 99,999; it must be -1 to \d+"),
+    ("generation_config.json", "eos_token_id", -7, r"eos_token_id is -7; it must be -1 to [\d,]+"),
     ("generation_config.json", "temperature", "hot", "temperature is 'hot'; it must be a number"),
     ("generation_config.json", "max_length", 1.5, "max_length is 1.5; it must be a whole number"),
     ("generation_config.json", "do_sample", "yes", "do_sample is 'yes'; it must be true or false"),
@@ -164,6 +164,7 @@ def test_what_published_models_write_is_taken(backbone):
     put(backbone, "tokenizer_config.json", "model_max_length", 10**30)
     put(backbone, "generation_config.json", "pad_token_id", -1)
     put(backbone, "generation_config.json", "eos_token_id", [2, 3])
+    put(backbone, "generation_config.json", "bos_token_id", 128_000)  # a class's default, beyond this vocabulary
     sizes = {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}  # Qwen's, in pixels
     (backbone / "preprocessor_config.json").write_text(json.dumps(sizes))
     layout_family(BackboneConfig(str(backbone)))
