@@ -74,7 +74,6 @@ def test_an_eviction_spares_the_backbone(models, asked):
     ("question", "eviction", "keep", "words"),
     [
         ("  ", None, "0.5", "^the prompt is empty"),
-        ("hi " * 600, None, "0.5", "^the prompt has 667 tokens and the model 512 positions"),
         ("is there a 7 ?", "snpakv", "0.5", "unknown eviction method 'snpakv'. Did you mean 'snapkv'?"),
         ("is there a 7 ?", "snapkv", "", "'' is no budget; write a fraction"),
         ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
@@ -85,6 +84,12 @@ def test_refusals_are_words_and_the_next_question_is_answered(models, asked, que
     with pytest.raises(ValueError, match=words):
         list(models.ask(asked[0], question, eviction, keep))
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
+
+
+def test_a_prompt_past_the_models_positions_is_answered_with_a_note(models, asked):
+    answers = [each.answer for each in models.ask(asked[0], "hi " * 600, None, "0.5") if each.answer]
+    assert len(answers) == 3
+    assert any("512" in note for answer in answers for note in answer.notes)
 
 
 def test_an_asker_who_leaves_stops_the_answer(models, asked):

@@ -92,5 +92,5 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(ValueError, match=r"lcc\.jsonl, line 1"):
         build_task("longbench", tmp_path, sets=["lcc"]).samples()
     path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"lcc\.jsonl, line 1"):
+    with pytest.raises(ValueError, match=r"lcc\.jsonl is one JSON list; one JSON object a line"):
         build_task("longbench", tmp_path, sets=["lcc"]).samples()
