@@ -55,7 +55,7 @@ def test_merged_weights_are_whole_and_finite(merged):
     tensors = load_file(merged / "model.safetensors")
     name = next(name for name in sorted(tensors) if "q_proj" in name)
     save_file({**tensors, name: tensors[name].fill_(float("nan"))}, merged / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"hold NaN or infinity in 1 tensors, first .*layers\.0\.self_attn\.q_proj\.weight"):
+    with pytest.raises(ValueError, match=r"hold NaN or infinity in 1 tensors, first .*layers\.0.*q_proj\.weight"):
         read_adapter(merged)
     del tensors[name]
     save_file(tensors, merged / "model.safetensors", {"format": "pt"})
