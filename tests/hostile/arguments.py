@@ -267,5 +267,6 @@ def make(draw: random.Random, place: Place) -> Case:
         index = words.index(option)
         del words[index : index + 2]
     named = (option, option.strip("-").replace("-", "_"), "a NUL character" if "\0" in value else value[:40] or option)
-    said = named if value.strip() else ()  # of nothing, a message may say that it is nothing
-    return Case(f"{words[0]} {option} {value[:60]!r}", [*words, f"{option}={value}"], expect, says=said)
+    told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing
+    what = f"{words[0]} {option} {value[:60]!r}"
+    return Case(what, [*words, f"{option}={value}"], expect, says=named if told else ())

@@ -37,7 +37,7 @@ def commands(place: Place) -> dict[str, tuple[list[str], tuple[str, ...], tuple[
         ("results",), ("results",)),
         "report": (["report", str(place.pool / "results"), "--out", "tables"], ("tables",), ()),
         "calibrate": (["calibrate", "prefixkv", "--backbone", llama, "--out", "made.json", "--option", "samples=2",
-        "--option", "context_length=64"], ("made.json",), ()),
+        "--option", "context_length=300"], ("made.json",), ()),
         "diagnose": (["diagnose", "--adapter", vlm, *one, "--out", "seen"], ("seen",), ()),
         "data scenes": (["data", "scenes", "--out", "made", *("--train", "1", "--dev", "1", "--test", "1")], ("made",),
         ()),

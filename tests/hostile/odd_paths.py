@@ -44,7 +44,7 @@ def commands(place: Place) -> dict[str, tuple[list[str], str]]:
     ask = ["generate", "--prompt", "what ?", "--max-new-tokens", "1"]
     scored = ["evaluate", "--adapter", vlm, "--data", dev, "--limit", "1", "--max-new-tokens", "1"]
     llama = str(place.pool / "backbones/tiny-llama")
-    calibrate = ["calibrate", "prefixkv", "--option", "samples=2", "--option", "context_length=64"]
+    calibrate = ["calibrate", "prefixkv", "--option", "samples=2", "--option", "context_length=300"]
     return {
         "init": (["init"], ""),
         "init --table": (["init", "mine"], "--table"),

@@ -88,7 +88,7 @@ def read_lines(path: Path) -> list[FileRow]:
     Raises:
         ValueError: the file is missing or not UTF-8.
     """
-    lines = enumerate(benchmark_text(path).splitlines(), start=1)
+    lines = enumerate(benchmark_text(path).removeprefix("\ufeff").splitlines(), start=1)
     return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 

@@ -91,7 +91,7 @@ def test_a_cell_too_short_for_an_image_stays_text(write):
 
 
 def test_lines_and_named_objects(write):
-    path = write("a\tb\n\nc")
+    path = write("\ufeffa\tb\n\nc")
     assert [tuple(row) for row in read_lines(path)] == [
         ({"text": "a\tb"}, f"{path}, line 1"),
         ({"text": "c"}, f"{path}, line 3"),
