@@ -111,7 +111,7 @@ def test_references_that_are_missing_or_cannot_be_scored(tiny_family, questions)
     measures = answer_records(backbone, records, max_new_tokens=1, compression=online).measures
     assert not measures.keys() & {"token_accuracy", "log_likelihood"}
     backbone.model.lm_head.weight.data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="the model gave NaN or infinity; choose a wider dtype, or another adapter"):
+    with pytest.raises(ValueError, match=r"the model gave NaN or infinite numbers for .*; there is no wider dtype"):
         answer_records(backbone, records, max_new_tokens=1)
 
 

@@ -57,7 +57,7 @@ def test_one_wrapper_in_another():
     assert [type(each).name for each in built.inside] == ["ada", "critical", "knorm"]
     assert built.heads_differ
     assert not built.base.base.heads_differ
-    assert built.needs == {"key_norms"}
+    assert built.needs == {"key_norms", "values"}
 
 
 @dataclass(frozen=True)

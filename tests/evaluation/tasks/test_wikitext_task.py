@@ -56,7 +56,7 @@ def test_too_little_text(tmp_path):
     (tmp_path / "test.txt").write_bytes(b"one\n\xff")
     with pytest.raises(ValueError, match=r"test\.txt, line 2: not UTF-8"):
         build_task("wikitext", tmp_path).samples()
-    with pytest.raises(ValueError, match="prefix_words of wikitext is 0; it must be 1 or more"):
+    with pytest.raises(ValueError, match="prefix_words of wikitext is 0; it must be 1 to 16,777,216"):
         build_task("wikitext", prefix_words=0)
 
 
