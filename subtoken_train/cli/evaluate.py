@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> int:
     """One data file, all adapters, a table."""
-    if args.out and Path(args.out).exists():
+    if args.out and os.path.lexists(args.out):
         raise ValueError(f"{args.out} exists; choose another --out")
     from subtoken_train.cli.quiet import quiet_libraries
 

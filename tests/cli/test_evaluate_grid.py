@@ -118,3 +118,10 @@ def test_two_processes_of_torchrun(root, tmp_path):
     folder = tmp_path / "out" / "tiny_fastv25_s16k4-seed0" / "scenes_gqa"
     assert sorted(path.name for path in folder.glob("samples-*")) == ["samples-0-of-2.jsonl", "samples-1-of-2.jsonl"]
     assert len(read_samples(folder)) == 8
+
+
+def test_a_link_in_the_place_of_out_stays(capsys, tmp_path):
+    (tmp_path / "scores.json").symlink_to("scores.json")
+    arguments = "--adapter", "a", "--data", "b.json", "--out", tmp_path / "scores.json"
+    assert "scores.json exists; choose another --out" in refused(capsys, *arguments)
+    assert (tmp_path / "scores.json").is_symlink()

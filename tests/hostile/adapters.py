@@ -74,6 +74,7 @@ FORM = Format(
         "identity.path": lambda value: isinstance(value, str),
         "identity.revision": lambda value: value is None or isinstance(value, str),
     },
+    unsaid=("lora.*", "reducer.*", "routing.*", "backbone.*"),
     exact=("schema_version", "identity.digest", "identity.model_type"),
 )
 OF_PEFT = Format(

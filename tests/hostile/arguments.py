@@ -266,7 +266,13 @@ def make(draw: random.Random, place: Place) -> Case:
     if option in words:
         index = words.index(option)
         del words[index : index + 2]
-    named = (option, option.strip("-").replace("-", "_"), "a NUL character" if "\0" in value else value[:40] or option)
+    shown = "a NUL character" if "\0" in value else value[:40] or option
+    named = (
+        option.strip("-").rstrip("s"),
+        option.strip("-").replace("-", "_"),
+        value.partition("=")[0] or option,
+        shown,
+    )
     told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing
     what = f"{words[0]} {option} {value[:60]!r}"
     return Case(what, [*words, f"{option}={value}"], expect, says=named if told else ())

@@ -37,6 +37,7 @@ OWN: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {
 }
 FORM = Format(
     legal={
+        "settings.*": lambda value: True,  # of the method's own kinds
         "backbone.path": lambda value: isinstance(value, str),
         "backbone.revision": lambda value: value is None or isinstance(value, str),
     },

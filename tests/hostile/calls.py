@@ -27,7 +27,6 @@ SETTINGS: tuple[tuple[str, tuple[Any, ...], Expect], ...] = (
     ("unknown_setting", (1,), Expect.REFUSED),
     ("num_return_sequences", (0, -1, 2), Expect.REFUSED),
     ("cache_implementation", ("static", "nope"), Expect.REFUSED),
-    ("max_length", (0, -5), Expect.REFUSED),
     ("max_new_tokens", (3,), Expect.TAKEN),
     ("num_beams", (3,), Expect.TAKEN),
     ("repetition_penalty", (1.5,), Expect.TAKEN),

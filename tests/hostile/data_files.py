@@ -94,7 +94,12 @@ def whole_file(draw: random.Random, rows: Rows) -> Spoilt:
 
 def bytes_of_it(draw: random.Random, rows: Rows) -> Spoilt:
     """A file that a disk has spoilt."""
-    return damage(draw, written(rows).encode(), parsed_json, FORM)
+    return damage(draw, written(rows).encode(), marked, FORM)
+
+
+def marked(content: bytes) -> Any:
+    """A JSON document, with or without a byte-order mark."""
+    return parsed_json(content.removeprefix(b"\xef\xbb\xbf"))
 
 
 def other_file(draw: random.Random, rows: Rows) -> Spoilt:
@@ -147,7 +152,7 @@ def make(draw: random.Random, place: Place) -> Case:
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
     """Ids, pictures, exchanges and kinds of a file in LLaVA's plain form, read by hand."""
     content = path.read_bytes()
-    rows = parsed_lines(content) if path.suffix == ".jsonl" else parsed_json(content)
+    rows = parsed_lines(content) if path.suffix == ".jsonl" else marked(content)
     return [
         (
             str(row["id"]),

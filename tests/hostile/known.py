@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Format:
 
     def right(self, before: Any, after: Any) -> Expect | None:
         """REFUSED for a wrong document, TAKEN for one that means the same, None where this does not know."""
-        if too_deep(after) or not characters(after):
+        if too_deep(after) or not plain(after):
             return Expect.REFUSED
         found = [self._change(*each) for each in differences(before, after)]
         if Expect.REFUSED in found:
@@ -137,8 +138,8 @@ def too_deep(tree: Any, depth: int = DEPTH) -> bool:
     return True
 
 
-def characters(tree: Any) -> bool:
-    """Whether every text is made of whole characters."""
+def plain(tree: Any) -> bool:
+    """Whether every text is made of whole characters, and every number is one."""
     level = [tree]
     while level:
         each = level.pop()
@@ -151,6 +152,8 @@ def characters(tree: Any) -> bool:
             level += [*each, *each.values()]
         elif isinstance(each, list):
             level += each
+        elif isinstance(each, float) and not math.isfinite(each):
+            return False
     return True
 
 

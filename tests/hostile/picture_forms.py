@@ -22,7 +22,7 @@ MODES = {
     "LA": ("png",), "CMYK": ("jpg", "tiff"), "I;16": ("png", "tiff"), "F": ("tiff",), "YCbCr": ("jpg",),
     "transparent P": ("png", "gif"), "RGB with a transparent colour": ("png",),
 }  # fmt: skip
-TOO_LONG = ((60_000, 1), (1, 60_000), (20_000, 2), (3, 50_000), (9_000, 1))
+TOO_LONG = ((60_000, 1), (1, 60_000), (20_000, 2), (3, 50_000))
 LONG = ((40, 1), (1, 30), (300, 20), (17, 200))
 NAMES = {"jpg": "JPEG", "png": "PNG", "tiff": "TIFF", "webp": "WEBP", "gif": "GIF"}
 

@@ -16,7 +16,7 @@ from tests.hostile.values import NAMES, changed, no_file, shown, written
 INVALID: dict[str, tuple[Any, ...]] = {
     "prompt": (5, None, [], {}, "", " ", "\n", "\ud800"),
     "id": ([], {}, "b", True, 1.5),
-    "images": (5, [5], {}, ["a.png", "a.png"], ["nowhere.png"]),
+    "images": (5, [5], {}, ["nowhere.png"]),
     "image": (5, {}, True, *(name for name in OUTSIDE if name not in ("", "dev"))),
     "temperature": (1,),
     "system": ("x",),

@@ -16,6 +16,7 @@ from tests.hostile.references import both, same
 
 ON, OFF = (True, 1, 1.0), (False, 0, 0.0)
 SWITCHES = ("loss", "trainable", "train", "weight", "loss_weight", "training")
+LABELS = ("label", "kto_tag", "labels")
 NEITHER = (0.5, 2, -1, "no", "maybe", [1, 0], {"a": 1})
 REFUSED: dict[str, tuple[Any, ...]] = {
     "label": (False, 0, "bad"),
@@ -119,7 +120,7 @@ def says_nothing(draw: random.Random, turns: list[dict[str, Any]]) -> Made:
     learnt = [True] * (len(turns) // 2)
     kind = draw.choice(("empty", "label", "note"))
     if kind == "empty":
-        name, value = draw.choice([each for each in REFUSED if each not in SWITCHES]), draw.choice(EMPTY)
+        name, value = draw.choice([each for each in REFUSED if each not in LABELS]), draw.choice(EMPTY)
     else:
         name, value = ("label", True) if kind == "label" else (draw.choice(NOTES), draw.choice(("x", 3, ["a"])))
     return f"{name} is {value!r}", Expect.TAKEN, {name: value}, learnt

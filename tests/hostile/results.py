@@ -130,6 +130,7 @@ def report(
     expect: Expect,
     *further: str,
     files: dict[str, str | bytes | None] | None = None,
+    compared: tuple[str, ...] = ("tables",),
     reference: Reference | None = None,
 ) -> Case:
     """``report`` on the results; its tables must be those of the originals, or of what ``files`` make of them."""
@@ -137,7 +138,7 @@ def report(
     if reference is not None:
         formats = draw.choice(([], ["--format", "csv"]))
     words = ["report", "results", "--out", "tables", *formats, *further]
-    reference = reference or same(place, words, ["tables"], files)
+    reference = reference or same(place, words, compared, files)
     return Case(f"report {what}", words, expect, ("tables",), reference=both(reference, harmless(place)))
 
 
@@ -370,7 +371,9 @@ def other_file(draw: random.Random, place: Place) -> Case:
     traceless = inner or (path == samples and kind == "absent")
     gone = folder.parent if path == folder.parent else folder
     files: dict[str, str | bytes | None] = {str(gone.relative_to(place.work)): None}
-    return report(draw, place, f"{path.name}: {kind}", Expect.TAKEN if traceless else Expect.REFUSED, files=files)
+    expect = Expect.TAKEN if traceless else Expect.REFUSED
+    compared = ("tables",) if inner else ("tables/report.csv",)  # the page says that a task was begun
+    return report(draw, place, f"{path.name}: {kind}", expect, files=files, compared=compared)
 
 
 def whole(draw: random.Random, place: Place) -> Case:
