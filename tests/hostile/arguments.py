@@ -270,7 +270,7 @@ def make(draw: random.Random, place: Place) -> Case:
     named = (
         option.strip("-").rstrip("s"),
         option.strip("-").replace("-", "_"),
-        value.partition("=")[0] or option,
+        value.partition("=")[0].rpartition(".")[2] or option,
         shown,
     )
     told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing

@@ -97,8 +97,11 @@ def commands(place: Place) -> dict[str, tuple[list[str], str]]:
 
 def make(draw: random.Random, place: Place) -> Case:
     """A command whose path is none."""
-    place.copy("images/a.png", "mine/a.png")
-    place.write("mine/q.csv", "image,question,answer\na.png,list 0 .,none\n")
+    picture = (place.pool / "images/a.png").read_bytes()
+    for number in range(3):
+        place.write(f"mine/{number}.png", picture + bytes([number]))
+    rows = "".join(f"{number}.png,list {number} .,none\n" for number in range(3))
+    place.write("mine/q.csv", f"image,question,answer\n{rows}")
     table = commands(place)
     name = draw.choice(list(table))
     kind = draw.choice(KINDS if name != "generate --show" else ("pipe", "zero", "socket"))  # a link is replaced there
