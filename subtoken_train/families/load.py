@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -22,7 +23,7 @@ from subtoken_train.families.finite_weights import check_finite_weights
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
-from subtoken_train.families.weight_files import misfit, read_headers
+from subtoken_train.families.weight_files import misfit, read_headers, whole_numbers
 from subtoken_train.reducers.base import Reducer
 
 
@@ -108,18 +109,22 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
         try:
             kind = family.auto_model._model_mapping[type(model_config)]
-            model, report = kind.from_pretrained(
-                None,
-                config=deepcopy(model_config),
-                state_dict=headers,
-                dtype=dtype_of(config),
-                device_map={"": "meta"},
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
+                model, report = kind.from_pretrained(
+                    None,
+                    config=deepcopy(model_config),
+                    state_dict=headers,
+                    dtype=dtype_of(config),
+                    device_map={"": "meta"},
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
         except Exception as error:  # sizes that do not fit each other
             raise _unreadable("the configuration", config, error) from error
         _check_report(report, model, config)
+        if (words := whole_numbers(headers)) is not None:
+            raise ValueError(f"the weights of backbone {config.path!r} {words}")
     return model_config
 
 

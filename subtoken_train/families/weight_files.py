@@ -93,6 +93,18 @@ def _header(path: Path) -> dict[str, Tensor]:
     return {name: torch.empty(shape, dtype=_DTYPES[dtype], device="meta") for name, (shape, dtype) in kinds.items()}
 
 
+def whole_numbers(headers: Mapping[str, Tensor]) -> str | None:
+    """Say which weight or bias of an unquantised model is of whole numbers or booleans; None where none is."""
+    for name, tensor in sorted(headers.items()):
+        if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            return (
+                f"are no weights: {name[:120]} is of {kind}, and its config.json names no quantisation; get the "
+                "backbone anew"
+            )
+    return None
+
+
 def misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
     """Say where weights do not fit a configuration; None where they do.
 

@@ -67,14 +67,15 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
 }
 FORM = Format(
-    free=("versions.*", "training.*"),
+    free=("versions.*",),
     legal={
+        "training.*": lambda value: True,  # some of them of a kind
         "backbone.path": lambda value: isinstance(value, str),
         "backbone.revision": lambda value: value is None or isinstance(value, str),
         "identity.path": lambda value: isinstance(value, str),
         "identity.revision": lambda value: value is None or isinstance(value, str),
     },
-    unsaid=("lora.*", "reducer.*", "routing.*", "backbone.*"),
+    unsaid=("training.*", "lora.*", "reducer.*", "routing.*", "backbone.*"),
     exact=("schema_version", "identity.digest", "identity.model_type"),
 )
 OF_PEFT = Format(

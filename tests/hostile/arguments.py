@@ -272,6 +272,7 @@ def make(draw: random.Random, place: Place) -> Case:
         option.strip("-").replace("-", "_"),
         value.partition("=")[0].rpartition(".")[2] or option,
         shown,
+        value[:40].encode("unicode_escape").decode() or option,
     )
     told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing
     what = f"{words[0]} {option} {value[:60]!r}"

@@ -36,6 +36,7 @@ OWN: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {
     },
 }
 FORM = Format(
+    more=("settings",),
     legal={
         "settings.*": lambda value: True,  # of the method's own kinds
         "backbone.path": lambda value: isinstance(value, str),

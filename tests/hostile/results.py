@@ -202,7 +202,7 @@ def names(draw: random.Random, place: Place) -> Case:
         other = json.loads(manifest_file.read_text())
         other["arm"][field] = value
         manifest_file.write_text(json.dumps(other))
-    right = named if field == "name" else value != "" and value.isprintable() and field != "reducer"  # known ones alone
+    right = named if field == "name" else value not in ("", "\ud800") and field != "reducer"  # known ones alone
     reference = renamed(place, COLUMNS[field], arm, value)
     return report(
         draw, place, f"{field} is {shown(value)}", Expect.TAKEN if right else Expect.REFUSED, reference=reference
@@ -220,9 +220,10 @@ def renamed(place: Place, column: str, arm: str, after: str) -> Reference:
 
     def difference(answer: Answer) -> str | None:
         rows = table_rows(place.work / "tables/report.csv")
+        shown_name = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in after)
         right = same_rows(place)
         for row in right:
-            row[column] = after if row["arm"] == arm else row[column]
+            row[column] = shown_name if row["arm"] == arm else row[column]
         got = [{**row, column: row[column].removeprefix("'")} for row in rows]
         right = [{**row, column: row[column].removeprefix("'")} for row in right]
         order = [sorted(map(json.dumps, each)) for each in (got, right)]

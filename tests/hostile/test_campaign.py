@@ -7,7 +7,7 @@ import pytest
 from tests.hostile.campaign import bad, plan, run_cases
 from tests.hostile.registry import CLASSES
 
-SEED, PARTS, EACH = 1, 13, 20
+SEED, PARTS, EACH = 1, 13, 16
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -220,9 +221,22 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
     runs[facts.seed] = run
 
 
+def _printable(facts: ArmFacts) -> ArmFacts:
+    """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
+    texts: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    odd = [name for name, text in texts.items() if isinstance(text, str) and not text.isprintable()]
+    changes: dict[str, Any] = {name: _written_out(texts[name]) for name in odd}
+    return replace(facts, **changes)
+
+
+def _written_out(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def _read_run(folder: Path) -> Run:
     """Read a folder and score its records."""
     manifest = Manifest.read(folder)
+    manifest = replace(manifest, arm=_printable(manifest.arm))
     if manifest.task not in TASKS:
         raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('task', manifest.task, TASKS)}")
     records = list(read_samples(folder).values())

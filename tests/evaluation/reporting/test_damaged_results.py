@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from pathlib import Path
@@ -129,6 +131,17 @@ def test_bytes_and_pipes(results):
 def test_empty_and_missing_folders(tmp_path):
     assert "holds no results" in str(report(tmp_path / "nothing"))
     assert "holds no results" in str(report(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\u202egnp", "\\u202egnp"), ("ä b", "ä b")]
+)
+def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
+    path = results / "arm" / "fake" / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "arm": {**content["arm"], "adapter": name}}))
+    rows = list(csv.DictReader(io.StringIO(report_csv(make_report([results])))))
+    assert {row["adapter"] for row in rows if row["arm"] == "arm"} == {shown}
 
 
 def test_answers_whose_manifest_is_gone_are_not_left_out(results):
