@@ -41,12 +41,13 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.check_data import data_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
-    from subtoken_train.families.backbone_config import is_hub_id
+    from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
     from subtoken_train.training.nominal_prompt import nominal_prompt
     from subtoken_train.training.preflight import lay_out
 
     cli = RecipeCLI(source)
+    check_named(cli.model.backbone_config)
     if not is_hub_id(cli.model.backbone_config.path):
         check_weights(family_class(cli.model.backbone_config), cli.model.backbone_config)
     parts = lay_out(cli.model, offline)

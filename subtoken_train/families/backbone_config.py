@@ -13,6 +13,7 @@ from subtoken_train.families.llava_chat import check_chat
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
+from subtoken_train.typed import shown
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
@@ -68,6 +69,7 @@ def is_hub_id(path: str) -> bool:
 
 def check_backbone(config: BackboneConfig) -> None:
     """Raise a worded ``ValueError`` where a setting is none, or the path is of GGUF files; the Hub is not asked."""
+    check_named(config)
     _refuse_gguf(config.path)
     dtype_of(config)
     check_quantization(config.quantization)
@@ -78,6 +80,13 @@ def check_backbone(config: BackboneConfig) -> None:
     check_chat(config.template, config.system)
     if config.image_aspect_ratio is not None:
         check_word("image_aspect_ratio", config.image_aspect_ratio, ("pad",))
+
+
+def check_named(config: BackboneConfig) -> None:
+    """Raise a worded ``ValueError`` where no backbone is named; a recipe's ``path: null`` comes as None."""
+    named: object = config.path
+    if not isinstance(named, str) or not named.strip():
+        raise ValueError(f"backbone.path is {shown(named)}; name a folder or a Hub id")
 
 
 def _refuse_gguf(path: str) -> None:

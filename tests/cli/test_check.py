@@ -269,6 +269,14 @@ def test_wrong_settings(capsys, tiny, changed, words):
     assert all(word in line for word in words), line
 
 
+def test_a_recipe_that_names_no_backbone(tmp_path, capsys):
+    text = recipe("tiny_fastv25_s16k4").read_text()
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.replace("path: checkpoints/tiny-llava", "path: null"))
+    assert main(["check", "--config", str(path)]) == 2
+    assert "backbone.path is null; name a folder or a Hub id" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

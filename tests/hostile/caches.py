@@ -51,7 +51,7 @@ FORM = Format(
         "model.backbone.path": lambda value: isinstance(value, str),
         "model.backbone.revision": lambda value: value is None or isinstance(value, str),
     },
-    unsaid=("reducer.*", "compression.*", "compression.eviction.*"),
+    unsaid=("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
     exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
 )
 

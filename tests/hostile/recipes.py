@@ -55,7 +55,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.routing.fill": ("nope", 5, []),
     "model.routing.temperature": (*WORDS, -1, 0),
     "model.optimizer.name": ("nope", 5, []),
-    "model.optimizer.learning_rate": (*WORDS, -1, 0),
+    "model.optimizer.learning_rate": (*WORDS, -1),
     "model.optimizer.weight_decay": (*WORDS, -1),
     "model.optimizer.warmup_steps": (*WORDS, -1, 1.5),
     "model.optimizer.schedule": ("nope", 5, []),
