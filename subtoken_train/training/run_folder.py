@@ -77,6 +77,8 @@ class RunFolder:
         Raises:
             ValueError: a run that was not asked to go, files that no run of ours wrote, or another process at work.
         """
+        if "\0" in str(self.folder):
+            raise ValueError(f"{self.folder} holds a NUL character, and no folder has such a name")
         if not self.folder.is_dir():
             if self.folder.exists():
                 raise ValueError(f"{self.folder} is a file; choose another --output_dir")

@@ -124,6 +124,7 @@ def parsed_parquet(content: bytes) -> Any:
         NoDocument: it is none, or one of its columns cannot be read.
     """
     try:
-        return pq.read_table(io.BytesIO(content)).to_pylist()
+        table = pq.read_table(io.BytesIO(content))
+        return [table.to_pylist(), repr(table.schema.metadata)]  # which the library datasets reads, too
     except Exception as error:
         raise NoDocument(str(error)) from None

@@ -65,6 +65,7 @@ FORM = Format(
         "tasks": lambda value: isinstance(value, list) and len(value) > 1,
     },
     exact=("tasks.0.name",),
+    unsaid=("arms.0.backbone",),  # an adapter names its own
 )
 Grid = dict[str, Any]
 Spoilt = tuple[Any, str, Expect]

@@ -8,8 +8,8 @@ import json
 import random
 
 from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.data_files import OUTSIDE
-from tests.hostile.known import Format, NoDocument, change, damage, parsed_json
+from tests.hostile.data_files import OUTSIDE, marked
+from tests.hostile.known import Format, NoDocument, change, damage
 from tests.hostile.references import both, same
 from tests.hostile.values import NAMES, no_file, shown, written
 
@@ -106,7 +106,7 @@ def json_table(draw: random.Random, names: list[str]) -> Table:
     if draw.random() < 0.2:
         return whole, whole, "whole messages", Expect.TAKEN
     if draw.random() < 0.2:
-        content, what, expect = damage(draw, whole, parsed_json, FORM)
+        content, what, expect = damage(draw, whole, marked, FORM)
         return content, whole, f"messages: {what}", expect
     spoilt, what, expect = change(draw, rows, FORM)
     return written(spoilt).encode(), whole, f"messages: {what}", expect

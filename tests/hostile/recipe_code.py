@@ -66,6 +66,7 @@ SLOTS = (
     "trainer", "checkpoint",
     "evaluation", "early_stopping", "data.train_file", "seed_everything", "data.train", "model.stage2", "output_dir",
 )  # fmt: skip
+PATHS = ("output_dir", "trainer.default_root_dir", "data.train_file", "model.backbone.path")
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Callback:\n    pass\n"
 
 
@@ -98,8 +99,9 @@ def named(draw: random.Random) -> tuple[str, Any, str]:
     """A place, what stands there and what it is: no text where a text belongs, no own class in its own place."""
     while True:
         (value, what), slot = entry(draw), draw.choice(SLOTS)
-        text = isinstance(value, str) and slot in ("output_dir", "trainer.default_root_dir", "data.train_file")
+        text = isinstance(value, str) and slot in PATHS
         listed = what.startswith(("lightning.pytorch.callbacks.Model", "lightning.pytorch.strategies.DDP"))
+        text = text or (isinstance(value, str) and value.startswith("lightning.") and slot.startswith("trainer."))
         if not text and not (listed and slot.startswith("trainer.")):  # with arguments of their own types
             return slot, value, what
 

@@ -187,10 +187,12 @@ def make(draw: random.Random, place: Place) -> Case:
         recipe, what, expect = change(draw, recipe, FORM)
     else:
         keys = [key for key in INVALID if key not in (OF_LM if name == VLM else OF_VLM)]
+        if kind == "override":
+            keys = [key for key in keys if any(isinstance(value, str | float) and value for value in INVALID[key])]
         key = draw.choice(keys)
         values = INVALID[key]
         if kind == "override":  # where 5 is a text, and nothing is nothing
-            values = tuple(value for value in values if isinstance(value, str | float) and value != "") or ("\x00",)
+            values = tuple(value for value in values if isinstance(value, str | float) and value != "")
         value = draw.choice(values)
         what = f"{key} is {shown(value)}"
         if kind == "override":

@@ -19,7 +19,7 @@ from tests.hostile.case import Expect
 from tests.hostile.known import NoDocument, parsed_json
 from tests.hostile.values import INFINITY, NAN, damaged
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)
 STRANGE_NAMES = ("x", "../../x", "", "a" * 2000, "\x1b[31m")
 OFFSETS = ([0, 2**62], [10, 0], [-5, 5], [0, 0], "x", None)

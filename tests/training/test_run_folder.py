@@ -52,6 +52,11 @@ def test_a_link_to_somebodys_folder_stays(tmp_path):
     assert (tmp_path / "run").is_symlink()
 
 
+def test_no_folder_has_a_name_with_a_nul():
+    with pytest.raises(ValueError, match="holds a NUL character"):
+        RunFolder(Path("a\0b"), Path("a\0b")).check(resume=False)
+
+
 def test_a_path_through_a_folder_that_is_not_there_makes_none(tmp_path):
     run = RunFolder(tmp_path / "run" / ".." / "other", tmp_path / "run" / ".." / "other")
     with pytest.raises(ValueError, match="leads through a folder that is not there"):
