@@ -87,7 +87,10 @@ def test_an_arms_settings_reach_fit_and_other_settings_train_anew(trainer):
 def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_path):
     trainer.adapter(SECOND, 0)
     recipe = tmp_path / "recipes" / "first.yaml"
-    recipe.write_text(recipe.read_text() + "# another\n")
+    recipe.write_text(recipe.read_text() + "# a comment\n")
+    trainer.adapter(SECOND, 0)
+    assert trainer.names == ["first-seed0", "second-seed0"]
+    recipe.write_text(recipe.read_text() + "seed_everything: 3\n")
     trainer.adapter(SECOND, 0)
     assert trainer.names == ["first-seed0", "second-seed0"] * 2
 
