@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.integrations import deepspeed
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.attention_kinds import UNSERVED, check_window_runs, layer_windows
@@ -109,7 +110,7 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
         try:
             kind = family.auto_model._model_mapping[type(model_config)]
-            with warnings.catch_warnings():
+            with _outside_zero3(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
                 model, report = kind.from_pretrained(
                     None,
@@ -126,6 +127,17 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
         if (words := whole_numbers(headers)) is not None:
             raise ValueError(f"the weights of backbone {config.path!r} {words}")
     return model_config
+
+
+@contextmanager
+def _outside_zero3() -> Iterator[None]:
+    """Let transformers lay out a model on the meta device, which it refuses while it knows of a ZeRO-3 run."""
+    held = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = held
 
 
 def _check_report(report: dict[str, Any], model: Any, config: BackboneConfig) -> None:
