@@ -47,10 +47,10 @@ def _named(text: str) -> tuple[str, ...]:
 
 
 SWITCHES = _named("loss trainable train training weight loss_weight loss_mask loss_scale")
-"""What says whether a message is learnt: true or 1, false or 0."""
+"""Switches that say whether a message is learnt: true or 1, false or 0."""
 _SWITCHES = frozenset(SWITCHES)
 LABELS = _named("label kto_tag")
-"""What says whether the answer is a good one."""
+"""Switches that say whether the answer is a good one."""
 _TOOLS = "tools are not trained; drop the record, or its tools"
 _SOUND = "sound is not read; drop the record"
 _BOXES = "places in a picture are not read; write them into the texts, or drop the record"
@@ -133,7 +133,7 @@ FIELDS = (
 _SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus")
 _FILES = (*PICTURE_SUFFIXES, *VIDEO_SUFFIXES, *_SOUNDS)
 _NOTE = re.compile(r"_(ids?|sizes?|width|height|source|hash|md5|type|format|count|num)$|^(num|n)_")
-"""Of names: notes about a medium, not the medium."""
+"""Matches names of notes about a medium, not of the medium."""
 _MEDIUM = re.compile(
     r"image|img|photo|picture|video|audio|speech|bbox|segmentation|polygon|keypoint|"
     r"(?<![a-z])(clip|frame|sound|voice|box|region|depth)(e?s)?(?![a-z])"
@@ -252,7 +252,7 @@ def _suspicion(name: str, value: Any, table: Mapping[str, Fields]) -> str | None
 
 
 def _names_media(value: Any) -> bool:
-    """Whether a value is, or holds, the name of a picture, a video or a sound, or its bytes."""
+    """Say whether a value is, or holds, the name of a picture, a video or a sound, or its bytes."""
     level = [value]
     for _ in range(_DEEP):
         if any(_is_medium(each) for each in level):

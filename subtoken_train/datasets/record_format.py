@@ -121,7 +121,7 @@ def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], as_docum
 
 
 def _video_problem(row: dict[str, Any]) -> str | None:
-    """Of its ``video``, ``videos`` and ``fps``, which name frames."""
+    """Return what is wrong with ``video``, ``videos`` and ``fps``, which name frames; None if nothing is."""
     if row.get("video") and row.get("videos"):
         return "videos are named in video and in videos; name them in one of them"
     key = "videos" if row.get("videos") else "video"

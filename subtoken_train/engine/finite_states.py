@@ -1,4 +1,4 @@
-"""What a model gives are numbers: NaN and infinity (fp16 that overflows, damaged weights) end in one sentence.
+"""Check that a model gives numbers: NaN and infinity (fp16 that overflows, damaged weights) end in one sentence.
 
 Legend: B batch, M rows of a pass, D model width, V vocabulary.
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from subtoken_train.documents import check_file_name, read_json
-from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_range
 from subtoken_train.typed import checked, shown
 
 PEFT_FILE = "adapter_config.json"
@@ -55,12 +56,13 @@ _SIDES = ("size", "crop_size")
 def check_local_files(folder: Path) -> None:
     """Raise a worded ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
 
-    Weights are not opened. The tokenizer's large vocabulary is its own reader's to check.
+    Weights are not opened. The tokenizer's large vocabulary is its own reader's to check. Warns of answers without end.
 
     Raises:
         ValueError: broken, deep or doubled JSON; an index that names files elsewhere or none; peft's configuration,
             which transformers would follow to another model.
     """
+    configs: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*config.json")):
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
@@ -70,8 +72,11 @@ def check_local_files(folder: Path) -> None:
         _check_numbers(content, str(path))
         check_format(content)
         _check_settings(content, path)
+        configs[path.name] = content
         if path.name.endswith("processor_config.json"):
             _check_pictures(content, str(path))
+    if "config.json" in configs and GENERATION in configs:
+        _warn_of_no_end(configs["config.json"], configs[GENERATION], folder / GENERATION)
     for path in sorted(folder.glob(_INDEX)):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
@@ -86,8 +91,8 @@ def check_local_files(folder: Path) -> None:
 def _check_settings(content: dict[str, Any], path: Path) -> None:
     """Check that settings of generation and of the tokenizer have the types that their readers take for granted.
 
-    An id beyond the vocabulary is none that ends an answer; random models made from a class's defaults have such ones,
-    and transformers, which warns of them, runs them.
+    An id beyond the vocabulary is taken: random models made from a class's defaults have such ones, and transformers
+    runs them. ``_warn_of_no_end`` says what that means.
     """
     kinds = _KINDS.get(path.name, {})
     for key, value in content.items():
@@ -99,6 +104,25 @@ def _check_settings(content: dict[str, Any], path: Path) -> None:
             ids = value if isinstance(value, list) else [value]
             for one in ids:
                 check_range(f"{path}: {key}", checked(int, one, f"{path}: {key}"), -1, MAX_TOKENS)
+
+
+def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> None:
+    """Warn where a model has an end token and the file that generation reads leaves none that it can say."""
+    inner = config.get("text_config")
+    both = [each for each in (config, inner) if isinstance(each, dict)]
+    size = max([each["vocab_size"] for each in both if type(each.get("vocab_size")) is int], default=MAX_TOKENS)
+    given = generation.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if any(0 <= one < size for one in ids) or (not ids and all(each.get("eos_token_id") is None for each in both)):
+        return
+    words = (
+        f"eos_token_id is {shown(given)}, and the vocabulary has {size:,} tokens" if ids else "it has no eos_token_id"
+    )
+    warnings.warn(
+        f"{path}: {words}, so no token ends an answer, which goes on to max_new_tokens; set eos_token_id there",
+        SubTokenWarning,
+        stacklevel=1,  # one place, whoever loads
+    )
 
 
 def _check_pictures(content: dict[str, Any], place: str) -> None:

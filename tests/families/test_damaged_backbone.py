@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from tests.support.damage import Canary, put
@@ -158,6 +160,28 @@ def test_ill_typed_settings_are_worded(backbone, file, key, value, words):
     with pytest.raises(ValueError, match=rf"{file}.*{words}") as raised:
         layout_family(BackboneConfig(str(backbone)))
     assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "it has no eos_token_id"),
+        ({"eos_token_id": [99_999]}, r"eos_token_id is .*99999.*, and the vocabulary has"),
+    ],
+)
+def test_answers_without_end_are_said(backbone, given, words):
+    path = backbone / "generation_config.json"
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token_id"}
+    path.write_text(json.dumps({**content, **given}))
+    with pytest.warns(SubTokenWarning, match=f"{words}.* no token ends an answer"):
+        layout_family(BackboneConfig(str(backbone)))
+
+
+def test_an_end_that_can_be_said_is_no_warning(backbone):
+    put(backbone, "generation_config.json", "eos_token_id", [99_999, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SubTokenWarning)
+        layout_family(BackboneConfig(str(backbone)))
 
 
 def test_what_published_models_write_is_taken(backbone):

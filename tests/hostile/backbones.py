@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.hostile.case import Case, Expect, Place
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
 from tests.hostile.known import Format, change, damage, parsed_json
 from tests.hostile.pool import LM, VLM
 from tests.hostile.recipes import read, with_key
@@ -61,8 +61,9 @@ OF_OTHERS = Format(only=())
 OF_GENERATION = Format(
     only=("eos_token_id", "pad_token_id"),
     legal=dict.fromkeys(("eos_token_id", "pad_token_id"), lambda value: isinstance(value, int | list | None)),
-    unsaid=("eos_token_id", "pad_token_id"),  # a model may go without; what it then says is transformers' to know
+    unsaid=("eos_token_id", "pad_token_id"),  # see no_end
 )
+NO_END = "no end of an answer"
 Spoilt = tuple[str, Expect]
 Spoil = Callable[[random.Random, Path], Spoilt]
 
@@ -128,6 +129,21 @@ def generation(draw: random.Random, folder: Path) -> Spoilt:
     return f"generation_config.json: {what}", expect
 
 
+def no_end(draw: random.Random, folder: Path) -> Spoilt:
+    """No token that ends an answer, where the model has one: it runs as in transformers, and that is said."""
+    path = folder / "generation_config.json"
+    content = json.loads(path.read_text())
+    ends = content.pop("eos_token_id")
+    changes: dict[str, Any] = {
+        "gone": {},
+        "another name": {"eos_tokmn_id": ends},
+        "beyond the vocabulary": {"eos_token_id": draw.choice((99_999, [99_999, 2**20]))},
+    }
+    kind = draw.choice(sorted(changes))
+    path.write_text(json.dumps({**content, **changes[kind]}))
+    return f"generation_config.json: {NO_END}: {kind}", Expect.TAKEN
+
+
 def other_file(draw: random.Random, folder: Path) -> Spoilt:
     """No file where one belongs."""
     name = draw.choice(("config.json", "tokenizer.json"))
@@ -164,8 +180,8 @@ def nothing(draw: random.Random, folder: Path) -> Spoilt:
 
 OF_WEIGHTS: tuple[Spoil, ...] = (pickled, weights, weights, one_number)
 OTHERS: tuple[Spoil, ...] = (
-    odd, odd, odd, anything, anything, contradiction, code, bytes_of_a_file, bytes_of_a_file, generation, other_file,
-    nothing,
+    odd, odd, odd, anything, anything, contradiction, code, bytes_of_a_file, bytes_of_a_file, generation, no_end,
+    other_file, nothing,
 )  # fmt: skip
 
 
@@ -201,7 +217,18 @@ def make(draw: random.Random, place: Place) -> Case:
         words = ["preview", "--config", "recipe.yaml"]
         words = ["check", "--config", "recipe.yaml", "--offline"] if way == "check" else words
     files = {"recipe.yaml": (place.work / "recipe.yaml").read_text()} if way in ("check", "preview") else {}
-    return Case(f"{way}: {what}", words, expect, reference=same(place, words, files=files))
+    reference = same(place, words, files=files)
+    return Case(f"{way}: {what}", words, expect, reference=said(reference) if NO_END in what else reference)
+
+
+def said(reference: Reference) -> Reference:
+    """Ask of an answer, beside what it equals, that it warns of having no end."""
+
+    def difference(answer: Answer) -> str | None:
+        warned = "no token ends an answer" in answer.err
+        return reference(answer) if warned else f"not a word of it: {answer.err[-200:]}"
+
+    return difference
 
 
 def own_weights(place: Place, folder: Path, what: str) -> Case:

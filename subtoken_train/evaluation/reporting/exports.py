@@ -23,7 +23,7 @@ from subtoken_train.evaluation.reporting.sections import (
 )
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
-"""Of an arm; ``query_aware`` of its answers to the row's task."""
+"""Facts of an arm in a row; ``query_aware`` is said of its answers to the row's task."""
 NUMBERS = ("kv_nominal", "kv_measured", "kv_with_index", "kv_prompt")
 SCORES = ("value", "low", "high", "standard_error", "n")
 DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n")

@@ -36,7 +36,7 @@ _QUESTIONS = {
     "qa": re.compile(r"Answer the question based on the given documents\."),
 }
 _ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "qa"), "Answer:")}
-"""What the answer prefix begins with, after the question."""
+"""Words that begin the answer prefix, after the question."""
 _PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_tokens")
 
 
