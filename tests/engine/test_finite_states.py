@@ -35,7 +35,7 @@ LATE = "the model gave NaN or infinite numbers (at token|in the first) .* of an 
 @contextmanager
 def broken(family, kind: str):
     """A model that overflows, or that holds a NaN since it was loaded; whole again afterwards."""
-    before = {name: value.clone() for name, value in family.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in _tensors(family)}
     layers = family.decoder.layers
     with torch.no_grad():
         if kind == "half":
@@ -50,7 +50,14 @@ def broken(family, kind: str):
     try:
         yield
     finally:
-        family.model.float().load_state_dict(before)
+        family.model.float()
+        for name, tensor in _tensors(family):
+            tensor.data.copy_(before[name])
+
+
+def _tensors(family):
+    """Return every parameter and buffer; rotary frequencies, which half rounds, are in no state_dict."""
+    return [*family.model.named_parameters(), *family.model.named_buffers()]
 
 
 def refused(kind: str, chunk: int | None = None, **levels: str) -> None:
