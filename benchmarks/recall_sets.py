@@ -13,7 +13,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.types import Batch
 
 

@@ -22,7 +22,7 @@ from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import context_part, open_prompts
+from subtoken_train.inference.prefill import context_part, open_prompts
 from subtoken_train.types import Batch, LayerPlan, Region
 
 

@@ -19,7 +19,7 @@ Fill = Literal["zero", "mean", "learned"]
 """What a dropped value group reads as (``routing/fill.py``)."""
 
 Protocol = Literal["query_aware", "context_first"]
-"""What a prompt's compression sees: the whole prompt, or its context before the question (``inference/opening.py``)."""
+"""What a prompt's compression sees: the whole prompt, or its context before the question (``inference/prefill.py``)."""
 
 
 class Region(IntEnum):

@@ -169,7 +169,7 @@ _INTO = {
     "datasets/record_index.py": "into whole_file",
     "datasets/scene_files.py": "into whole_folder",
     "families/pil_processor.py": "into the folder of write_merged",
-    "inference/asking.py": "words about cache.save",
+    "inference/model.py": "words about cache.save",
     "evaluation/charts.py": "bytes in memory",
     "evaluation/diagnostics_files.py": "into new_folder",
     "evaluation/eviction_diagnosis_files.py": "into new_folder",

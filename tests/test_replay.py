@@ -12,8 +12,8 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import context_part, open_prompts
 from subtoken_train.inference.pool import load_backbone
+from subtoken_train.inference.prefill import context_part, open_prompts
 from tests.support.places import ROOT
 
 CHAINS = [

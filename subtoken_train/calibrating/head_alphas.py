@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.calibrating.base import Calibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.finite_states import are_finite
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
+from subtoken_train.engine.prompt_pass import are_finite
 from subtoken_train.errors import MAX_TOKENS, check_range, no_numbers
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.families.family import Family

@@ -70,7 +70,7 @@ def add_eviction_options(parser: ArgumentParser) -> None:
 
 def arm_options(args: Namespace) -> dict[str, Any]:
     """The options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
-    from subtoken_train.inference.written_settings import parse_settings
+    from subtoken_train.inference.compression import parse_settings
 
     models = ("backbone", "reducer", "keep_ratio", "selector", "dtype", "max_pixels")
     caches = ("eviction", "eviction_keep", "eviction_every", "scope", "kv_dtype", "key_channels", "merge")

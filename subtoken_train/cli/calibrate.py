@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.calibrations import write_calibration
     from subtoken_train.cli.terminal import counter
     from subtoken_train.errors import check_word
-    from subtoken_train.inference.written_settings import read_settings
+    from subtoken_train.inference.compression import read_settings
 
     fields = {field.name: field for field in dataclasses.fields(kind)}
     settings = read_settings(fields, args.method, args.option)

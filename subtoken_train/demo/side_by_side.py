@@ -20,9 +20,8 @@ from subtoken_train.demo.side_answer import SideAnswer, Spoken, compressed_by, w
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.inference.asking import ANSWER_TOKENS
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.model import ANSWER_TOKENS, SubTokenModel
 from subtoken_train.inference.pool import ModelPool, adapter_backbone, family_named, in_one_place
 from subtoken_train.reducers import build_reducer
 

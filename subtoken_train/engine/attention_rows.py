@@ -11,8 +11,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.engine.chunks import run_chunks
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights, without_lora
+from subtoken_train.engine.spans import run_chunks
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 
@@ -53,7 +53,7 @@ def scouted_row(
 ) -> Tensor:
     """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
 
-    ``size``: a chunk of rows at a time, see ``engine/chunks.py``; None: all at once. ``deep_nBND``: what the first
+    ``size``: a chunk of rows at a time, see ``engine/spans.py``; None: all at once. ``deep_nBND``: what the first
     layers add to their outputs. ``frozen``: the backbone alone, without LoRA.
     """
     length = int(row_B.max().clamp(min=0)) + 1

@@ -13,15 +13,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
-from subtoken_train.engine.attention import check_sdpa, use_packed_attention
+from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import query_attention, scouted_row
-from subtoken_train.engine.chunks import Chunks
-from subtoken_train.engine.context_split import ContextSplit
-from subtoken_train.engine.cuts import CutCourse
-from subtoken_train.engine.finite_states import check_states
-from subtoken_train.engine.prompt_pass import PromptPass, Rows, asking_rows, joined_rows, reducer_view, routing_state
-from subtoken_train.engine.spans import PassCall, PromptObserver, run_span
-from subtoken_train.engine.tower_pass import tower_reduced
+from subtoken_train.engine.prompt_pass import (
+    PromptPass,
+    Rows,
+    asking_rows,
+    check_states,
+    joined_rows,
+    reducer_view,
+    routing_state,
+)
+from subtoken_train.engine.reduction import CutCourse, tower_reduced
+from subtoken_train.engine.spans import Chunks, PassCall, PromptObserver, run_span
 from subtoken_train.families.family import Family
 from subtoken_train.families.placement import check_on_one_device
 from subtoken_train.families.shapes import check_reducer

@@ -21,9 +21,8 @@ from subtoken_train.evaluation.runner.cell import answer_batch, record_of
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
-from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.batched import TokenScore, in_batches
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import TokenScore
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.types import Batch, Protocol, Turn
 

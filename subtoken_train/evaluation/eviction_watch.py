@@ -23,9 +23,9 @@ from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.evictions.observers import task_rows
 from subtoken_train.evictions.vl_cache import post_vision_statistics
 from subtoken_train.functional.attention_statistics import attention_rows
+from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import greedy_tokens
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
 
 THRESHOLD = 0.01  # attention below this share of its row's largest counts as zero (VL-Cache, equation 1)

@@ -16,10 +16,9 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.notation import innermost
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
-from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.compression import Compression, parse_keep
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
-from subtoken_train.inference.written_settings import parse_keep
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Protocol
 

@@ -36,9 +36,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.digests import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
-from subtoken_train.inference.compression import BITS, Compression
-from subtoken_train.inference.compression_settings import method_record, settings_record
-from subtoken_train.inference.question_frames import QuestionFrame
+from subtoken_train.inference.compression import BITS, Compression, method_record, settings_record
+from subtoken_train.inference.text_prompts import QuestionFrame
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 

@@ -1,10 +1,11 @@
-"""Contexts that were compressed before any question, and answers from them.
+"""Contexts that are compressed before any question: made a batch, held in one cache, asked on branches of it.
 
 Legend: B contexts, N positions, q tokens of a question.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,23 +13,169 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
-from subtoken_train.inference.accounting import held_rows
+from subtoken_train.families.images import Picture, Video
+from subtoken_train.functional.digests import digest_tensor
+from subtoken_train.functional.moving import on_device
+from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
-from subtoken_train.inference.cache_report import CacheReport, report
+from subtoken_train.inference.cache_report import CacheReport, held_rows, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import greedy_tokens
-from subtoken_train.inference.opening import append_rest
-from subtoken_train.inference.prefill import prefill
-from subtoken_train.inference.question_frames import QuestionFrame
-from subtoken_train.inference.tokens_given import check_ids
+from subtoken_train.inference.generate_arguments import check_ids
+from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
+from subtoken_train.inference.text_prompts import (
+    EncodedText,
+    QuestionFrame,
+    picture_frame,
+    text_batch,
+    text_frame,
+    text_ids,
+)
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import Batch
+
+Context = str | Sequence[Picture]
+"""What questions are about: a text, or the pictures of one prompt."""
+
+
+def context_batches(
+    backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context]
+) -> tuple[Batch, list[QuestionFrame]]:
+    """Contexts as one batch that a prefill takes, and the frames of their questions.
+
+    Args:
+        backbone: in evaluation mode.
+        compression: eviction and precision.
+        contexts: at least one.
+
+    Raises:
+        ValueError: something that compresses reads the question, which is not there; a context that is empty, or
+            of another kind than the model reads.
+    """
+    if (reads := reader_of_question(backbone, compression)) is not None:
+        raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
+    family = backbone.family
+    made = [_context_batch(family, context) for context in contexts]
+    batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
+    check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
+    check_before_prefill(backbone, batch, compression)
+    return batch, [frame for _, frame in made]
+
+
+def _context_batch(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+    """One context as a batch on the model's device, and the frame of its questions."""
+    return _pictures(family, context) if family.sees_images else _text(family, context)
+
+
+def _text(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+    """A text as a batch of one context."""
+    if not isinstance(context, str):
+        raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
+    if not context.strip():
+        raise ValueError("a context is empty; write what the questions are about")
+    check_characters(context, "a context")
+    head, frame = text_frame(family, context)
+    ids = text_ids(family, head)
+    # a prompt must ask: its last token does, and goes again
+    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids))])
+    return _named(contexts_of(prompt), family), frame
+
+
+def _pictures(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+    """Pictures as a batch of one context: all up to the last visual token."""
+    if isinstance(context, str) or not context:
+        raise ValueError(
+            f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
+        )
+    inputs = inputs_of(family, "?", context)
+    visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    prompt = batch_from_inputs(family, inputs["input_ids"], visible_BN, inputs, None)
+    return _named(contexts_of(prompt), family), picture_frame(family, context)
+
+
+def _named(batch: Batch, family: Family) -> Batch:
+    """On the model's device, with its digest as its name, so that random choices do not depend on the batch."""
+    digest = hashlib.sha256()
+    for name in ("input_ids_BN", "pixel_values", "image_grid_I3", "seconds_I"):
+        if (part := getattr(batch, name)) is not None:
+            digest_tensor(digest, name, part)
+    return replace(on_device(batch, family.device), record_ids=[digest.hexdigest()])
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions of every context; ``nested``: they were given as a list for each."""
+
+    of_each: list[list[str]]
+    nested: bool
+
+    def check_fits(self, contexts: int) -> None:
+        """Raise a worded ``ValueError`` unless there are questions of as many contexts."""
+        if len(self.of_each) != contexts:
+            given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
+            raise ValueError(
+                f"{given} for {contexts} contexts; give a list for each: ask([context, context], [[question], []])"
+            )
+
+
+def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
+    """Questions of one context (a list of texts), or of several (a list of such lists).
+
+    Raises:
+        ValueError: they are something else, or answers are to have no token.
+    """
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
+    if not _is_list(questions):
+        got = "none" if questions is None else type(questions).__name__
+        raise ValueError(f"questions must be a list of texts, not {got}: ask(context, [question, question])")
+    nested = bool(questions) and all(_is_list(each) for each in questions)
+    lists = [list(own) for own in questions] if nested else [list(questions)]
+    for own in lists:
+        if wrong := [type(each).__name__ for each in own if not isinstance(each, str)]:
+            raise ValueError(
+                f"a question is of type {wrong[0]}, not a text; questions are a list of texts, or for several "
+                "contexts a list of texts for each"
+            )
+        if not all(each.strip() for each in own):
+            raise ValueError("a question is empty; write what the model should answer")
+        check_characters(own, "a question")
+    return Questions(lists, nested)
+
+
+def read_contexts(family: Family, context: Any, questions: Questions) -> list[Context]:
+    """The contexts that questions are about, in the form that the model reads.
+
+    Raises:
+        ValueError: they are not as many as there are lists of questions.
+    """
+    given = context if questions.nested else [context]
+    if not _is_list(given):
+        raise ValueError(
+            f"{len(questions.of_each)} lists of questions for one context; give a list of contexts, or one list of "
+            "questions"
+        )
+    questions.check_fits(len(given))
+    if family.sees_images:
+        alone = [[each] if isinstance(each, Image.Image | Video) else each for each in given]
+        return [list(each) if _is_list(each) else "" for each in alone]  # what is no picture is refused as a text is
+    if not questions.nested and _is_list(context):
+        raise ValueError(
+            "several contexts need a list of questions each: ask([context, context], [[question], [question]])"
+        )
+    return list(given)
+
+
+def _is_list(thing: Any) -> bool:
+    return isinstance(thing, Sequence) and not isinstance(thing, str | bytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,25 @@
-"""How a prompt's cache is compressed after prefill: the eviction method, how much stays, and the precision.
+"""Settings of a prompt's compression: eviction method, how much stays, precision; as objects, keywords or text.
+
+``CompressionSettings`` is what a caller passes by keyword; ``parse_keep`` and ``parse_settings`` read what is written
+on a command line: ``0.1``, ``256tokens``, ``20MB``, ``window=32``.
 
 Legend: B batch, M rows of a layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word, unknown_name
-from subtoken_train.evictions import check_online
+from subtoken_train.errors import check_word, clipped, unknown_name
+from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.observers import last_marked
@@ -21,6 +28,7 @@ from subtoken_train.families.positions import rotary_kind
 from subtoken_train.families.shapes import check_calibration
 from subtoken_train.functional.merging import Merge
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -52,7 +60,7 @@ class Compression:
         every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
-        rerotate: turn the keys that stay to closed-up positions, see ``inference/rerotation.py``.
+        rerotate: turn the keys that stay to closed-up positions, see ``inference/layer_packer.py``.
     """
 
     eviction: Eviction | None = None
@@ -235,3 +243,187 @@ class Compression:
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
+
+
+BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+SWITCHES = {"true": True, "false": False}
+
+
+def parse_keep(text: str) -> tuple[float, KeepUnit]:
+    """What stays, and its unit.
+
+    A bare number is a fraction; others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``, in any case.
+
+    Raises:
+        ValueError: no number, or another unit. Whether the number is allowed, ``Compression`` says.
+    """
+    found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
+        raise ValueError(
+            f"{clipped(repr(text), 60)} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
+        )
+    number, unit = float(found[1]), found[2].lower()
+    if not unit:
+        return number, "fraction"
+    if unit == "tokens":
+        return number, "tokens"
+    if unit not in BYTES:
+        raise unknown_name("unit of a budget", found[2], ["tokens", "B", "kB", "MB", "GB"])
+    return round(number * BYTES[unit]), "bytes"
+
+
+def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` settings of an eviction method, read as what the method's own defaults are.
+
+    Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
+
+    Args:
+        method: as it is written, wrappers included.
+        settings: ``epsilon=0.01``, or ``expected_attention.epsilon=0.01`` where several methods have it.
+
+    Raises:
+        ValueError: no such method, no ``=``, a key twice, or a value that is not of its default's kind.
+    """
+    if method is None:
+        return dict.fromkeys(settings)
+    return read_settings(setting_fields(method), method, settings)
+
+
+def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` settings of a dataclass, each read as what its field is; keys of no field stay texts.
+
+    Args:
+        fields: by key.
+        name: of what is set, for messages.
+        settings: as they are written.
+
+    Raises:
+        ValueError: no ``=``, a key twice, or a value that is not of its field's kind.
+    """
+    read: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ValueError(f"setting {setting!r} of {name} must be written key=value")
+        if key in read:
+            raise ValueError(f"setting {key!r} of {name} is given twice")
+        kind, default = (str, None) if key not in fields else (_kind(fields[key]), fields[key].default)
+        read[key] = _as(kind, text, f"{name} {key}", default)
+    return read
+
+
+def _kind(field: Field[Any]) -> Callable[[str], object]:
+    """Of a setting's values: that of its default, or (where that is None) what its annotation names, else text."""
+    if str(field.type) == "int | float":
+        return _whole_or_share
+    if isinstance(field.default, bool | int | float | tuple):
+        return type(field.default)
+    named = re.search(r"\b(int|float)\b", str(field.type))
+    return str if named is None else {"int": int, "float": float}[named[0]]
+
+
+def _whole_or_share(text: str) -> float:
+    """Read a whole number as an int, any other as a float."""
+    return int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
+
+
+def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
+    """A text as a bool, int, float or several numbers, or as it is."""
+    if kind is bool:
+        check_word(f"value of {name}", text, SWITCHES)
+        return SWITCHES[text]
+    if kind is str:
+        return text
+    try:
+        return tuple(map(float, text.split(":"))) if kind is tuple else kind(text)
+    except ValueError:
+        if kind is tuple:
+            raise ValueError(f"{name}={text!r} must be numbers between colons, for instance 4:3:2:1") from None
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name}={text!r} must be {what}; its default is {default}") from None
+
+
+class CompressionSettings(TypedDict, total=False):
+    """How caches are compressed: what ``SubTokenModel`` and ``SubTokenModel.from_pretrained`` take beside the model.
+
+    Attributes:
+        eviction: name of an eviction method; None: none.
+        eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``,
+            ``"20MB"``); by default all.
+        eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
+        eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
+        eviction_options: settings of the method, by name.
+        scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
+        kv_dtype: ``model``, ``int8`` or ``int4``.
+        key_channels: share of the channels that stay of the keys in scope; by default all.
+        merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+        prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+        rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
+    """
+
+    eviction: str | None
+    eviction_keep: float | str
+    eviction_unit: KeepUnit
+    eviction_every: int | None
+    eviction_options: dict[str, Any] | None
+    scope: Scope | None
+    kv_dtype: KVDtype
+    key_channels: float
+    merge: Merge | None
+    prefill_chunk: int | None
+    rerotate: bool
+
+
+_FIELDS = {"eviction_keep": "keep", "eviction_unit": "unit", "eviction_every": "every"}
+"""Settings that ``Compression`` calls otherwise."""
+
+
+def compression_of(settings: CompressionSettings) -> Compression:
+    """The compression that settings ask for.
+
+    Raises:
+        ValueError: settings, or a method, that do not exist, or that do not go together.
+    """
+    given: dict[str, Any] = dict(settings)
+    for name in given:
+        check_word("setting", name, CompressionSettings.__optional_keys__)
+    if isinstance(keep := given.get("eviction_keep"), str):
+        if "eviction_unit" in given:
+            raise ValueError(
+                f"eviction_keep={clipped(keep, 40)!r} says its unit itself; leave eviction_unit out, or give a number"
+            )
+        given["eviction_keep"], given["eviction_unit"] = parse_keep(keep)
+    name, options = given.pop("eviction", None), given.pop("eviction_options", None)
+    if name is None and options:
+        raise ValueError(f"eviction_options={options!r} need an eviction, for instance eviction='snapkv'")
+    method = None if name is None else build_eviction(name, **(options or {}))
+    return Compression(method, **{_FIELDS.get(key, key): value for key, value in given.items()})
+
+
+def settings_record(compression: Compression) -> dict[str, Any]:
+    """All that a compression is, as plain values that compare equal where two leave the same cache.
+
+    A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out.
+    """
+    names = [field.name for field in fields(compression) if field.name != "prefill_chunk"]
+    record = {name: getattr(compression, name) for name in names}
+    record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}
+    record["eviction"] = None if compression.eviction is None else method_record(compression.eviction)
+    return _as_read(record)
+
+
+def method_record(method: Eviction | Reducer) -> dict[str, Any]:
+    """A method's name and settings, alike."""
+    record: dict[str, Any] = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
+    for key, value in record.items():
+        if isinstance(value, Eviction):
+            record[key] = method_record(value)
+        elif key == "calibration" and method.calibrated is not None:
+            record[key] = method.calibrated.digest
+    return _as_read({"name": method.name, **record})
+
+
+def _as_read(record: dict[str, Any]) -> dict[str, Any]:
+    """As a file gives it back."""
+    read: dict[str, Any] = json.loads(json.dumps(record))
+    return read

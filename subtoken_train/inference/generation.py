@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.finite_states import broken_rows
+from subtoken_train.engine.prompt_pass import broken_rows
 from subtoken_train.errors import no_numbers
 from subtoken_train.families.cache_argument import CACHE
 from subtoken_train.families.family import Family

@@ -1,13 +1,27 @@
-"""Layers of a prompt's pass, from dense keys and values to packed ones.
+"""Layers of a prompt's pass, from dense keys and values to packed ones: key channels are cut, keys re-rotated.
 
-Legend: B batch, M rows of a layer, h key-value heads.
+**Cut key channels** (ThinK): the queries of a prompt's last rows say which channels of each key-value head matter to
+what comes next, together with the keys that stay after an eviction (``functional/key_channels.py``). The keys of the
+entries in scope are cut; those of the last rows, and everything outside of the scope, stay whole. Values are untouched.
+
+**Re-rotation**: a cached key is turned by the position of its token. Re-rotated, the kept keys of every head are turned
+as if they stood at 0, 1, 2, ... in their order, and the next token comes right after them, so that positions in use
+never exceed what is kept and appended: a cache of K entries leaves a model all but K of its positions. Source:
+streaming-llm (Xiao et al., 2024; section 3.2 and ``kv_cache.py``) caches keys unrotated and turns them by their place
+in the cache at every step; kvpress' ``KeyRerotationPress`` turns the kept keys once, after the prompt. This is the
+latter: nothing of the stored keys changes while decoding, and one eviction after the prompt makes both the same. What
+it does not do: the prompt itself runs at its own positions, so it must fit the model's; values and hidden states are
+those of that pass. mRoPE ids (an image is a grid) have no closed-up form, and are refused.
+
+Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -16,15 +30,95 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.plan_marks import RowCounts, plan_marks, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.evictions.observers import last_marked
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.key_channels import best_channels, key_energy, query_energy
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import BITS, Compression
-from subtoken_train.inference.key_cut import KeyCut
-from subtoken_train.inference.rerotation import Rerotation
 from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
-from subtoken_train.types import LayerPlan
+from subtoken_train.types import CutKeys, LayerPlan, Region
+
+
+class KeyCut:
+    """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys.
+
+    Args:
+        compression: whose ``key_channels`` stay.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
+        self.energy: dict[int, Tensor] = {}
+        self.regions: dict[int, Tensor] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+        """Note a layer's last queries, see ``PromptObserver``."""
+        self.regions[layer] = rows.regions_BM
+        asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
+        self.energy[layer] = query_energy(query, asks_BM, key.shape[1])
+
+    def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
+        """Write into a layer's plan which keys are cut, and to which channels; ``key_BhMd`` are its rotated keys."""
+        rows_BN, valid_BN = plan.rows_BN, plan.entries_BN >= 0
+        assert rows_BN is not None
+        heads_BhN = valid_BN[:, None] if plan.heads_BNh is None else (plan.heads_BNh & valid_BN[..., None]).mT
+        scores = self.energy[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
+        channels = best_channels(scores, kept_channels(scores.shape[-1], self.compression.key_channels))
+        cut_BM = self.compression.cuts_keys(self.regions[layer])
+        plan.cut_keys = CutKeys(take_rows(cut_BM, rows_BN) & valid_BN, channels)
+
+
+@dataclass
+class Rerotation:
+    """Closes up the keys of one layer after another.
+
+    Attributes:
+        rotate: what turns queries and keys at given position ids [B, N].
+        count_B: entries that every head of the layers so far keeps, int64: where the next token stands.
+    """
+
+    rotate: Callable[[Tensor], Rotation]
+    count_B: Tensor | None = None
+
+    def closed_up(self, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
+        """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
+
+        Args:
+            key_BhNd: rotated by ``position_BN``.
+            keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
+            position_BN: position ids of its rows.
+
+        Raises:
+            ValueError: heads or layers of a sample that keep different numbers of entries.
+        """
+        count_Bh = keep_BhN.sum(-1)
+        before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
+        unlike_B = (count_Bh != before_B[:, None]).any(-1)
+        if bool(unlike_B.any()):
+            first = int(unlike_B.int().argmax())
+            fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
+            raise ValueError(
+                f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, and what follows "
+                "needs one position; take an eviction and a reducer that keep as many in each, or leave rerotate out"
+            )
+        self.count_B = before_B
+        unrotated = self.rotate(position_BN).turn_back(key_BhNd)
+        place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
+        if keep_BhN.shape[1] == 1:
+            return self.rotate(place_BhN[:, 0]).turn(unrotated).to(key_BhNd)
+        heads = zip(place_BhN.unbind(1), unrotated.chunk(unrotated.shape[1], 1), strict=True)
+        return torch.cat([self.rotate(place_BN).turn(head) for place_BN, head in heads], 1).to(key_BhNd)
+
+    @property
+    def next_position(self) -> Tensor:
+        """Position id of the next token, [B, 1]."""
+        assert self.count_B is not None
+        return self.count_B[:, None]
 
 
 @dataclass

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.chunks import QueryNotes, run_chunks
 from subtoken_train.engine.prompt_pass import PromptPass, one_past
+from subtoken_train.engine.spans import QueryNotes, run_chunks
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows

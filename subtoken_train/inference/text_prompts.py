@@ -1,8 +1,10 @@
-"""Texts and continuations as token ids, by lm-evaluation-harness's rules, so that log-likelihoods are the same.
+"""Texts as token ids: prompts and continuations, questions after a context, LongBench's long prompts.
 
-The rules (``TemplateLM._encode_pair`` and ``HFLM`` of lm_eval 0.4.13): a prompt and a continuation are encoded
-together, and the continuation's ids are what comes after as many ids as the prompt alone has; white space at the end of
-the prompt moves to the continuation first; BOS is what the tokenizer adds, unless the text starts with it.
+Prompts and continuations follow lm-evaluation-harness's rules, so that log-likelihoods are the same (``TemplateLM.
+_encode_pair`` and ``HFLM`` of lm_eval 0.4.13): the two are encoded together, and the continuation's ids are what comes
+after as many ids as the prompt alone has; white space at the end of the prompt moves to the continuation first; BOS is
+what the tokenizer adds, unless the text starts with it. A question that follows a compressed context is encoded apart
+from it, so that one context serves every question: no token spans the two.
 
 Legend: B batch, N positions.
 """
@@ -15,12 +17,82 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.family import Family
+from subtoken_train.families.images import Picture, count_images
+from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.prompt_batch import context_tokens
-from subtoken_train.inference.question_frames import text_frame
-from subtoken_train.types import Batch
+from subtoken_train.inference.prompt_inputs import context_tokens
+from subtoken_train.types import Batch, Turn
+
+_MARK = "(the question stands here)"
+
+
+@dataclass(frozen=True)
+class QuestionFrame:
+    """The texts between a context and the answer.
+
+    Attributes:
+        anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
+            with one. The last picture's placeholder; of a text a line break.
+        before: from the context's last token to the question.
+        after: from the question to the answer.
+    """
+
+    anchor: str
+    before: str
+    after: str
+
+    def ids(self, family: Family, question: str) -> list[int]:
+        """Token ids from the context to the answer.
+
+        Raises:
+            ValueError: a question that holds a picture's placeholder.
+        """
+        if family.sees_images:
+            question = hidden(question.strip())
+            if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
+                raise ValueError(
+                    f"a question holds {held}; all pictures belong to the context (where it is text, write "
+                    f"\\{IMAGE_MARK})"
+                )
+        text = self.before + question + self.after
+        anchor, whole, alone = (
+            tokenise(family.tokenizer, words)[0] for words in (self.anchor, self.anchor + text, text)
+        )
+        ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
+        if not ids:
+            raise ValueError(f"the question {question[:40]!r} gives no token")
+        return ids
+
+
+def text_frame(family: Family, context: str, **variables: object) -> tuple[str, QuestionFrame]:
+    """A language model's context as it reads it, and the frame of its questions.
+
+    In the tokenizer's chat template context and question are one turn of the user; without a template the question
+    follows the context as both are written. ``variables`` are given to the template, which may not know them.
+
+    Raises:
+        ValueError: the template cannot be filled, or does not show what the user says.
+    """
+    if not family.tokenizer.chat_template:
+        return context, QuestionFrame("\n", "", "")
+    turns = [{"role": "user", "content": context + _MARK}]
+    text = filled_template(family.tokenizer, turns, add_generation_prompt=True, **variables)
+    head, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
+    return head, QuestionFrame("\n", "", after)
+
+
+def picture_frame(family: Family, pictures: Sequence[Picture]) -> QuestionFrame:
+    """The frame of questions after pictures, which stand in front, in the family's chat format."""
+    rendered = family.render([Turn("<image>\n" * len(pictures) + _MARK)])
+    head, _, after = rendered.text.rpartition(_MARK)
+    last = family.picture_text(pictures[-1], rendered.image_marker, count_images(pictures))
+    end, anchor = max((last.rfind(each) + len(each), each) for each in family.placeholders if each in last)
+    return QuestionFrame(anchor, last[end:] + head.rpartition(rendered.image_marker)[2], after)
 
 
 @dataclass(frozen=True)
@@ -168,3 +240,67 @@ def _tokens_within(family: Family, text: str, characters: int) -> int:
     made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
     ends = [end for _, end in made["offset_mapping"]]
     return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0
+
+
+def without_middle(
+    family: Family, prompt: str, context: int, max_length: int | None, max_new_tokens: int, chat: bool = False
+) -> tuple[str, int]:
+    """A prompt that leaves room for its answer: its first and its last tokens, half of what there is room for each.
+
+    As in the original the two ends are decoded and joined as texts, and special tokens are left out. They may encode
+    to another token or two than they had; where the positions are too few for these, more is cut.
+
+    Args:
+        family: a language model.
+        prompt: the whole text.
+        context: characters of it, from its start, that may be compressed.
+        max_length: tokens of the prompt, without its chat format; None: what the positions
+            allow that the model was made for.
+        max_new_tokens: of the answer.
+        chat: whether ``in_chat`` is called next.
+
+    Returns:
+        (text, its characters that may be compressed); both as given where nothing is cut.
+
+    Raises:
+        ValueError: there is no room for a prompt.
+    """
+    tokenizer, positions = family.tokenizer, position_bound(family.decoder.config)
+    around = len(tokenizer(in_chat(family, "", None)[0], add_special_tokens=False)["input_ids"]) if chat else 0
+    room = None if positions is None else positions - max_new_tokens - around
+    limit = min(given) if (given := [each for each in (max_length, room) if each is not None]) else None
+    ids = tokenizer(prompt)["input_ids"]
+    if limit is None or len(ids) <= limit:
+        return prompt, context
+    half = limit // 2
+    while half > 0:
+        first, last = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
+        over = 0 if room is None else len(tokenizer(first + last)["input_ids"]) - room
+        if over <= 0:
+            asked = min(len(prompt) - context, len(last))  # all of the question that is left stands at the end
+            return first + last, len(first + last) - asked
+        half -= (over + 1) // 2
+    raise ValueError(
+        f"there is room for {limit} tokens of a prompt beside {max_new_tokens} of its answer; raise max_length, or "
+        "take a model of more positions"
+    )
+
+
+def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
+    """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed.
+
+    A template that can ask a model to think first is told not to: answers have few tokens.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or one that cannot be filled or leaves the prompt out.
+    """
+    check_template(family.tokenizer)
+    turns = [{"role": "user", "content": prompt}]
+    text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
+    if context is None:
+        return text, None
+    bare = prompt.strip()  # some templates strip it
+    if bare not in text:
+        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
+    before = text.index(bare) - (len(prompt) - len(prompt.lstrip()))
+    return text, min(max(0, before + context), len(text) - 1)

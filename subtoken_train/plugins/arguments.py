@@ -16,8 +16,8 @@ from subtoken_train.artifact.source import adapter_folder
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
+from subtoken_train.inference.compression import SWITCHES, parse_settings
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.written_settings import SWITCHES, parse_settings
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""

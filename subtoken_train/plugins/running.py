@@ -11,7 +11,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.opening import check_context_first
+from subtoken_train.inference.prefill import check_context_first
 from subtoken_train.plugins.arguments import GreedySettings, ModelArguments
 from subtoken_train.plugins.counting import Counted
 from subtoken_train.types import Batch

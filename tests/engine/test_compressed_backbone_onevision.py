@@ -7,9 +7,8 @@ import torch
 
 from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region

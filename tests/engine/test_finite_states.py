@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.engine.finite_states import are_finite, broken_rows, check_logits
+from subtoken_train.engine.prompt_pass import are_finite, broken_rows, check_logits
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.types import Identity
 from tests.support.generation_cells import CELL, PLAIN

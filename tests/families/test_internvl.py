@@ -8,9 +8,8 @@ from PIL import Image
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family
-from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.internvl_tiny import (

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from subtoken_train.datasets.collate import answer_tokens, encode
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.literal_marks import escaped, hidden, picture_marks, tokenise, unescaped
-from subtoken_train.inference.inputs import inputs_of
-from subtoken_train.inference.question_frames import picture_frame
+from subtoken_train.inference.prompt_inputs import inputs_of
+from subtoken_train.inference.text_prompts import picture_frame
 from subtoken_train.types import Region, Turn
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family

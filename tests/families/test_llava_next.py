@@ -11,9 +11,8 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava_next import LlavaNextFamily
 from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.inference.inputs import inputs_of
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress, save_backbone
 from tests.support.next_tiny import SIDE, SIZES, TOKENS, next_batch, next_family, next_images, next_records

@@ -5,8 +5,7 @@ import torch
 from PIL import Image
 
 from subtoken_train.families.load import published_config
-from subtoken_train.inference.inputs import inputs_of
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.qwen_tiny import qwen3_family, qwen_video

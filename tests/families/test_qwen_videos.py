@@ -12,7 +12,7 @@ from subtoken_train import SubTokenModel
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family, qwen_video

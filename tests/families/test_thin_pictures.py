@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from subtoken_train.inference.inputs import inputs_of
+from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family

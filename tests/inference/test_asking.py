@@ -13,9 +13,8 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.families.images import Video
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prompt_batch import batch_from_inputs
-from subtoken_train.inference.question_frames import picture_frame, text_frame
-from subtoken_train.inference.text_prompts import encode_text, text_batch
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
+from subtoken_train.inference.text_prompts import encode_text, picture_frame, text_batch, text_frame
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
 from tests.support.places import ROOT

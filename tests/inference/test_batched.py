@@ -7,10 +7,10 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference import batched
-from subtoken_train.inference import decoding as scoring
-from subtoken_train.inference.accounting import account
+from subtoken_train.inference import batched as scoring
 from subtoken_train.inference.batched import generate_batch, score_batch
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.cache_report import account
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region
 from tests.support.greedy import generate_greedy

@@ -6,8 +6,8 @@ import torch
 from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.byte_budget import prompt_bytes
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import prompt_bytes
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig

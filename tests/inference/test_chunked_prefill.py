@@ -14,8 +14,7 @@ from subtoken_train.engine import attention
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference import layer_packer, prefill
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
 

@@ -9,7 +9,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch

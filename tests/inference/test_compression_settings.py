@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subtoken_train.inference.compression_settings import compression_of
+from subtoken_train.inference.compression import compression_of
 
 
 @pytest.mark.parametrize(

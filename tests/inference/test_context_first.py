@@ -9,8 +9,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample

@@ -9,8 +9,7 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.greedy import generate_greedy

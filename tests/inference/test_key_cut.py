@@ -7,8 +7,7 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.accounting import account
-from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.ledger.kv_budget import kept_channels

@@ -7,7 +7,7 @@ import pytest
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.evaluation.runner.batches import model_inputs
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.inference.long_prompts import in_chat, without_middle
+from subtoken_train.inference.text_prompts import in_chat, without_middle
 from subtoken_train.types import Region
 from tests.support.text_families import text_family
 

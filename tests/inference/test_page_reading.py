@@ -10,8 +10,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute

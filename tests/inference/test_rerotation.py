@@ -14,7 +14,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.rerotation import Rerotation
+from subtoken_train.inference.layer_packer import Rerotation
 from tests.support.golden_cases import golden_view, keep_of, load
 from tests.support.golden_record import record
 from tests.support.helpers import compress

@@ -21,8 +21,8 @@ from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
-from subtoken_train.inference.opening import open_prompts
 from subtoken_train.inference.pool import load_backbone
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.inference.second_pass import rows_of_task, second_pass
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample

@@ -9,10 +9,10 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.mixed_heads import mixed_hidden
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import score_batch
+from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention

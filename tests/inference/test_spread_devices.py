@@ -20,13 +20,11 @@ from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.placement import check_whole, is_spread, spread_memory
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference import pool
-from subtoken_train.inference.accounting import account
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.shards import shards, spread

@@ -11,7 +11,7 @@ import torch
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.prompt_batch import context_tokens
+from subtoken_train.inference.prompt_inputs import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region

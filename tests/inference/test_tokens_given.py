@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from subtoken_train.inference.tokens_given import check_ids, visible_tokens
+from subtoken_train.inference.generate_arguments import check_ids, visible_tokens
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
 
 FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.written_settings import parse_keep, parse_settings
+from subtoken_train.inference.compression import parse_keep, parse_settings
 
 
 @pytest.mark.parametrize(

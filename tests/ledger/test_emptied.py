@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from subtoken_train.inference.accounting import held_rows
+from subtoken_train.inference.cache_report import held_rows
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import LayerPlan, Plan
 

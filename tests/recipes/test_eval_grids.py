@@ -13,7 +13,7 @@ from subtoken_train.cli.grid_check import check_lines, planned_adapter
 from subtoken_train.evaluation.runner.dry_run import dry_run
 from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.inference.written_settings import parse_keep
+from subtoken_train.inference.compression import parse_keep
 from tests.support.places import RECIPES, ROOT, recipe
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))

@@ -13,7 +13,7 @@ from subtoken_train.evictions.compactor import Compactor
 from subtoken_train.evictions.expected_attention import ExpectedAttention
 from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_batch import batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch, Region
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, prompts

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.decoding import greedy_tokens
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.types import Batch, Plan
 

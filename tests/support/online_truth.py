@@ -15,8 +15,7 @@ import torch
 
 from subtoken_train.cache.by_sample import select_samples
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.kernels.storage import Block
 from subtoken_train.types import Region
 from tests.support.reference import recompute, tapped, truths

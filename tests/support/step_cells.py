@@ -15,7 +15,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
+from subtoken_train.inference.prefill import open_prompts
 from tests.support import truth_cells
 from tests.support.text_families import text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of

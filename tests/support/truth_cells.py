@@ -18,8 +18,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import open_prompts
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import TowerReducer

@@ -18,7 +18,7 @@ from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
-from subtoken_train.inference.accounting import Measured
+from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole
 from subtoken_train.typed import shown, typed
 

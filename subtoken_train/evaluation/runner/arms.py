@@ -16,8 +16,8 @@ from subtoken_train.evictions.notation import notation_names
 from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.opening import check_context_first
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.prefill import check_context_first
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer

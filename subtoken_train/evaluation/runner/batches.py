@@ -14,8 +14,14 @@ from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.family import Family
 from subtoken_train.inference.batched import in_batches
-from subtoken_train.inference.long_prompts import in_chat, without_middle
-from subtoken_train.inference.text_prompts import EncodedText, encode_chat, encode_text, text_batch
+from subtoken_train.inference.text_prompts import (
+    EncodedText,
+    encode_chat,
+    encode_text,
+    in_chat,
+    text_batch,
+    without_middle,
+)
 from subtoken_train.types import Batch, Turn
 
 Continuations = list[tuple[tuple[int, ...], ...]]

@@ -15,8 +15,8 @@ from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.runner.batches import Continuations, model_inputs, plan_batches
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.inference.accounting import Measured
 from subtoken_train.inference.batched import Outcome, generate_batch, score_batch
+from subtoken_train.inference.cache_report import Measured
 from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Batch, Protocol
 

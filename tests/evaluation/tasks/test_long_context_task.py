@@ -184,7 +184,7 @@ def test_an_eviction_sees_the_question_before_it_is_followed(family, tmp_path):
     from subtoken_train.cache.cache import PackedCache
     from subtoken_train.evictions import build_eviction
     from subtoken_train.inference.compression import Compression
-    from subtoken_train.inference.opening import contexts_of, open_prompts
+    from subtoken_train.inference.prefill import contexts_of, open_prompts
     from tests.support.helpers import compress
 
     backbone = compress(family, None, name="none").eval()

@@ -1,10 +1,11 @@
-"""A pass whose reducer cuts between decoder layers: stretches of layers, each on fewer rows than the one before.
+"""The stages that shorten a batch: in the vision tower, and between decoder layers.
 
-Legend: B batch, N positions before any cut, M rows of a stretch, D model width.
+Legend: B batch, N positions before the reducer, M rows of a stretch of layers, D model width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,8 +19,51 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.merging import joined_means
+from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.reducers.staged import CutView, DecoderReducer
-from subtoken_train.types import Region
+from subtoken_train.types import Batch, Region, VisualStates
+
+
+def tower_reduced(
+    family: Family, reducer: TowerReducer, batch: Batch, rows: Rows, states: VisualStates
+) -> tuple[Tensor, Tensor]:
+    """Embeddings [B, N, D] with each image's features replaced by fewer ones, and the rows that stay, bool [B, N].
+
+    Args:
+        family: the backbone.
+        reducer: merges what the tower saw.
+        batch: the prompts.
+        rows: of the whole batch.
+        states: what the tower saw.
+
+    Raises:
+        ValueError: the batch has another number of visual tokens than its images have features.
+    """
+    keep, visual = rows.visible_BM.clone(), rows.regions_BM == Region.VISUAL
+    sizes = [len(tokens) for tokens in states.tokens]
+    tokens = visual.sum(-1).tolist()
+    batch.check_features(sum(tokens), sum(sizes))
+    states = replace(states, images_per_sample=images_of_samples(tokens, sizes))
+    merged = reducer.merge(states, list(rows_read(batch)[visual].split_with_sizes(sizes)))
+    keep[visual] = torch.cat(merged.slots)
+    return family.place(batch, family.project(torch.cat(merged.tokens)), keep), keep
+
+
+def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Count the images of every sample.
+
+    Args:
+        tokens: visual tokens of each sample.
+        sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
+    """
+    counts, image = [], 0
+    for own in tokens:
+        first, seen = image, 0
+        while seen < own:
+            seen, image = seen + sizes[image], image + 1
+        assert seen == own
+        counts.append(image - first)
+    return counts
 
 
 class CutCourse:
