@@ -30,7 +30,7 @@ import torch
 from benchmarks.gpu_sizes import FULL, QUICK
 from benchmarks.gpu_units import ROOT, Settings, units
 from benchmarks.pairs import hardware, write
-from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.kernels.choice import choose_kernel
 
 LIMIT = 3600.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.benchmarking.pairs import cell, hardware, interleaved, middle, ratio
+from subtoken_train.benchmarking.rounds import cell, hardware, interleaved, middle, ratio
 
 __all__ = ["cell", "hardware", "interleaved", "middle", "ratio", "write"]
 

@@ -36,8 +36,8 @@ import torch
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.training_arms import Loop, Turns, our_fit, plain_trainer
 from benchmarks.training_cases import CASES, UNREDUCED, Case
-from subtoken_train.benchmarking.live_tensors import LiveTensors
-from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.benchmarking.rounds import LiveTensors
+from subtoken_train.cli.terminal import quiet_libraries
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMUP = 3

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
 from benchmarks.pairs import hardware, write
-from subtoken_train.benchmarking.live_tensors import LiveTensors, tensors_of
-from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing

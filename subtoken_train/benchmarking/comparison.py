@@ -1,17 +1,28 @@
-"""One row of a benchmark: an arm beside its anchor, the same tokens unrouted, and transformers' caches."""
+"""One row of a benchmark, and its table: an arm beside its anchor, the same tokens unrouted, and transformers' caches.
+
+``copy_shares`` times one layer's decode attention in turns with a copy of as many bytes as it reads (payload and
+index) on the same device. A copy reads and writes, so its traffic is twice its size: 100 % means that attention moves
+bytes as fast as the copy does, and less is left to gain than that figure says, because small copies and small kernels
+cost their launch.
+
+Legend: B batch, H query heads, h key-value heads, d head width, q new tokens.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from subtoken_train.benchmarking.copy_share import copy_shares
-from subtoken_train.benchmarking.dense_sides import dense_sides
-from subtoken_train.benchmarking.rounds import SideFigures, measure, ratios
-from subtoken_train.benchmarking.sides import PackedSide, Side
+import torch
+import torch.nn.functional as F
+
+from subtoken_train.benchmarking.rounds import SideFigures, cell, interleaved, measure, middle_ms, ratio, ratios
+from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
@@ -20,6 +31,62 @@ from subtoken_train.reducers.base import Reducer
 from subtoken_train.reducers.matched import matched_reducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, in_compressed_region
+
+CALLS = 20
+"""Calls of one measurement, which are longer than the clock's and the launch's own time."""
+
+
+@torch.no_grad()
+def copy_shares(sides: Sequence[Side], pairs: int) -> dict[str, dict[str, Any]]:
+    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high).
+
+    Of the middle layer; dense caches that have no room to spare stand beside packed ones, read by SDPA.
+    """
+    actions: dict[str, Callable[[], object]] = {}
+    read: dict[str, int] = {}
+    for side in sides:
+        if side.name == "static":  # most of what it holds may be room
+            continue
+        with side.turn():
+            side.prefill()
+            attend, read[side.name] = _attention(side)
+        source = torch.empty(read[side.name], dtype=torch.uint8, device=side.prompts.input_ids_BN.device).random_()
+        target = torch.empty_like(source)
+        actions[side.name] = partial(_repeat, attend)
+        actions[f"{side.name} copy"] = partial(_repeat, partial(target.copy_, source))
+    seconds = interleaved(actions, pairs)
+    return {
+        name: {
+            "read_bytes": size,
+            "attention_seconds": [each / CALLS for each in seconds[name]],
+            "copy_seconds": [each / CALLS for each in seconds[f"{name} copy"]],
+            # bytes / attention over 2 bytes / copy
+            "share": tuple(each / 2 for each in ratio(seconds, f"{name} copy", name)),
+        }
+        for name, size in read.items()
+    }
+
+
+def _attention(side: Side) -> tuple[Callable[[], object], int]:
+    """One new token's attention in the middle layer, and the bytes that it reads."""
+    config = side.family.decoder.config
+    head_dim = side.family.shape.head_dim
+    layer: Any = side.cache.layers[side.family.shape.num_layers // 2]  # type: ignore[attr-defined]
+    shape = (len(layer.keys), config.num_attention_heads, 1, head_dim)
+    query_BHqd = torch.randn(shape, device=layer.keys.device).to(layer.keys.dtype)
+    if isinstance(side, PackedSide):
+        assert isinstance(layer, PackedLayer)
+        return partial(layer.attend, query_BHqd, head_dim**-0.5), layer.payload_bytes + layer.index_bytes
+    key, value = layer.keys, layer.values
+    grouped = key.shape[1] != query_BHqd.shape[1]
+    attend = partial(F.scaled_dot_product_attention, query_BHqd, key, value, enable_gqa=grouped)
+    return attend, key.nbytes + value.nbytes
+
+
+def _repeat(action: Callable[[], object]) -> None:
+    for _ in range(CALLS):
+        action()
+
 
 ROUTED, TOKEN_ONLY, ANCHOR, UNROUTED = "routed", "same_tokens", "anchor", "packed"
 """Names of the packed sides; ``packed`` is an arm that routes nothing."""
@@ -167,3 +234,61 @@ def _reducer(reducer: Reducer) -> str:
 
 def _groups(bank: RouterBank) -> str:
     return f"S{bank.config.num_groups}K{bank.config.kept_groups} {bank.config.selector}"
+
+
+_MIB = 2**20
+
+
+def row_lines(row: Mapping[str, Any]) -> list[str]:
+    """The table of one length and batch size."""
+    ours = row["subject"]
+    title = f"{row['prompt']['words']}, batch {row['batch_size']}, {row['new_tokens']} forced tokens"
+    head = ["side", "entries", "cache MiB", "index", "slack", "peak MiB", "prefill ms", f"{ours}/it"]
+    head += ["step ms", f"{ours}/it"]
+    table = [head]
+    for name, side in row["sides"].items():
+        held = side["prompt_bytes"]
+        room = side["final_bytes"]["slack"]
+        cells = [name, f"{side['entries']:,}", f"{(held['total'] - held['slack']) / _MIB:.3f}"]
+        cells += [f"{held['index'] / max(1, held['payload']):.2%}", f"{room / _MIB:.3f}"]
+        cells.append(f"{side['peak_bytes'] / _MIB:.1f}")
+        for part in ("prefill", "step"):
+            found = row["ratios"][part].get(name)
+            cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else _ratio(found, row)]
+        table.append(cells)
+    rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
+    lines = [f"{title}, {rounds}", *aligned_columns(table)]
+    lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
+    lines += _share_lines(row)
+    return lines + [f"note: {note}" for note in row["notes"]]
+
+
+def _ratio(found: Sequence[float], row: Mapping[str, Any]) -> str:
+    """With its interval, where there is one."""
+    return cell((found[0], found[1], found[2])) if row["pairs"] > 1 else f"{found[0]:.2f}"
+
+
+def _share_lines(row: Mapping[str, Any]) -> list[str]:
+    """Attention's rate of reading over a copy's."""
+    if "share_of_copy" not in row:
+        return []
+    table = [["one layer's attention", "reads MiB", "GB/s", "copy GB/s", "share of copy"]]
+    for name, found in row["share_of_copy"].items():
+        rates = [
+            times * found["read_bytes"] / middle_ms(found[f"{part}_seconds"]) / 1e6
+            for part, times in (("attention", 1), ("copy", 2))
+        ]
+        share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"]) if row["pairs"] > 1 else f"{found['share'][0]:.1%}"
+        table.append([name, f"{found['read_bytes'] / _MIB:.3f}", *(f"{rate:.2f}" for rate in rates), share])
+    return aligned_columns(table)
+
+
+def aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            [cells[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(cells[1:], widths[1:], strict=True))]
+        )
+        for cells in table
+    ]

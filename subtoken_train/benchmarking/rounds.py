@@ -5,26 +5,153 @@ on the likeliest token of the one before, end-of-text or not. A ratio is a media
 another's in the same round, with a 95 % bootstrap interval.
 
 Memory is read in a pass of its own, before the rounds, with no other side's cache alive: on a GPU the allocator's peak;
-elsewhere the peak of live tensors, followed operation by operation, which does not see what a kernel allocates and
-frees inside. Both count weights, routers and the prompts.
+elsewhere the peak of live tensors, followed operation by operation (``LiveTensors``), which does not see what a kernel
+allocates and frees inside. Both count weights, routers and the prompts.
 
 What it does not do: requests that come and go, sampling, texts of unequal length.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
-from subtoken_train.benchmarking.live_tensors import LiveTensors, tensors_of
-from subtoken_train.benchmarking.pairs import ratio, synchronise, turns
 from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side
+
+RESAMPLES = 2000
+
+
+def interleaved(
+    actions: Mapping[str, Callable[[], object]],
+    pairs: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for name, counts in turns(list(actions), pairs, warmup):
+        synchronise()
+        start = clock()
+        actions[name]()
+        synchronise()
+        if counts:
+            seconds[name].append(clock() - start)
+    return seconds
+
+
+def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, bool]]:
+    """Whose turn it is, and whether it counts: every round has each name once, in an order that alternates."""
+    for turn in range(warmup + pairs):
+        for name in names if turn % 2 == 0 else names[::-1]:
+            yield name, turn >= warmup
+
+
+def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float, float]:
+    """Median over rounds of ours / theirs, with its 95 % bootstrap interval."""
+    return middle(np.array(seconds[ours]) / np.array(seconds[theirs]))
+
+
+def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median, with its 95 % bootstrap interval."""
+    rng = np.random.default_rng(0)
+    medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(np.median(values)), float(low), float(high)
+
+
+def cell(figures: tuple[float, float, float]) -> str:
+    """``0.52 [0.51, 0.54]``."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*figures)
+
+
+def hardware() -> dict[str, Any]:
+    """What this ran on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "torch": torch.__version__,
+    }
+
+
+def synchronise() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts storages, once each, from the operation that makes them until nothing refers to them.
+
+    Sees forward, backward and optimiser (one thread: a CPU). Does not see what a kernel allocates and frees inside.
+
+    Args:
+        held: tensors that were there before.
+    """
+
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
+        TorchDispatchMode.__init__(self)
+        self.live = self.peak = 0
+        self._known = WeakIdKeyDictionary()
+        for tensor in held:
+            self._follow(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, count what it made."""
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self._follow(leaf)
+        return made
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        self._known[storage] = weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.live -= size
+
+
+def tensors_of(module: torch.nn.Module) -> list[Tensor]:
+    """Parameters and buffers, and what bitsandbytes keeps beside a quantised weight."""
+    found = [*module.parameters(), *module.buffers()]
+    for parameter in module.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            nested = state.state2
+            found += [state.absmax, state.code, state.offset, nested.absmax, nested.code]
+        found += [scales for scales in (getattr(parameter, "SCB", None),) if scales is not None]
+    return found
+
 
 Clock = Callable[[], float]
 PEAK_ON_GPU = "torch.cuda.max_memory_allocated over prompt and steps: weights, prompts, cache, activations"

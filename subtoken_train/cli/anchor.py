@@ -96,7 +96,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
 def anchor_text(source: Path, target: Path) -> str:
     """The recipe of the anchor of ``source``, as a file that will lie at ``target``; errors as ``write_anchor``'s."""
     content = read_recipe(source)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI

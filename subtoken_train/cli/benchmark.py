@@ -75,11 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, lay out, load, measure, print, write."""
     _check(args)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.benchmarking.comparison import Subject
-    from subtoken_train.benchmarking.latency_protocol import check_protocol
+    from subtoken_train.benchmarking.paper_protocols import check_protocol
     from subtoken_train.benchmarking.synthetic_prompts import check_positions, prompt_parts
     from subtoken_train.cli.benchmark_source import source_of
     from subtoken_train.inference.pool import device_of
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     record = _head(args, source, subject)
     print(plain(record["title"]), flush=True)
     if args.table8:
-        from subtoken_train.benchmarking.latency_protocol import departures
+        from subtoken_train.benchmarking.paper_protocols import departures
 
         record["departures"] = departures(
             subject.family,
@@ -124,8 +124,13 @@ def run(args: argparse.Namespace) -> int:
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
     """Appendix C.1's arms: laid out, measured once each, printed and written."""
     from subtoken_train.benchmarking.comparison import Subject
-    from subtoken_train.benchmarking.latency_protocol import other_machine
-    from subtoken_train.benchmarking.memory_protocol import PEAK_GB, measure_memory, memory_prompt, peak_lines
+    from subtoken_train.benchmarking.paper_protocols import (
+        PEAK_GB,
+        measure_memory,
+        memory_prompt,
+        other_machine,
+        peak_lines,
+    )
     from subtoken_train.benchmarking.synthetic_prompts import check_positions
 
     check_positions(source.layout.family, memory_prompt(source.layout.family), 0)
@@ -149,9 +154,8 @@ def _rows(
     args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
 ) -> Iterator[dict[str, Any]]:
     """Measured rows, each printed as it is there."""
-    from subtoken_train.benchmarking.benchmark_table import row_lines
-    from subtoken_train.benchmarking.comparison import run_row
-    from subtoken_train.benchmarking.latency_protocol import overhead_line, protocol_subjects
+    from subtoken_train.benchmarking.comparison import row_lines, run_row
+    from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
 
     subjects = protocol_subjects(subject) if args.table8 else iter([("", subject)])
     for label, arm in subjects:
@@ -184,8 +188,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
     """What a record says of the run."""
-    from subtoken_train.benchmarking.pairs import hardware
-    from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU
+    from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU, hardware
     from subtoken_train.cli.env import environment
 
     family, dtype = subject.family, source.backbone.dtype
@@ -256,7 +259,7 @@ def _check_writable(path: Path) -> None:
 
 def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
     """What is not said."""
-    from subtoken_train.benchmarking import latency_protocol as protocol
+    from subtoken_train.benchmarking import paper_protocols as protocol
 
     args.batch_sizes = args.batch_sizes or [1]
     if args.table8:
@@ -268,7 +271,7 @@ def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
 
 def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
     """Layers as asked for; of the protocol without a GPU fewer and narrower ones."""
-    from subtoken_train.benchmarking import latency_protocol as protocol
+    from subtoken_train.benchmarking import paper_protocols as protocol
     from subtoken_train.benchmarking.random_backbones import Shrink
 
     if (args.table8 or args.peak_memory) and args.random and not on_gpu:

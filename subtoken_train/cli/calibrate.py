@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter is None and args.backbone is None:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_new([out], args.overwrite)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     import dataclasses

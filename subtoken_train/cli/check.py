@@ -34,13 +34,20 @@ def run_raw(argv: list[str]) -> int:
 
     recipe = [word for word in argv if word != OFFLINE]
     source = read_source(recipe)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli import check_bytes, check_lines
     from subtoken_train.cli.check_data import data_lines
+    from subtoken_train.cli.check_lines import (
+        budget_lines,
+        check_ready,
+        folder_lines,
+        machine_lines,
+        memory_lines,
+        settings_lines,
+        training_lines,
+    )
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_checks import check_ready, folder_lines, machine_lines
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
     from subtoken_train.training.nominal_prompt import nominal_prompt
@@ -55,10 +62,10 @@ def run_raw(argv: list[str]) -> int:
     check_ready(cli, parts, offline)
     stops: list[str] = []
     steps = (
-        ("recipe", check_lines.settings_lines(cli, parts, prompt, offline)),
-        ("what trains", check_lines.training_lines(parts)),
-        (prompt.title, check_bytes.budget_lines(parts, prompt)),
-        ("peak memory of one device (a prediction)", check_bytes.memory_lines(cli, parts, prompt)),
+        ("recipe", settings_lines(cli, parts, prompt, offline)),
+        ("what trains", training_lines(parts)),
+        (prompt.title, budget_lines(parts, prompt)),
+        ("peak memory of one device (a prediction)", memory_lines(cli, parts, prompt)),
         ("data and steps", data_lines(cli, parts, offline, stops)),
     )
     for number, (title, lines) in enumerate(steps, start=1):

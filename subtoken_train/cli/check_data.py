@@ -1,15 +1,18 @@
-"""The data step of ``subtoken-train check``: where data come from, what one sample looks like, how many steps."""
+"""The data step of ``subtoken-train check``: sources, one sample, lengths in tokens, number of steps, expected time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median_low
 from typing import Any
 
-from subtoken_train.cli.check_lengths import document_line, length_lines
-from subtoken_train.cli.check_time import time_line
+import torch
+
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
@@ -17,10 +20,126 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import clipped
+from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.training.devices import count_devices
-from subtoken_train.training.preflight import at_hand, first_sample, plan_steps
+from subtoken_train.training.preflight import at_hand, first_sample, plan_steps, sample_lengths
+from subtoken_train.training.step_time import seconds_per_batch
 from subtoken_train.types import Region
+
+MOST = 200
+"""Records that are encoded, with their images."""
+
+
+def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) -> Iterator[str]:
+    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all.
+
+    Args:
+        family: with its processor.
+        data: read.
+        stops: what would stop fit is appended, in words.
+    """
+    total, most = len(data.training_records), data.max_length
+    found = sample_lengths(family, data.training_records, MOST, data.max_image_pixels, data.max_video_frames)
+    if found.tokens:
+        line = f"{_of(len(found.tokens), total, 'records')}: {_spread_words(found.tokens)}; max_length {most:,}"
+        longer = [needed for length, needed in zip(found.tokens, found.needed, strict=True) if length > most]
+        share = f"{len(longer):,} ({100 * len(longer) / len(found.tokens):.3g} %)" if longer else "none"
+        inside = [needed for needed in longer if needed > most]
+        yield f"{line} cuts {share}" + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
+        if inside:
+            stops.append(
+                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(found.tokens):,} records; "
+                f"raise it to {max(inside):,}, or drop them"
+            )
+    if found.broken:
+        yield f"{len(found.broken):,} of {len(found.broken) + len(found.tokens):,} cannot be used: {found.broken[0]}"
+        stops.append(found.broken[0])
+
+
+def document_line(family: Family, data: CorpusDataModule) -> str:
+    """Shortest, median and longest document of those that come first, and what a block takes.
+
+    Raises:
+        ValueError: all documents together do not fill one block, which fit refuses.
+    """
+    texts, total = data.some_texts()
+    texts = texts[:MOST]
+    if not texts:
+        raise ValueError(f"{data.train_source.name} holds no text")
+    tokens = [len(ids) for ids in family.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    line = f"{_of(len(tokens), total, 'documents')}: {_spread_words(tokens)}"
+    if total != len(tokens):
+        return line
+    blocks = (sum(tokens) + len(tokens)) // data.block_length
+    if blocks == 0:
+        raise ValueError(
+            f"{data.train_source.name} has {sum(tokens):,} tokens, fewer than one block of block_length "
+            f"{data.block_length:,}; lower block_length or add text"
+        )
+    return f"{line}; {sum(tokens):,} together, about {blocks:,} blocks"
+
+
+def _of(looked_at: int, total: int | None, what: str) -> str:
+    if looked_at == total:
+        return f"tokens of all {total:,} {what}"
+    return f"tokens of {looked_at:,} {what}" + ("" if total is None else f" of {total:,}")
+
+
+def _spread_words(tokens: Sequence[int]) -> str:
+    return f"{min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
+
+
+MOST_BYTES = 2**26
+"""Of weights that are loaded for this."""
+_BATCHES = 4
+
+
+def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
+    """The expected time of ``batches`` training batches, or why it cannot be told before a run.
+
+    Args:
+        cli: the recipe.
+        batches: of the whole run.
+        stops: what would stop fit is appended, in words.
+    """
+    if why := _why_not(cli):
+        return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
+    data, most = cli.datamodule, min(_BATCHES, batches)
+    try:
+        seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, most, data.batch_size))
+    except ValueError as error:  # of a record that cannot be used, which the line of lengths may not have looked at
+        stops.append(str(error))
+        return f"expected time: not measured ({error})"
+    if seconds is None:
+        if not getattr(data, "streaming", False):  # a stream goes on with another pass
+            stops.append(f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data")
+        return "expected time: not measured (the data fill no batch)"
+    return (
+        f"expected time: {_duration(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "
+        "start, logs, validation and checkpoints are not in it)"
+    )
+
+
+def _why_not(cli: RecipeCLI) -> str | None:
+    trainer, module = cli.config.trainer, cli.model
+    if trainer.accelerator != "cpu" and (trainer.accelerator != "auto" or torch.cuda.is_available()):
+        return "training is to run on an accelerator"
+    folder = Path(resolve(module.backbone_config.path))
+    if not folder.is_dir():
+        return "the backbone is not at hand"
+    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES:
+        return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
+    if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":
+        return "in this precision"
+    if module.distillation_config is not None or module.stage2_config is not None:
+        return "with a teacher or in stage 2"
+    return None
+
+
+def _duration(seconds: float) -> str:
+    size, unit = next((u for u in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * u[0]), (1, "s"))
+    return f"about {max(1, round(seconds / size))} {unit}"
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: list[str]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> str:
     if args.name not in _OPTIONS:
-        from subtoken_train.cli.task_check import check_task
+        from subtoken_train.cli.data_checks import check_task
 
         return check_task(args.name, args.root, args.option or (), args.limit)
     from subtoken_train.cli import data_checks

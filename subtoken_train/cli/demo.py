@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("the page needs Gradio, which is not installed: pip install 'subtoken_train[demo]'")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.demo.side_by_side import SideBySide

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     check_counts(args, "limit", "new_tokens")
     if args.eviction is None and (args.protocol or args.new_tokens):
         raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from rich.console import Console

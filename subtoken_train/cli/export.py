@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.cli.command_line import ALLOW_CODE
+from subtoken_train.documents import check_regular
 from subtoken_train.errors import UncutError
+from subtoken_train.training.checkpoints import newest_complete, read_marker
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from subtoken_train.artifact.config import AdapterConfig
     from subtoken_train.artifact.hub import Destination
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
+
 
 HELP = """Write an adapter folder from a run, one of its checkpoints, or an adapter, and publish it on request.
 
@@ -44,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
-    from subtoken_train.artifact.whole_folder import check_target
-    from subtoken_train.cli.export_source import find_source
     from subtoken_train.cli.recipe_source import read_source
 
     _check_options(args)
@@ -53,12 +59,11 @@ def run(args: argparse.Namespace) -> int:
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
     recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)
     check_target(out, args.overwrite)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
-    from subtoken_train.cli.export_parts import backbone_of, read_parts, with_weights
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_scores import card_sections
 
@@ -115,3 +120,112 @@ def _retry(args: argparse.Namespace) -> list[str]:
             words += [f"--{option}", value]
     flags = ("merge-lora", "private", "allow-code")
     return words + [f"--{flag}" for flag in flags if getattr(args, flag.replace("-", "_"))]
+
+
+_PNG, _MAX_PICTURE = b"\x89PNG\r\n\x1a\n", 2**20
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: an adapter folder or a checkpoint folder, and the recipe beside it where there is one."""
+
+    folder: Path
+    is_adapter: bool
+    recipe: Path | None
+
+    def picture(self) -> bytes | None:
+        """The picture of the training that an adapter folder holds; None where it holds none of ours."""
+        path = self.folder / PICTURE_FILE
+        if not self.is_adapter or not path.is_file() or check_regular(path) > _MAX_PICTURE:
+            return None
+        content = path.read_bytes()
+        return content if content.startswith(_PNG) else None
+
+
+def find_source(path: Path) -> Source:
+    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint.
+
+    Raises:
+        ValueError: neither a run, nor a complete checkpoint of one, nor an adapter folder.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter")
+    for adapter in (path, path / "adapter"):
+        if (adapter / CONFIG_FILE).is_file():
+            return Source(adapter, True, _recipe_of(adapter))
+    checkpoint = _checkpoint_of(path)
+    read_marker(checkpoint)
+    recipe = _recipe_of(checkpoint.parent)
+    if recipe is None:
+        raise ValueError(
+            f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, which says what its tensors belong to"
+        )
+    return Source(checkpoint, False, recipe)
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """A checkpoint folder itself, or the newest complete one of a run or of its ``checkpoints``."""
+    if path.name.startswith("step-"):
+        return path
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    if not folder.is_dir():
+        raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
+    newest = newest_complete(folder)
+    if newest is None:
+        raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
+    return newest
+
+
+def _recipe_of(folder: Path) -> Path | None:
+    """The recipe in a folder or beside it."""
+    return next((place / RECIPE_FILE for place in (folder, folder.parent) if (place / RECIPE_FILE).is_file()), None)
+
+
+def backbone_of(source: Source, cli: Any) -> str:
+    """The name of the backbone that a source was trained on."""
+    from subtoken_train.artifact.config import read_config
+
+    return read_config(source.folder).backbone.path if source.is_adapter else str(cli.model.backbone_config.path)
+
+
+def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
+    """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import read_adapter
+    from subtoken_train.training.adapter_parts import adapter_config, lay_out_checkpoint
+
+    if source.is_adapter:
+        named = read_config(source.folder).backbone
+        if backbone is not None:
+            named = replace(named, path=backbone, revision=None)
+        config, parts, peft_model = read_adapter(source.folder, named, layout=True)
+        if peft_model is None:
+            raise ValueError(f"{source.folder} is merged and holds no LoRA; export what it was merged from")
+        identity = replace(config.identity, path=named.path, revision=named.revision)
+        return replace(config, backbone=named, identity=identity), parts, peft_model
+    module = cli.model
+    if backbone is not None:
+        module.backbone_config = replace(module.backbone_config, path=backbone, revision=None)
+    lay_out_checkpoint(module, source.folder)
+    assert source.recipe is not None
+    steps, seed = read_marker(source.folder).step, cli.config.seed_everything
+    config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
+    return config, module.parts, module.peft_model
+
+
+def with_weights(
+    config: AdapterConfig, parts: CompressedBackbone, peft_model: PeftModel
+) -> tuple[CompressedBackbone, PeftModel]:
+    """The same adapter on the loaded backbone."""
+    from peft import get_peft_model_state_dict
+
+    from subtoken_train.artifact.folder import put_lora
+    from subtoken_train.engine.build import build
+
+    loaded, loaded_peft = build(config.backbone, config.lora, config.reducer, config.routing, config.stage2)
+    for adapter in peft_model.peft_config:
+        tensors = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
+        put_lora(loaded_peft, tensors, adapter)
+    if loaded.bank is not None and parts.bank is not None:
+        loaded.bank.load_state_dict(parts.bank.state_dict())
+    return loaded, loaded_peft

@@ -23,14 +23,14 @@ def run_raw(argv: list[str]) -> int:
 
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.anchor import anchor_words
-    from subtoken_train.cli.earlier_run import check_held
     from subtoken_train.cli.export import publish
     from subtoken_train.cli.fit_course import (
+        check_held,
         checkpoint_to_resume,
         is_first_process,
         leave_adapter,

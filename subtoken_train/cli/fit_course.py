@@ -1,23 +1,34 @@
-"""A run of ``subtoken-train fit``: how it begins, goes and ends; its adapter, or where to go on."""
+"""A run of ``subtoken-train fit``: compare it with an earlier run, open its folder, train, draw and export it.
+
+The picture of a run is drawn from its logs, so it shows the whole course of a run that was resumed.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
-from subtoken_train.cli.earlier_run import compare_recipes
+from subtoken_train.cli.anchor import SUFFIX
+from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.run_picture import picture_of_run
+from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
+from subtoken_train.documents import read_yaml, real_path
+from subtoken_train.errors import UncutError
 from subtoken_train.families.load import family_class, with_processor
+from subtoken_train.resources import find_recipe
 from subtoken_train.training.adapter_parts import adapter_config
 from subtoken_train.training.checkpoint_writing import trained_shapes
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
@@ -28,6 +39,181 @@ from subtoken_train.training.run_checkpoints import RunCheckpoints
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 from subtoken_train.training.trained_tensors import check_resumable, finished_parts
+
+
+def check_held(cli: Any) -> None:
+    """Refuse to replace a folder (with ``--overwrite`` alone) that holds what the run reads.
+
+    Raises:
+        ValueError: data, images, backbone, stage 1's adapter or a recipe lies in the run's folder. The run's own
+            ``recipe.yaml`` may.
+    """
+    folder: Path = cli.output_dir
+    if cli.place == folder:
+        return
+    for key, text in _texts({"data": cli.config.data.as_dict(), "model": cli.config.model.as_dict()}, ""):
+        if _lies_in(Path(text), folder):
+            raise ValueError(
+                f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
+            )
+    for path in filter(None, map(find_recipe, cli.source.words.configs)):
+        if _lies_in(path, folder) and real_path(path) != real_path(folder / RECIPE_FILE):
+            raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in nested settings, with its dotted key; any of them may name a file."""
+    if isinstance(value, str | Path):
+        yield key, str(value)
+    elif isinstance(value, dict):
+        for name, below in value.items():
+            yield from _texts(below, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for below in value:
+            yield from _texts(below, key)
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    try:
+        return path.absolute().is_relative_to(folder.absolute()) or real_path(path).is_relative_to(real_path(folder))
+    except (OSError, ValueError):  # a text that is no path: too long, or with a null byte
+        return False
+
+
+# A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
+_DECISIVE = (
+    "seed_everything",
+    "model.",
+    "data.",
+    "trainer.precision",
+    "trainer.accumulate_grad_batches",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.limit_train_batches",
+)
+
+# Files may have moved, memory may be saved; the order of the data refuses a batch that is not the same in total.
+_FREE_LEAVES = ("path", "num_workers", "batch_size", "val_batch_size", "gradient_checkpointing")
+_FREE_ENDINGS = ("_file", "_root", "_folder", "_dir")
+_NOTED = ("trainer.max_steps", "trainer.max_epochs")
+_MISSING = object()
+_MAX_LISTED = 4
+
+
+def compare_recipes(saved: Path, now: str) -> str:
+    """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters.
+
+    Raises:
+        ValueError: they differ in what the checkpoint restores or presupposes, or the saved one cannot be read.
+    """
+    before, after = dict(_flat(read_recipe(saved))), dict(_flat(yaml.safe_load(now)))
+    differing = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+    decisive = [key for key in differing if _is_decisive(key) and before.get(key, _MISSING) is not _MISSING]
+    if decisive:
+        listed = "; ".join(_change(key, before, after) for key in decisive[:_MAX_LISTED])
+        more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
+        raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start anew")
+    return "; ".join(_change(key, before, after) for key in differing if key in _NOTED)
+
+
+def _change(key: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    return f"{key}: {before.get(key)}, here {after.get(key)}"
+
+
+def _is_decisive(key: str) -> bool:
+    leaf = key.rpartition(".")[2]
+    return key.startswith(_DECISIVE) and leaf not in _FREE_LEAVES and not leaf.endswith(_FREE_ENDINGS)
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf, and ``set`` for every group: where it is off, its name holds null."""
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield prefix + key, "set"
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+_SCORE = "eval/accuracy"
+_LOSSES = {"train/loss": "training", "val/loss": "validation"}
+_USAGE = re.compile(r"group_usage_entropy/layer_(\d+)")
+_INCHES = (4.4, 3.0)
+"""Of each chart; a hundred pixels to an inch."""
+_COLOURS = 256
+"""Of the file, so that a byte is a pixel and noise stays below 100 kB."""
+
+Courses = Mapping[str, Mapping[int, float]]
+
+
+def picture_of_run(folder: Path) -> bytes | None:
+    """A PNG of a run's course; None where nothing was logged, or it cannot be drawn, which is said on stderr.
+
+    An adapter that took days is not lost for its picture, whatever is wrong with that.
+    """
+    try:
+        return draw_run(folder)
+    except Exception as error:
+        print(f"no picture of the training: {one_line(error)}", file=sys.stderr)
+        return None
+
+
+def draw_run(folder: Path) -> bytes | None:
+    """A PNG of a run's course, None where no loss was logged.
+
+    Raises:
+        ValueError: logs that are none.
+    """
+    courses = logged(folder)
+    losses = {words: courses[name] for name, words in _LOSSES.items() if name in courses}
+    if not losses:
+        return None
+    from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
+
+    usage, scores = _usage(courses), scores_beside_anchor(folder, courses)
+    figure, axes = axes_in_a_row(1 + bool(usage) + bool(scores), _INCHES)
+    left = iter(axes)
+    draw_courses(next(left), losses, "loss", "step", "per answer token")
+    if usage:
+        steps = sorted(next(iter(usage.values())))
+        rows = [[usage[layer].get(step, float("nan")) for step in steps] for layer in sorted(usage)]
+        title, ends = "evenness of group usage", (steps[0], steps[-1] + 1)
+        draw_cells(next(left), rows, title, "step", "layer", min(usage), ends)
+    if scores:
+        draw_courses(next(left), scores, "score midway", "step", _SCORE)
+    file = io.BytesIO()
+    image_of(figure).quantize(_COLOURS).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[int, float]]:
+    """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor's.
+
+    The anchor of ``runs/NAME`` is ``runs/NAME_anchor``; an anchor is drawn beside its routed run.
+
+    Args:
+        folder: the run's.
+        courses: what it logged.
+
+    Raises:
+        ValueError: recipe or logs of the other one are none.
+    """
+    if _SCORE not in courses:
+        return {}
+    own: dict[str, Mapping[int, float]] = {"this run": courses[_SCORE]}
+    is_anchor = folder.name.endswith(SUFFIX)
+    other = folder.with_name(folder.name.removesuffix(SUFFIX) if is_anchor else f"{folder.name}{SUFFIX}")
+    if not (other / RECIPE_FILE).is_file():
+        return own
+    asked = [read_yaml(place / RECIPE_FILE).get("evaluation") for place in (folder, other)]
+    scores = logged(other).get(_SCORE) if asked[0] == asked[1] else None
+    return own if scores is None else {**own, "routed run" if is_anchor else "anchor": scores}
+
+
+def _usage(courses: Courses) -> dict[int, Mapping[int, float]]:
+    """Layer -> step -> how evenly its value groups are kept; empty without routing."""
+    found = {name: _USAGE.fullmatch(name) for name in courses}
+    return {int(match[1]): courses[name] for name, match in found.items() if match}
 
 
 def is_first_process() -> bool:

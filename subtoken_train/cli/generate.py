@@ -1,4 +1,4 @@
-"""``subtoken-train generate``: answer one prompt from a compressed cache."""
+"""``subtoken-train generate``: answer one prompt, or a file of prompts, from compressed caches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli import generate_file
-from subtoken_train.cli.arm_flags import add_compression_options
+from subtoken_train.cli.arm_flags import add_compression_options, arm_options
 from subtoken_train.cli.command_line import check_counts
+from subtoken_train.documents import real_path
 from subtoken_train.errors import plain
 from subtoken_train.outputs import whole_file
 
 if TYPE_CHECKING:
     from subtoken_train.families.images import Picture
     from subtoken_train.inference.model import SubTokenModel
+
 
 HELP = """Answer one prompt with reducer, routers and KV eviction, and say what its cache took.
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
-    generate_file.add_arguments(parser)
+    _add_file_options(parser)
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
     )
@@ -60,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, answer, report."""
-    if generate_file.asked(args):
-        return generate_file.run(args)
-    _check(args)
-    from subtoken_train.cli.quiet import quiet_libraries
+    if _names_a_file(args):
+        return _answer_file(args)
+    _check_prompt(args)
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from transformers import TextStreamer
@@ -146,7 +147,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
     return model
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_prompt(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
     if args.prompt is None:
         raise ValueError("give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl")
@@ -188,3 +189,74 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
         f"{tokens} tokens after {prompt} | {model.cache_report()}{compression} | prefill "
         f"{model.last.prefill_seconds:.2f} s, decode {model.last.decode_seconds:.2f} s"
     )
+
+
+_OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
+_OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "show", "show_layers")
+_DEFAULTS = {"num_beams": 1, "frames": 8, "fps": 1.0}
+
+
+def _add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that only a file of prompts takes."""
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
+    parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="of --prompts answered together (default: 1)")
+    parser.add_argument(
+        "--images-outside-folder", action="store_true", help="let image paths lead out of the folder of --prompts"
+    )
+
+
+def _names_a_file(args: argparse.Namespace) -> bool:
+    """Return True if any option belongs to a file of prompts."""
+    return any(getattr(args, name) for name in _OF_FILES if name != "batch_size") or args.batch_size is not None
+
+
+def _answer_file(args: argparse.Namespace) -> int:
+    """Answer a file of prompts and print the path of the answers."""
+    _check_file(args)
+    from subtoken_train.cli.terminal import counter, quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.evaluation.prompt_file import answer_file
+    from subtoken_train.inference.arm_spec import ArmSpec
+    from subtoken_train.inference.pool import device_of
+
+    try:
+        count = answer_file(
+            Path(args.prompts),
+            Path(args.output),
+            ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag"),
+            device=str(device_of(args.device)),
+            batch_size=1 if args.batch_size is None else args.batch_size,
+            max_new_tokens=args.max_new_tokens,
+            images_outside_folder=args.images_outside_folder,
+            progress=counter("prompts"),
+        )
+    except KeyboardInterrupt:
+        if Path(args.output).exists():
+            print(
+                plain(f"\nwhat was answered is in {args.output}; the same command goes on from there"), file=sys.stderr
+            )
+        raise
+    print(plain(f"{count:,} answers are in {args.output}"))
+    return 0
+
+
+def _check_file(args: argparse.Namespace) -> None:
+    """Mistakes that need no model to be seen."""
+    for name, other in (("prompts", "output"), ("output", "prompts")):
+        if not getattr(args, name):
+            given = next(option for option in _OF_FILES if getattr(args, option))
+            raise ValueError(f"--{given.replace('_', '-')} needs --{name} FILE.jsonl beside --{other} FILE.jsonl")
+    strangers = [name for name in _OF_ONE_PROMPT if getattr(args, name) not in (None, [], 0.0)]
+    strangers += [name for name, default in _DEFAULTS.items() if getattr(args, name) != default]
+    if strangers:
+        raise ValueError(
+            f"--{strangers[0].replace('_', '-')} is of one prompt, and --prompts FILE has many: answers are greedy, "
+            "and a line names its own images"
+        )
+    check_counts(args, "max_new_tokens", "batch_size")
+    if Path(args.output).suffix.lower() != ".jsonl":
+        raise ValueError(f"--output {args.output} must end in .jsonl")
+    if real_path(args.output) == real_path(args.prompts):
+        raise ValueError(f"--output {args.output} is the file of the prompts; name another")

@@ -13,7 +13,7 @@ from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.errors import MAX_SEED, check_range, plain
 
 if TYPE_CHECKING:
-    from subtoken_train.cli.init_backbones import Chosen
+    from subtoken_train.cli.init_recipe import Chosen
     from subtoken_train.datasets.own.own_data import OwnData
 
 HELP = """Make a recipe of your own data, without a question asked.
@@ -65,12 +65,11 @@ def run(args: argparse.Namespace) -> int:
         made_by="subtoken-train init",
     )
     check_target(out, args.overwrite, layout)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from subtoken_train.cli.anchor import anchor_text
-    from subtoken_train.cli.init_backbones import choose_backbone
-    from subtoken_train.cli.init_recipe import own_recipe, recipe_text, said
+    from subtoken_train.cli.init_recipe import choose_backbone, own_recipe, recipe_text, said
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own.own_data import read_own
 
@@ -134,7 +133,7 @@ def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
     """What was found, written and chosen."""
-    from subtoken_train.cli.init_backbones import backbone_names
+    from subtoken_train.cli.init_recipe import backbone_names
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
     others = ", ".join(name for name in backbone_names(data.kind == "images") if name != chosen.name)

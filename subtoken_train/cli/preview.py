@@ -33,7 +33,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.recipe_source import read_source
 
     source = read_source(recipe)
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from rich.console import Console

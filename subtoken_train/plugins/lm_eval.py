@@ -19,7 +19,7 @@ def main() -> int:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("lm-evaluation-harness is not installed: pip install 'subtoken_train[eval]'")
-    from subtoken_train.cli.quiet import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     from lm_eval.__main__ import cli_evaluate

@@ -24,8 +24,7 @@ from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from subtoken_train.plugins.arguments import greedy_settings, read_arguments
-from subtoken_train.plugins.running import Runner, Scored
+from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read_arguments
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 256

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.benchmarking.dense_sides import dense_sides
-from subtoken_train.benchmarking.sides import PackedSide
+from subtoken_train.benchmarking.sides import PackedSide, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

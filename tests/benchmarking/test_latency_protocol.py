@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY
-from subtoken_train.benchmarking.latency_protocol import (
+from subtoken_train.benchmarking.paper_protocols import (
     DTYPE,
     KEEP_RATIOS,
     NEW_TOKENS,

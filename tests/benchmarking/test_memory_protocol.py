@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from subtoken_train.benchmarking import memory_protocol
+from subtoken_train.benchmarking import paper_protocols
 from subtoken_train.benchmarking.comparison import Subject
-from subtoken_train.benchmarking.memory_protocol import (
+from subtoken_train.benchmarking.paper_protocols import (
     PEAK_GB,
     PREFIX_TOKENS,
     SUFFIX_TOKENS,
@@ -37,7 +37,7 @@ def test_the_printed_peaks_lie_apart_by_the_dropped_tokens():
 
 def test_the_arms_and_their_bytes(monkeypatch):
     """On a random Llama of two layers, with a prefix of 512 tokens: the cache is what the budget says."""
-    monkeypatch.setattr(memory_protocol, "PREFIX_TOKENS", 512)
+    monkeypatch.setattr(paper_protocols, "PREFIX_TOKENS", 512)
     family = text_family(layers=2)
     row = measure_memory(Subject(family, build_reducer("none"), None, Compression()))
     assert list(row["arms"]) == ARMS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.benchmarking.pairs import ratio
+from subtoken_train.benchmarking.rounds import ratio
 from subtoken_train.benchmarking.synthetic_prompts import draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.main import main

@@ -5,7 +5,7 @@ import copy
 import pytest
 import yaml
 
-from subtoken_train.cli.earlier_run import compare_recipes
+from subtoken_train.cli.fit_course import compare_recipes
 
 RECIPE = {
     "seed_everything": 0,

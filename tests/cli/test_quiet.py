@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from subtoken_train.cli.quiet import quiet_libraries
+from subtoken_train.cli.terminal import quiet_libraries
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from subtoken_train.artifact.whole_folder import PICTURE_FILE
-from subtoken_train.cli import run_picture
+from subtoken_train.cli import fit_course
+from subtoken_train.cli.fit_course import draw_run, picture_of_run, scores_beside_anchor
 from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.main import main
-from subtoken_train.cli.run_picture import draw_run, picture_of_run, scores_beside_anchor
 from tests.support.helpers import interrupted_fit
 from tests.support.tiny_fits import tiny_fit
 
@@ -113,7 +113,7 @@ def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
     assert interrupted_fit(tiny_run("--trainer.max_steps=4"), after_step=2) == 130
     assert not (tmp_path / "run" / "adapter").exists()
     drawn = []
-    monkeypatch.setattr(run_picture, "logged", lambda folder: drawn.append(logged(folder)) or drawn[-1])
+    monkeypatch.setattr(fit_course, "logged", lambda folder: drawn.append(logged(folder)) or drawn[-1])
     assert main(tiny_run("--trainer.max_steps=4", "--resume")) == 0
     assert {0, 1, 3} <= drawn[0]["train/loss"].keys()
     assert list(drawn[0]["group_usage_max/layer_0"]) == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_an_adapter_is_not_lost_for_its_picture(tiny_run, tmp_path, monkeypatch,
     def full(folder):
         raise OSError(28, "No space left on device", "/tmp/font")
 
-    monkeypatch.setattr(run_picture, "draw_run", full)
+    monkeypatch.setattr(fit_course, "draw_run", full)
     assert main(tiny_run("--trainer.max_steps=1")) == 0
     assert "no picture of the training: No space left on device: /tmp/font" in capsys.readouterr().err
     adapter = tmp_path / "run" / "adapter"

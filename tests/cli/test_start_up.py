@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from subtoken_train.cli.evaluate_grid import GRID_KEYS
+from subtoken_train.cli.evaluate import GRID_KEYS
 from subtoken_train.evaluation.runner.spec import Grid
 from tests.support.places import recipe
 

@@ -12,7 +12,7 @@ import pytest
 from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.sweep_grid import parse_setting, slurm_script, sweep_runs
+from subtoken_train.cli.sweep import parse_setting, slurm_script, sweep_runs
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
 from tests.support.tiny_fits import RECIPE, tiny_fit
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from subtoken_train.cli.init_backbones import choose_backbone
+from subtoken_train.cli.init_recipe import choose_backbone
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
 from subtoken_train.datasets.own.question_table import read_own_table

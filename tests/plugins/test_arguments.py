@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from subtoken_train.plugins.arguments import ModelArguments, read_arguments
+from subtoken_train.plugins.harness import ModelArguments, read_arguments
 
 
 def test_values_that_a_parser_made_numbers_of_are_read():

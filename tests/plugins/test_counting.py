@@ -5,7 +5,7 @@ import pytest
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.plugins.counting import Counted
+from subtoken_train.plugins.harness import Counted
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.measured import MEASURED

@@ -7,9 +7,8 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from subtoken_train.plugins import running
-from subtoken_train.plugins.arguments import GreedySettings, ModelArguments
-from subtoken_train.plugins.running import Runner
+from subtoken_train.plugins import harness
+from subtoken_train.plugins.harness import GreedySettings, ModelArguments, Runner
 from tests.support.helpers import compress
 from tests.support.text_families import text_family
 
@@ -49,9 +48,9 @@ def dense(prompt, continuation):
 
 def test_scores_come_in_order_are_those_of_the_whole_text_and_share_passes(monkeypatch):
     passes = []
-    original = running.score_batch
+    original = harness.score_batch
     monkeypatch.setattr(
-        running, "score_batch", lambda *args, **named: passes.append(len(args[2])) or original(*args, **named)
+        harness, "score_batch", lambda *args, **named: passes.append(len(args[2])) or original(*args, **named)
     )
     asked, done, subject = requests(), {}, runner(batch_size=3)
     got = subject.score(asked, done.__setitem__)
@@ -65,7 +64,7 @@ def test_scores_come_in_order_are_those_of_the_whole_text_and_share_passes(monke
 
 
 def test_many_continuations_of_a_prompt_are_divided(monkeypatch):
-    monkeypatch.setattr(running, "SHARED", 2)
+    monkeypatch.setattr(harness, "SHARED", 2)
     asked, subject = requests(), runner(batch_size=8)
     whole = runner().score(asked, lambda *_: None)
     assert [value for value, _ in subject.score(asked, lambda *_: None)] == pytest.approx(

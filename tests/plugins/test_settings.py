@@ -1,6 +1,6 @@
 import pytest
 
-from subtoken_train.plugins.arguments import GreedySettings, greedy_settings
+from subtoken_train.plugins.harness import GreedySettings, greedy_settings
 
 
 @pytest.mark.parametrize(

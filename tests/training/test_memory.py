@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import memory_models, recipe_memory, training_memory
-from subtoken_train.benchmarking.live_tensors import LiveTensors, tensors_of
+from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family

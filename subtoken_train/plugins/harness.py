@@ -1,0 +1,364 @@
+"""Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept.
+
+``model_args`` are ``adapter=DIR,eviction=snapkv,eviction_keep=0.1``; generation settings are read for greedy answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+from lightning.fabric.utilities import move_data_to_device
+
+from subtoken_train.artifact.config import read_config
+from subtoken_train.artifact.identity import adapter_digest
+from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
+from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
+from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import check_context_first
+from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.ledger.measure import emptied_words
+from subtoken_train.types import Batch, Protocol
+
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
+OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
+"""Without effect where nothing is sampled."""
+UNOFFERED = ("name", "reducer_options", "selector", "seed")
+"""Options of an arm that only grids have."""
+
+
+@dataclass(frozen=True)
+class ModelArguments(ArmSpec):
+    """What a harness's command line says of the model: an arm's options, and these.
+
+    ``eviction_options`` are written ``key=value``, separated by ``;``. A reducer is for a backbone alone.
+
+    Attributes:
+        revision: branch, tag or commit of a Hub id.
+        dtype: of the backbone's weights; None: the adapter's own, float32 for a backbone alone.
+        context: language models, what may be compressed. ``auto``: the prompt up to its last blank line, else all but
+            its last 64 tokens; a number N: all but its last N tokens.
+        batch_size: prompts run together.
+        device: ``auto``: the first GPU where there is one.
+    """
+
+    revision: str | None = None
+    dtype: str | None = None
+    context: str = "auto"
+    batch_size: str = "1"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.context != "auto":
+            _whole("context", self.context, "auto, or the number of last prompt tokens that are not compressed")
+        _whole("batch_size", self.batch_size, "the number of prompts run together (automatic sizes are not offered)")
+
+    @property
+    def query_tokens(self) -> int | None:
+        """Last prompt tokens that are not compressed; None: by ``auto``."""
+        return None if self.context == "auto" else int(self.context)
+
+    @property
+    def prompts_together(self) -> int:
+        """``batch_size`` as a number."""
+        return int(self.batch_size)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What differs from the defaults, and what the adapter holds, for result files."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "written"}
+        given = {name: value for name, value in values.items() if value != getattr(ModelArguments, name, {})}
+        if self.eviction_options:
+            given["eviction_options"] = ";".join(f"{name}={value}" for name, value in self.eviction_options.items())
+        if self.adapter:
+            given["adapter_sha256"] = adapter_digest(adapter_folder(self.adapter, self.revision))
+        return given
+
+    def model(self) -> SubTokenModel:
+        """The model, in evaluation mode on ``device``; see ``load`` for the errors."""
+        config = None
+        if self.dtype is not None and not self.adapter:
+            config = BackboneConfig(dtype=self.dtype)
+        elif self.dtype is not None:
+            own = read_config(adapter_folder(str(self.adapter), self.revision)).backbone
+            moved = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
+            config = replace(moved, dtype=self.dtype)
+        return self.load(self.device, self.revision, config)
+
+
+def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
+    """Check the arguments of a harness, whose parser may have made numbers of some.
+
+    Args:
+        given: by name; None is what was not given.
+        unavailable: names that this harness has no use for.
+
+    Raises:
+        ValueError: an unknown name, a value that is not allowed, or one that needs another which is missing.
+    """
+    known = [*ARM_OPTIONS, *ModelArguments.__annotations__]
+    known = [name for name in known if name not in (*UNOFFERED, *unavailable)]
+    texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
+    for name in texts:
+        if name not in known:
+            raise unknown_name("model argument", name, known)
+    for name in {"keep_ratio", "key_channels"} & set(texts):
+        texts[name] = _number(name, texts[name])
+    if (chunk := texts.get("prefill_chunk")) is not None:
+        _whole("prefill_chunk", chunk, "rows of a prompt that run at a time")
+        texts["prefill_chunk"] = int(chunk)
+    if (rerotate := texts.get("rerotate")) is not None:
+        check_word("value of rerotate", rerotate.lower(), SWITCHES)
+        texts["rerotate"] = SWITCHES[rerotate.lower()]
+    if (every := texts.get("eviction_every")) is not None:
+        texts["eviction_every"] = _whole("eviction_every", every, "generated tokens between two evictions")
+    if (options := texts.get("eviction_options")) is not None:
+        texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "started in several processes, each of which would answer everything; start one, or use "
+            "subtoken-train evaluate, which divides the samples"
+        )
+    return ModelArguments(**texts, written="argument")
+
+
+def _whole(name: str, text: str, meaning: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}={text} must be a whole number of at least 1: {meaning}")
+    return int(text)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
+
+
+@dataclass(frozen=True)
+class GreedySettings:
+    """Cap on an answer, in tokens, and the texts that end it (they are cut off)."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Collection[str] = ()) -> GreedySettings:
+    """Read the settings of one request.
+
+    Args:
+        given: the harness's generation keyword arguments.
+        default_length: tokens of an answer where they name none.
+        ignored: further settings that mean nothing here.
+
+    Raises:
+        ValueError: sampling, beams, or a setting that greedy decoding does not know.
+    """
+    temperature = float(given.get("temperature") or 0)
+    samples = given.get("do_sample")
+    if samples or (samples is None and temperature > 0):
+        raise ValueError(
+            f"do_sample={samples}, temperature={temperature:g}: answers are greedy; ask for do_sample=false (in "
+            "lm-eval: --gen_kwargs do_sample=false)"
+        )
+    if int(given.get("num_beams") or 1) > 1:
+        raise ValueError(f"num_beams={given['num_beams']}: answers are greedy, leave beams out")
+    for name, value in given.items():
+        if name not in (*LENGTHS, *OF_SAMPLERS, *ignored, "until", "num_beams") and value is not None:
+            raise ValueError(f"generation setting {name}={value!r} does not go with greedy decoding; leave it out")
+    lengths = [int(given[name]) for name in LENGTHS if given.get(name) is not None]
+    length = lengths[0] if lengths else default_length
+    if length < 1:
+        raise ValueError(f"an answer of {length} tokens was asked for; it must be at least 1")
+    until = given.get("until") or ()
+    texts = [until] if isinstance(until, str) else list(until)
+    return GreedySettings(length, tuple(text for text in texts if text))
+
+
+SUMMED = ("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "entries_before", "entries_after")
+
+
+class Counted:
+    """Sums over prompts; a prompt with several continuations counts once.
+
+    Args:
+        backbone: whose reducer and routers are at work.
+        compression: eviction and precision.
+        protocol: when the prompt is compressed.
+    """
+
+    def __init__(self, backbone: CompressedBackbone, compression: Compression, protocol: Protocol) -> None:
+        self.backbone, self.compression, self.protocol = backbone, compression, protocol
+        self.prompts = 0
+        self.emptied: list[dict[str, int]] = []
+        self.sums = dict.fromkeys(SUMMED, 0)
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Count the outcomes of prompts."""
+        for outcome in outcomes:
+            self.prompts += 1
+            self.emptied.append(outcome.emptied)
+            for name in SUMMED:
+                self.sums[name] += getattr(outcome, name)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """JSON values for a results file; fractions are None where nothing could be compressed."""
+        return {
+            "reducer": self.backbone.reducer.name,
+            "keep_ratio": self.backbone.reducer.keep_ratio,
+            "routing": self.routing,
+            "compression": self.compression.label,
+            "protocol": self.protocol,
+            "prompts": self.prompts,
+            "prompts_with_an_emptied_region": sum(map(bool, self.emptied)),
+            **self.sums,
+            "kv_fraction_measured": _share(self.sums["kv_bytes"], self.sums["dense_kv_bytes"]),
+            "region_fraction_measured": _share(self.sums["region_bytes"], self.sums["region_dense_bytes"]),
+        }
+
+    @property
+    def routing(self) -> str | None:
+        """``linear S=16 K=4``; None where no router is at work."""
+        routing = self.backbone.active_routing
+        return None if routing is None else f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
+
+    def warning(self) -> str | None:
+        """Where the settings cannot change what a harness scores."""
+        if self.compression.eviction is None or self.protocol == "context_first":
+            return None
+        return (
+            f"{self.compression.label} acts after the whole prompt was read: under protocol=query_aware it cannot "
+            "change the first token after the prompt, and so no log-likelihood of one-token answers; "
+            "protocol=context_first evicts before the question is read"
+        )
+
+    def __str__(self) -> str:
+        """The report, in lines."""
+        sums = self.sums
+        acting = [self.backbone.reducer.name, self.routing, self.compression.label]
+        lines = [f"subtoken: {self.prompts:,} prompts; {', '.join(filter(None, acting))}; protocol {self.protocol}"]
+        if not self.prompts:
+            return f"{lines[0]}\nno prompt was run (all answers came from a cache, or there were no requests)"
+        lines.append(_line("KV of the prompts", sums["kv_bytes"], sums["dense_kv_bytes"], "bytes"))
+        if sums["region_dense_bytes"]:
+            lines.append(_line("compressed region", sums["region_bytes"], sums["region_dense_bytes"], "bytes"))
+            lines.append(
+                _line("its entries, in any head", sums["entries_after"], sums["entries_before"], "(token, layer) pairs")
+            )
+        else:
+            lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
+        lines += filter(None, [emptied_words(self.emptied, self.compression.label)])
+        return "\n".join(lines)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _line(what: str, kept: int, dense: int, unit: str) -> str:
+    return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"
+
+
+SHARED = 16
+"""Continuations after one pass over their prompt, at most; they run one after another, and its batch waits for them."""
+PromptT = TypeVar("PromptT", bound=Hashable)
+Scored = tuple[float, bool]
+"""Log-likelihood in nats, and whether greedy decoding gives the continuation."""
+
+
+class Runner(Generic[PromptT]):
+    """A loaded model, and what compression did to the prompts that it was asked so far.
+
+    Args:
+        model: the model.
+        arguments: its batch size and protocol.
+        collate: makes a batch of prompts.
+        length: by which prompts are ordered, so that a batch holds like ones.
+
+    Raises:
+        ValueError: a method that the protocol leaves nothing to read.
+    """
+
+    def __init__(
+        self,
+        model: SubTokenModel,
+        arguments: ModelArguments,
+        collate: Callable[[Sequence[PromptT]], Batch],
+        length: Callable[[PromptT], int],
+    ) -> None:
+        if arguments.protocol == "context_first":
+            check_context_first(model.backbone, model.compression)
+        self.model, self.arguments = model, arguments
+        self.collate, self.length = collate, length
+        self._how: dict[str, Any] = {"compression": model.compression, "protocol": arguments.protocol}
+        self.counted = Counted(model.backbone, model.compression, arguments.protocol)
+
+    def score(
+        self, requests: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]
+    ) -> list[Scored]:
+        """Log-likelihoods of continuations; those of equal prompts share one pass over it.
+
+        Args:
+            requests: prompt, and token ids of its continuation.
+            done: called with a request's index and outcome, as soon as it is known.
+
+        Raises:
+            ValueError: as ``score_batch``.
+        """
+        outcomes: list[Scored] = [(0.0, False)] * len(requests)
+        by_prompt: dict[PromptT, list[int]] = defaultdict(list)
+        for i, (prompt, _) in enumerate(requests):
+            by_prompt[prompt].append(i)
+        groups = [(prompt, part) for prompt, members in by_prompt.items() for part in in_batches(members, SHARED)]
+        groups.sort(key=lambda group: -self.length(group[0]))
+        for chunk in in_batches(groups, self.arguments.prompts_together):
+            after = [[requests[i][1] for i in members] for _, members in chunk]
+            results = score_batch(self.model.backbone, self._batch([prompt for prompt, _ in chunk]), after, **self._how)
+            self.counted.add(results)
+            for (_, members), result in zip(chunk, results, strict=True):
+                for i, logprob, greedy in zip(members, result.logprobs, result.greedy, strict=True):
+                    outcomes[i] = (logprob, greedy)
+                    done(i, outcomes[i])
+        return outcomes
+
+    def generate(
+        self, requests: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]
+    ) -> list[str]:
+        """Greedy answers, without the texts that end them.
+
+        Args:
+            requests: prompt and settings.
+            done: called with a request's index and answer, as soon as it is known.
+
+        Raises:
+            ValueError: as ``generate_batch``.
+        """
+        texts = [""] * len(requests)
+        by_settings: dict[GreedySettings, list[int]] = defaultdict(list)
+        for i, (_, settings) in enumerate(requests):
+            by_settings[settings].append(i)
+        for settings, members in by_settings.items():
+            members.sort(key=lambda i: -self.length(requests[i][0]))
+            for chunk in in_batches(members, self.arguments.prompts_together):
+                prompts = self._batch([requests[i][0] for i in chunk])
+                results = generate_batch(self.model.backbone, prompts, **asdict(settings), **self._how)
+                self.counted.add(results)
+                for i, result in zip(chunk, results, strict=True):
+                    texts[i] = result.text
+                    done(i, result.text)
+        return texts
+
+    def _batch(self, prompts: Sequence[PromptT]) -> Batch:
+        batch: Batch = move_data_to_device(self.collate(prompts), self.model.backbone.family.device)
+        return batch
