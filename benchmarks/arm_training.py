@@ -18,7 +18,7 @@ from benchmarks.comparison_lists import ArmPlan, plain_arm
 from benchmarks.remembered_scenes import SceneMemory
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.families.load import load_family
 from subtoken_train.resources import shipped_recipe
 

@@ -26,7 +26,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096

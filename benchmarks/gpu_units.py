@@ -29,8 +29,7 @@ from benchmarks.training_cost import WARMUP, peak_bytes, sides, timed
 from subtoken_train.benchmarking.comparison import TOKEN_ONLY
 from subtoken_train.cli.main import main as command
 from subtoken_train.engine.build import assemble
-from subtoken_train.training.activation_memory import Step
-from subtoken_train.training.memory import MemoryEstimate, estimate_memory
+from subtoken_train.training.memory import MemoryEstimate, Step, estimate_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG = 8192

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from subtoken_train.artifact.scores import printed
+from subtoken_train.artifact.card import printed
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.measures import MEASURES, measure_names, verdict_words
 

@@ -40,7 +40,7 @@ from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.layer_views import LayerView
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.text import TextFamily
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig

@@ -9,8 +9,7 @@ from subtoken_train.cli.check_lines import training_step
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.training.memory import MemoryEstimate, estimate_memory
-from subtoken_train.training.nominal_prompt import nominal_prompt
-from subtoken_train.training.preflight import lay_out
+from subtoken_train.training.preflight import lay_out, nominal_prompt
 
 NAMES = (
     "llava7b_fastv25_s16k4",

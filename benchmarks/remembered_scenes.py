@@ -26,7 +26,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine import compressed_backbone
 from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 BATCH = 128

@@ -167,7 +167,7 @@ _INTO = {
     "datasets/english.py": "into whole_folder",
     "datasets/record_index.py": "into whole_file",
     "datasets/scene_files.py": "into whole_folder",
-    "families/pil_processor.py": "into the folder of write_merged",
+    "families/family.py": "into the folder of write_merged",
     "inference/model.py": "words about cache.save",
     "evaluation/charts.py": "bytes in memory",
     "evaluation/diagnostics_files.py": "into new_folder",
@@ -179,7 +179,7 @@ _INTO = {
     "training/checkpoints.py": "into the folder of a checkpoint, which is renamed at the end",
     "training/run_checkpoints.py": "the same",
     "training/samples.py": "a log, in room_for",
-    "training/state_file.py": "bytes in memory",
+    "training/trained_tensors.py": "bytes in memory",
 }
 
 

@@ -11,7 +11,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.attention_rows import LayerAttention
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.families.load import load_family
 from tests.support.places import ROOT
 

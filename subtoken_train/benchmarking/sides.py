@@ -23,8 +23,7 @@ from subtoken_train.benchmarking.synthetic_prompts import plain_inputs
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.attention_kinds import PREFIX
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE, PREFIX
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression

@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
-from subtoken_train.families.qwen_inputs import QwenInputs
+from subtoken_train.families.qwen_vl.inputs import QwenInputs
 from subtoken_train.inference.prompt_inputs import QUERY_TOKENS, batch_from_inputs
 from subtoken_train.types import Batch
 

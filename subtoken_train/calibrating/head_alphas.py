@@ -34,7 +34,7 @@ from subtoken_train.engine.prompt_pass import are_finite
 from subtoken_train.errors import MAX_TOKENS, check_range, no_numbers
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.families.family import Family
-from subtoken_train.families.placement import check_on_one_device
+from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.objective import predicting_rows
 from subtoken_train.types import Batch, Region
 

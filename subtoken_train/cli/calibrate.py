@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
     """The adapter or the backbone on its device, and which backbone it is."""
     from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.artifact.identity import identify
-    from subtoken_train.artifact.source import adapter_folder
     from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.pool import load_backbone
 

@@ -50,8 +50,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
-    from subtoken_train.training.nominal_prompt import nominal_prompt
-    from subtoken_train.training.preflight import lay_out
+    from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     cli = RecipeCLI(source)
     check_named(cli.model.backbone_config)

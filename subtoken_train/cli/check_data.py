@@ -22,9 +22,14 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import clipped
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
-from subtoken_train.training.devices import count_devices
-from subtoken_train.training.preflight import at_hand, first_sample, plan_steps, sample_lengths
-from subtoken_train.training.step_time import seconds_per_batch
+from subtoken_train.training.preflight import (
+    at_hand,
+    count_devices,
+    first_sample,
+    plan_steps,
+    sample_lengths,
+    seconds_per_batch,
+)
 from subtoken_train.types import Region
 
 MOST = 200

@@ -24,23 +24,27 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.activation_memory import Step
-from subtoken_train.training.devices import check_cpus, check_devices, count_devices
-from subtoken_train.training.memory import estimate_memory
-from subtoken_train.training.nominal_prompt import (
+from subtoken_train.training.memory import Step, estimate_memory
+from subtoken_train.training.preflight import (
     LayerBand,
     NominalPrompt,
+    ParameterGroup,
+    at_hand,
     budget_of,
+    check_cpus,
+    check_devices,
+    count_devices,
     equal_bytes_anchor,
+    frozen_group,
     layer_bands,
+    lora_groups,
     nominal_anchor,
     prompt_ledger,
+    trained_groups,
 )
-from subtoken_train.training.preflight import ParameterGroup, at_hand, frozen_group, lora_groups, trained_groups
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_kind, check_parts, strategy_class
-from subtoken_train.training.strategies.zero import ZeroStrategy
-from subtoken_train.training.strategies.zero_settings import zero_settings
+from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 
 
 def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:

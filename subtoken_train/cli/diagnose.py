@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
-    from subtoken_train.artifact.source import adapter_folder
+    from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.inference.arm_spec import ArmSpec
 
     spec = ArmSpec(**{**arm_options(args), "adapter": args.adapter}, written="flag")

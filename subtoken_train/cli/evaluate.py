@@ -182,7 +182,7 @@ def _differences(arms: list[RunRecord]) -> list[str]:
 
 def _interval(metric: str, figures: list[float], sign: Literal["", "+"] = "") -> str:
     """The mean and its 95 % interval."""
-    from subtoken_train.artifact.scores import printed
+    from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
 
     low, high = (printed(metric, end, sign) for end in bootstrap_interval(figures))

@@ -40,8 +40,7 @@ def run_raw(argv: list[str]) -> int:
     )
     from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.training.run_folder import RunFolder
-    from subtoken_train.training.run_places import settle_after_kill
+    from subtoken_train.training.run_folder import RunFolder, settle_after_kill
 
     if wants_anchor:
         source = read_source(anchor_words(argv))

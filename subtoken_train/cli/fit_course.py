@@ -30,12 +30,9 @@ from subtoken_train.errors import UncutError
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
 from subtoken_train.training.adapter_parts import adapter_config
-from subtoken_train.training.checkpoint_writing import trained_shapes
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
-from subtoken_train.training.interrupt import RunStopped
-from subtoken_train.training.nominal_prompt import nominal_prompt
-from subtoken_train.training.preflight import lay_out
-from subtoken_train.training.run_checkpoints import RunCheckpoints
+from subtoken_train.training.preflight import lay_out, nominal_prompt
+from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped, trained_shapes
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 from subtoken_train.training.trained_tensors import check_resumable, finished_parts

@@ -110,7 +110,7 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     images = [open_image(Path(path)) for path in args.image]
     if not args.video:
         return list(images)
-    from subtoken_train.artifact.source import adapter_folder
+    from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.families.literal_marks import picture_marks
     from subtoken_train.inference.pool import family_named
 

@@ -41,7 +41,7 @@ def run_raw(argv: list[str]) -> int:
 
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.load import layout_family, with_processor
-    from subtoken_train.training.nominal_prompt import nominal_prompt
+    from subtoken_train.training.preflight import nominal_prompt
 
     cli = RecipeCLI(source)
     backbone = cli.model.backbone_config

@@ -28,21 +28,23 @@ from subtoken_train.cli.wording import own_words, reworded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
-from subtoken_train.training.devices import check_cpus, check_devices
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.alive import FirstGradients, SilentTensors
-from subtoken_train.training.panels.early_stopping import VALIDATION_SCORES, EarlyStoppingConfig, StopEarly
-from subtoken_train.training.panels.midway_scores import EvaluationConfig, MidwayEvaluation
-from subtoken_train.training.panels.per_layer import RoutingPanel, TrainedPanel
+from subtoken_train.training.panels.midway_scores import (
+    VALIDATION_SCORES,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    MidwayEvaluation,
+    StopEarly,
+)
+from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
-from subtoken_train.training.random_state import RandomState
-from subtoken_train.training.run_checkpoints import RunCheckpoints
-from subtoken_train.training.run_marker import has_work, requeued_with_work
-from subtoken_train.training.run_places import final_names, place_beside
-from subtoken_train.training.state_file import AtomicCheckpointIO
+from subtoken_train.training.preflight import check_cpus, check_devices
+from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
+from subtoken_train.training.run_folder import final_names, has_work, place_beside, requeued_with_work
 from subtoken_train.training.strategies import build_strategy
+from subtoken_train.training.trained_tensors import AtomicCheckpointIO
 
 
 class RecipeCLI(LightningCLI):

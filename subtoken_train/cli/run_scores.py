@@ -14,8 +14,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.scores_file import read_scores
 from subtoken_train.ledger.kv_budget import entry_bytes
-from subtoken_train.training.nominal_prompt import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger
 from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
+from subtoken_train.training.preflight import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger
 
 
 def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from subtoken_train.documents import check_regular
 from subtoken_train.errors import SubTokenWarning, UncutError
-from subtoken_train.families.rgb import PixelError, rgb_pixels
+from subtoken_train.families.images import PixelError, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves

@@ -28,7 +28,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.functional.fused_attention import fused_kernels

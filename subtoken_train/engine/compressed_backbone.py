@@ -26,9 +26,8 @@ from subtoken_train.engine.prompt_pass import (
 )
 from subtoken_train.engine.reduction import CutCourse, tower_reduced
 from subtoken_train.engine.spans import Chunks, PassCall, PromptObserver, run_span
-from subtoken_train.families.family import Family
-from subtoken_train.families.placement import check_on_one_device
-from subtoken_train.families.shapes import check_reducer
+from subtoken_train.families.family import Family, check_reducer
+from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image, inside
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name

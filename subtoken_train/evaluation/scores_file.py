@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.artifact.scores import CardColumn, Evaluation, Score
+from subtoken_train.artifact.card import CardColumn, Evaluation, Score
 from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

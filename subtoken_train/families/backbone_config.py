@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from subtoken_train.errors import check_word, clipped
-from subtoken_train.families.llava_chat import check_chat
+from subtoken_train.families.chat import check_chat
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root

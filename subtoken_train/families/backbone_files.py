@@ -1,15 +1,188 @@
-"""A backbone's own files, looked at before transformers opens them: JSON is bounded, and no name leads out."""
+"""Checks of a backbone's files before transformers opens them, and of its weights once they are loaded.
+
+JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers, some kilobytes each: no
+tensor is read, and no pickle is opened. Loaded weights must be finite (``check_finite_weights``).
+"""
 
 from __future__ import annotations
 
+import re
+import struct
 import warnings
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from subtoken_train.documents import check_file_name, read_json
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from subtoken_train.documents import check_file_name, check_regular, read_json
 from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_range
 from subtoken_train.typed import checked, shown
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_HEADER = 100_000_000
+"""Bytes of a header at most; safetensors reads no longer one."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LAYER = re.compile(r"(.*\blayers\.)(\d+)\..+")
+_TOWER = re.compile("vision|visual|tower")
+
+
+def read_headers(folder: Path) -> dict[str, Tensor]:
+    """Read the names, shapes and dtypes of a folder's weights, as tensors on the meta device.
+
+    Raises:
+        ValueError: there are no safetensors, a file is cut off or its header is none, or a name is there twice.
+    """
+    found: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        header = _header(path)
+        if twice := found.keys() & header.keys():
+            raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which another file holds, too")
+        found.update(header)
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's weights, in transformers' order of preference.
+
+    Raises:
+        ValueError: there are none; pickles alone, which may hold code.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX)
+        return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
+    if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise ValueError(
+            f"{pickles[0]} is a pickle, which may hold code and is not read, and there is no {WEIGHTS}; take the model "
+            "in safetensors, or convert it once with transformers' save_pretrained"
+        )
+    raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
+
+
+def _header(path: Path) -> dict[str, Tensor]:
+    size = check_regular(path)
+    with path.open("rb") as file:
+        begin = file.read(8)
+    length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
+    if not 2 <= length <= min(size - 8, MAX_HEADER):
+        raise ValueError(f"{path.name} is no safetensors file, or cut off: a header of {length:,} in {size:,} bytes")
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in list(file.keys())}
+            kinds = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path.name} is not a whole safetensors file (truncated download?): {str(error)[:160]}"
+        ) from None
+    if unknown := [name for name, (_, dtype) in kinds.items() if dtype not in _DTYPES]:
+        raise ValueError(f"{path.name}: tensor {unknown[0][:120]} is of type {kinds[unknown[0]][1]}, which is not read")
+    return {name: torch.empty(shape, dtype=_DTYPES[dtype], device="meta") for name, (shape, dtype) in kinds.items()}
+
+
+def whole_numbers(headers: Mapping[str, Tensor]) -> str | None:
+    """Say which weight or bias of an unquantised model is of whole numbers or booleans; None where none is."""
+    for name, tensor in sorted(headers.items()):
+        if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            return (
+                f"are no weights: {name[:120]} is of {kind}, and its config.json names no quantisation; get the "
+                "backbone anew"
+            )
+    return None
+
+
+def misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
+    """Say where weights do not fit a configuration; None where they do.
+
+    Args:
+        report: what transformers' ``from_pretrained`` says of loading.
+        own: names of the model's tensors.
+    """
+    if mismatched := sorted(report["mismatched_keys"], key=str):
+        name, theirs, ours = mismatched[0]
+        return (
+            f"do not fit its config.json: {len(mismatched)} tensors have another shape, first {name[:120]}: "
+            f"{list(theirs)} in the file, {list(ours)} by the configuration"
+        )
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        return f"are not whole: {len(missing)} tensors are missing, first {missing[0][:120]}"
+    stacks = {found[1] for name in own if (found := _LAYER.fullmatch(name))}
+    for name in sorted(report["unexpected_keys"]):
+        found = _LAYER.fullmatch(name)
+        if found is not None and found[1] in stacks and not _TOWER.search(name):
+            layer = f"{found[1]}{found[2]}."
+            if not any(other.startswith(layer) for other in own):
+                return f"do not fit its config.json: they hold layer {found[2]} ({name[:120]}), which it leaves out"
+    return None
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@torch.no_grad()
+def check_finite_weights(model: Any, path: str) -> None:
+    """Raise a worded ``ValueError`` where a parameter of a model holds NaN or infinity, or a buffer NaN.
+
+    One pass over each tensor where it lies, without a copy, and one read of each device. Of a quantised weight its
+    scales are looked at: a NaN makes the scale of its block or row NaN.
+
+    Args:
+        model: with its weights; a tensor that is elsewhere (sharded, device meta) is passed over.
+        path: of the backbone, for the message.
+    """
+    buffers = ((name, buffer, True) for name, buffer in model.named_buffers())
+    found: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
+    weights = ((name, weight, False) for name, weight in model.named_parameters())
+    for name, whole, may_be_infinite in chain(weights, buffers):
+        for part in _numbers(whole):
+            low, high = part.detach().aminmax()  # NaN where any number is
+            broken = low.isnan() if may_be_infinite else ~(low.isfinite() & high.isfinite())
+            found[part.device].append((name, broken))
+    named = {name for of_device in found.values() for name in _marked(of_device)}
+    if named:
+        first = next(name for name, _ in chain(model.named_parameters(), model.named_buffers()) if name in named)
+        raise ValueError(
+            f"the weights of backbone {path!r} hold NaN or infinity in {len(named)} tensors, first {first}; they were "
+            "damaged, or do not fit the dtype that they are loaded in: get the backbone anew, or choose a wider dtype"
+        )
+
+
+def _marked(flags: list[tuple[str, Tensor]]) -> list[str]:
+    """Return the names whose flag is set; the flags of one device are read at once."""
+    values = torch.stack([flag for _, flag in flags]).tolist()
+    return [name for (name, _), value in zip(flags, values, strict=True) if value]
+
+
+def _numbers(weight: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors of a weight: itself, or the scales of what bitsandbytes quantised."""
+    state = getattr(weight, "quant_state", None)
+    nested = getattr(state, "state2", None)
+    scales = [getattr(state, "absmax", None), getattr(state, "offset", None), getattr(nested, "absmax", None)]
+    held = [weight] if state is None else scales
+    for tensor in (*held, getattr(weight, "SCB", None)):
+        if isinstance(tensor, Tensor) and tensor.dtype in FLOATS and tensor.numel() and tensor.device.type != "meta":
+            yield tensor
+
 
 PEFT_FILE = "adapter_config.json"
 _INDEX = "*.index.json"

@@ -1,25 +1,56 @@
-"""What every backbone family provides; one file per family implements it.
+"""The interface of a backbone family, its processor without torchvision, and checks against its shapes.
 
-Legend: B batch, N positions, D model width, I images, T visual tokens, n layers that are given features of their own.
+Legend: B batch, N positions, D model width, I images, T visual tokens, n layers with features of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-from subtoken_train.families.attention_kinds import check_window_runs, layer_windows
-from subtoken_train.families.decoder import DecoderStack
+from subtoken_train.calibrations import Calibration
+from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
-from subtoken_train.reducers.base import PositionPolicy
+from subtoken_train.functional.quantized import dense_shape
+from subtoken_train.reducers.base import PositionPolicy, Reducer
+from subtoken_train.typed import shown
 from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
+
+
+class PilProcessor:
+    """A checkpoint's tokenizer and image processor; the same pixels with and without torchvision."""
+
+    image_reader: ClassVar[Any]
+    """The PIL image processor's class."""
+    image_token: ClassVar[str]
+    """Placeholder of a visual token of an image."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        self.image_processor = image_processor
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(cls, source: str, revision: str | None = None, trust_remote_code: bool = False) -> Self:
+        """Read both from a folder or the Hub, whichever image processor class the checkpoint names."""
+        return cls(
+            cls.image_reader.from_pretrained(source, revision=revision),
+            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code),
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write both into a checkpoint folder."""
+        self.image_processor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
 
 class GivenImages(NamedTuple):
@@ -247,3 +278,31 @@ class Family(DecoderStack, ABC):
             is_image = is_image & keep_BN
         batch.check_features(int(is_image.sum()), len(features_TD))
         return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND))
+
+
+def shapes_digest(family: Family) -> str:
+    """``Identity.digest`` of a backbone, in hexadecimal."""
+    shapes = {
+        # a weight that ZeRO-3 has split is empty, and knows its shape
+        name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", dense_shape(parameter)))
+        for name, parameter in family.model.named_parameters()
+        if ".lora_" not in name
+    }
+    model_type = str(family.model.config.model_type)
+    return hashlib.sha256(json.dumps([model_type, sorted(shapes.items())]).encode()).hexdigest()
+
+
+def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:
+    """Raise a worded ``ValueError`` where a calibration meets another backbone than its own; None fits all."""
+    if calibration is not None:
+        shape = family.shape
+        calibration.check_backbone(shapes_digest(family), shape.num_layers, shape.num_kv_heads, shape.head_dim)
+
+
+def check_reducer(reducer: Reducer, family: Family) -> None:
+    """Raise a worded ``ValueError`` where a reducer does not fit a backbone, or its calibration is another one's."""
+    if not isinstance(reducer, Reducer):
+        raise ValueError(f"reducer is {shown(reducer)}; pass an object, for instance build_reducer('fastv', 0.25)")
+    tower = family.tower_statistics(family.model.config)
+    reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers, tower)
+    check_calibration(reducer.calibrated, family)

@@ -1,4 +1,16 @@
-"""What a prompt shows, images and videos, and the geometry that training and inference share; PIL only.
+"""Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only.
+
+Every reader of pictures calls ``rgb_pixels``:
+
+* It is turned as the file says: EXIF's orientation (JPEG, PNG, WebP, TIFF, AVIF, MPO), else XMP's ``tiff:Orientation``.
+  An orientation outside of 1 to 8 says nothing. EXIF that is too damaged to tell leaves the picture as it is stored,
+  with a ``SubTokenWarning``.
+* What is transparent shows white.
+* Greys of 16 bits (``I;16`` in either byte order, and ``I`` of a PNG or PPM file) are divided by 257. Pillow's ``I``
+  and ``F`` name no depth, so their values tell it: ``I`` from 0 to 255 is taken as it is and up to 65,535 as 16 bits;
+  ``F`` from 0 to 1 is multiplied by 255, and up to 255 taken as it is unless all of it is below 16. All else runs from
+  black, its least value, to white, its greatest; where those are equal it is a middle grey.
+* CMYK, YCbCr, HSV and Lab are converted by Pillow; colour profiles are not applied.
 
 Legend: F frames.
 """
@@ -6,15 +18,130 @@ Legend: F frames.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from subtoken_train.families.rgb import to_rgb
+from subtoken_train.errors import SubTokenWarning
+
+_LOST = ("Corrupt EXIF data", "Truncated File Read")
+"""How Pillow's warnings begin after which it reads no further tag."""
+_WHITE_16 = 65_535
+_DIMMEST_8 = 16
+"""Floats above 1 that are all below this are no greys of 8 bits, which would be black."""
+
+
+class PixelError(ValueError):
+    """Pixels that were read and cannot be shown."""
+
+
+def to_rgb(image: Any, name: str) -> Image.Image:
+    """Return the pixels of an image that somebody opened, see ``rgb_pixels``.
+
+    Raises:
+        ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
+    """
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"{name} is no image; open it with PIL first")
+    try:
+        return rgb_pixels(image, name)
+    except Exception as error:  # Pillow's readers raise many kinds for broken files
+        words = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ValueError(f"{name} cannot be read ({words}); replace the file") from None
+
+
+def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
+    """Read an opened image's pixels as a new RGB image, turned upright; see above for what becomes of other modes.
+
+    An image that ``ImageOps.exif_transpose`` turned carries no orientation any more and stays as it is, and so does
+    what this function returned. One that was turned by hand and still carries it is turned once more.
+
+    Args:
+        image: of PIL's.
+        name: what warnings call it.
+
+    Raises:
+        PixelError: it has no pixel, or some that are no numbers.
+        Exception: whatever Pillow's readers raise for a damaged file.
+    """
+    if 0 in image.size:
+        raise PixelError("it has no pixel")
+    image.load()
+    return _upright(_flat(_eight_bits(image)), _orientation(image, name))
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Turn an image, and take away all that a file says beside its pixels, so that nobody turns it again."""
+    told = Image.Exif()
+    told[ExifTags.Base.Orientation] = orientation
+    image.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
+    ImageOps.exif_transpose(image, in_place=True)
+    image.info = {}
+    return image
+
+
+def _orientation(image: Image.Image, name: str) -> int:
+    """Return the orientation of EXIF or XMP; 1 where there is none, with a warning where damage hides it."""
+    damaged = False
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            orientation = image.getexif().get(ExifTags.Base.Orientation)
+            if orientation is None and image.info.get("exif"):
+                Image.Exif().load(image.info["exif"])  # once more: what it said when the file was opened is gone
+        except Exception:  # its readers trip over damage in many ways
+            orientation, damaged = None, True
+    if damaged or (orientation is None and any(str(each.message).startswith(_LOST) for each in said)):
+        words = f"{name}: its EXIF is damaged and does not tell which side is up, so it is read as it is stored"
+        warnings.warn(words, SubTokenWarning, stacklevel=4)
+    return next((side for side in range(1, 9) if side == orientation), 1)
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """Convert an image of 8 bits to RGB, on white where it is transparent."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    seen = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Scale a deep grey to 8 bits, its transparent value to an alpha channel; other images are returned as they are."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image)
+    least, most = float(values.min()), float(values.max())  # NaN and infinity show in one of them
+    if not np.isfinite([least, most]).all():
+        raise PixelError("some of its pixels are NaN or infinite")
+    black, white = _range(image, least, most)
+    if black == white:
+        grey = np.full(values.shape, 128, np.uint8)
+    else:
+        grey = np.rint((values.astype(np.float64) - black) * (255 / (white - black))).astype(np.uint8)
+    shown = Image.fromarray(grey)
+    if (clear := image.info.get("transparency")) is not None:
+        shown.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return shown
+
+
+def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]:
+    """Return which values are black and white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return 0, _WHITE_16
+    if image.mode == "F" and least >= 0 and most <= 1:
+        return 0, 1
+    if least >= 0 and most <= 255 and (image.mode == "I" or most >= _DIMMEST_8):
+        return 0, 255
+    if image.mode == "I" and least >= 0 and most <= _WHITE_16:
+        return 0, _WHITE_16
+    return least, most
+
 
 FP32_BYTES = 4
 

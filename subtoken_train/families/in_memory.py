@@ -15,10 +15,9 @@ from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from subtoken_train.families.backbone_config import DTYPES
+from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.family import Family
-from subtoken_train.families.finite_weights import check_finite_weights
-from subtoken_train.families.load import named_family
-from subtoken_train.families.placement import check_whole
+from subtoken_train.families.load import check_whole, named_family
 
 _PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
 _LOADED = "load it by SubTokenModel.from_pretrained"

@@ -1,10 +1,21 @@
-"""Load a backbone from a folder or the Hub, or lay out its architecture without weights."""
+"""Load a backbone from a folder or the Hub, on one device or several, or lay out its architecture without weights.
+
+Several GPUs serve prompts only: accelerate puts whole layers on each (``spread_memory``), and what is made there stays.
+transformers loads every layer onto its GPU (``device_map="auto"`` with the memory that is given here), and accelerate's
+hooks bring a layer's inputs to it. Dense and packed caches, routers and an eviction's view of a layer lie where the
+layer does; prompts, positions, the plan, scores that are compared between layers, and hidden states between two
+stretches of layers lie with the token embeddings (``DecoderStack.device``).
+
+What it does not do: training (the strategies shard weights for that), and weights on the CPU or on disk, which are
+absent between two calls while evictions and routers read some of them. Tests run it on pretended devices; it has not
+been run on several real GPUs.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
@@ -16,16 +27,89 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.integrations import deepspeed
 
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.attention_kinds import UNSERVED, check_window_runs, layer_windows
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
-from subtoken_train.families.backbone_files import check_format, check_local_files
+from subtoken_train.families.backbone_files import (
+    check_finite_weights,
+    check_format,
+    check_local_files,
+    misfit,
+    read_headers,
+    whole_numbers,
+)
+from subtoken_train.families.decoder import UNSERVED, check_window_runs, layer_windows
 from subtoken_train.families.family import Family
-from subtoken_train.families.finite_weights import check_finite_weights
 from subtoken_train.families.online import hub_asked, silence
-from subtoken_train.families.placement import check_whole
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
-from subtoken_train.families.weight_files import misfit, read_headers, whole_numbers
 from subtoken_train.reducers.base import Reducer
+
+WEIGHTS = 0.7
+"""Share of a GPU's free memory that weights may take; the rest is for caches and activations."""
+BYTES = {"nf4": 0.53, "int8": 1.01}
+"""Bytes of a quantised weight, its scales included."""
+
+
+def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
+    """Bytes of weights that each GPU may take; None where the first one holds all of them.
+
+    Args:
+        layout: the backbone without weights.
+        config: how it will be loaded.
+        free: free bytes of each GPU.
+
+    Raises:
+        ValueError: the GPUs together do not hold it.
+    """
+    needed, room = _weight_bytes(layout, config), [int(WEIGHTS * each) for each in free]
+    if len(room) < 2 or needed <= room[0]:
+        return None
+    if needed > sum(room):
+        held, gib = sum(room), 2**30
+        raise ValueError(
+            f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB, and {len(room)} GPUs have room for "
+            f"{held / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not served: "
+            "quantise the backbone (quantization: nf4), or free more memory"
+        )
+    return dict(enumerate(room))
+
+
+def free_memory() -> list[int]:
+    """Free bytes of every GPU of this machine."""
+    return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model's parts lie on several devices."""
+    return len(set(getattr(model, "hf_device_map", {}).values())) > 1
+
+
+def check_whole(model: Any, path: str) -> None:
+    """Raise a worded ``ValueError`` where accelerate left weights on the CPU or on disk."""
+    left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
+    if left:
+        raise ValueError(
+            f"backbone {path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), and weights on the CPU or "
+            "on disk are not served; quantise the backbone (quantization: nf4), or free more memory"
+        )
+
+
+def check_on_one_device(model: Any, what: str) -> None:
+    """Raise a worded ``ValueError`` where a model is spread and ``what`` needs it on one device."""
+    if is_spread(model):
+        raise ValueError(
+            f"{what} needs a backbone on one device, and this one is spread over several (device_map auto), which "
+            "serves prompts only; name a device (cuda:0), quantise the backbone, or train with a strategy that shards "
+            "weights (fsdp2, deepspeed)"
+        )
+
+
+def _weight_bytes(layout: Family, config: BackboneConfig) -> int:
+    inside = {id(part.weight) for part in layout.decoder.modules() if isinstance(part, torch.nn.Linear)}
+    quantised = BYTES.get(config.quantization)
+    each = (
+        part.numel() * (part.element_size() if quantised is None or id(part) not in inside else quantised)
+        for part in layout.model.parameters()
+    )
+    return int(sum(each))
 
 
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
@@ -35,7 +119,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
         config: what to load.
         reducer: what will act on it.
         memory: bytes of weights that each GPU may take, to spread the layers over several
-            (``families/placement.py``); None: the whole is loaded on one device.
+            (``spread_memory``); None: the whole is loaded on one device.
 
     Raises:
         ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction

@@ -21,7 +21,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
 from subtoken_train.errors import no_numbers
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
 from subtoken_train.inference.compression import Compression

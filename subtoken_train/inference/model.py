@@ -16,7 +16,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
@@ -316,7 +316,7 @@ class SubTokenModel(Asking):
             prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
                 front where it is left out), or the turns of a conversation whose last answer is None.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
-                placeholders; turned upright as their EXIF says, see ``families.rgb``.
+                placeholders; turned upright as their EXIF says, see ``families.images``.
 
         Raises:
             ValueError: placeholders and images that do not match, a path, or a video for a family that takes none.

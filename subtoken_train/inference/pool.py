@@ -14,17 +14,16 @@ import torch
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import put_adapter
+from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.artifact.identity import adapter_digest
-from subtoken_train.artifact.source import adapter_folder, find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import real_path
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import family_class, layout_family, load_family
+from subtoken_train.families.load import family_class, free_memory, is_spread, layout_family, load_family, spread_memory
 from subtoken_train.families.lora import remove_lora
-from subtoken_train.families.placement import free_memory, is_spread, spread_memory
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 
@@ -57,7 +56,7 @@ class ModelPool:
 
     Args:
         device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
-            a model that the first of several GPUs does not hold is spread over all, see ``families/placement.py``.
+            a model that the first of several GPUs does not hold is spread over all, see ``families/load.py``.
 
     Attributes:
         loads: how many times weights of a backbone were read.

@@ -20,9 +20,8 @@ from torch import Tensor
 from subtoken_train.documents import check_characters, text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.family import Family, GivenImages
-from subtoken_train.families.images import Picture, Video, count_images
+from subtoken_train.families.images import Picture, Video, count_images, to_rgb
 from subtoken_train.families.literal_marks import hidden, hidden_turn, picture_marks, tokenise
-from subtoken_train.families.rgb import to_rgb
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, Turn
 

@@ -20,7 +20,7 @@ from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.families.rgb import to_rgb
+from subtoken_train.families.images import to_rgb
 from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read_arguments
 from subtoken_train.types import Batch, Turn
 

@@ -15,8 +15,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
-from subtoken_train.training.state_file import read_state
-from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
+from subtoken_train.training.trained_tensors import check_same_shapes, read_state, shapes_of, trained_tensors
 
 
 def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:

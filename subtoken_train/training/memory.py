@@ -6,12 +6,30 @@ what autograd keeps, op by op; no factor is fitted.
 *Held all the time*: frozen weights (``functional/quantized.py`` for 4 and 8 bits), trained tensors and their gradients
 in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale per 256 in 8 bits), the batch.
 
-*Kept from the forward pass for the backward pass*, and *on top of that*, the loss or a backward product, whichever is
-larger: ``activation_memory.py``.
+Legend: e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
 
-*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``), and with distillation the teacher's
-pass over all rows. They count where one needs more than everything that follows. The teacher's logits stay until the
-loss.
+*Kept from the forward pass for the backward pass*, per layer and row, all linear weights being frozen (the product of
+two activations keeps both, a frozen linear layer keeps no input):
+
+* two norms: 4 D each (their input in fp32);
+* LoRA's and the router's input: see ``ActivationBytes._adapters``;
+* attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
+  [M, M] mask where records are padded (batch > 1) or the context is split; grouped keys and values are repeated to the
+  query's width where there is a mask, and under a split in fp32 too, whose rows are two calls with keys of their own;
+* routing: the value before the mask and the mask, e v each; scores, a bilinear router's products and features in fp32;
+* MLP: gate, its SiLU, up: 3 e F.
+
+With checkpointing: e D per layer and row, and one layer in full, being recomputed.
+
+*On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
+dequantised weight). The head runs on rows that predict a label; per row and vocabulary entry three fp32 numbers meet
+where cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
+
+The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
+
+*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``, one record of one image), and with
+distillation the teacher's pass over all rows. They count where one needs more than everything that follows. The
+teacher's logits stay until the loss.
 
 Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
 the scout, which holds less than a layer in full. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is
@@ -31,8 +49,131 @@ from torch import nn
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
-from subtoken_train.training.activation_memory import ActivationBytes, Step
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as far as its memory depends on it.
+
+    Attributes:
+        batch_size: records of one forward pass on one device.
+        length: positions of a record before the reducer.
+        compressed: of them, tokens of the image or the context.
+        labelled: positions of a record with a loss.
+        pixel_bytes: of a record's image.
+        checkpointing: decoder layers are recomputed in the backward pass.
+        autocast: the trainer's precision is ``bf16-mixed`` or ``16-mixed``.
+        dropout: LoRA has dropout.
+        on_cpu: on a CPU a dropout mask is fp32; on a GPU a byte per element.
+        quantization: of the decoder's linear layers.
+        optimizer: its name.
+        strategy: its name in the recipe.
+        processes: of the run.
+        distilled: the uncompressed backbone's logits of the labels are learned, too.
+    """
+
+    batch_size: int
+    length: int
+    compressed: int
+    labelled: int
+    pixel_bytes: int = 0
+    checkpointing: bool = False
+    autocast: bool = False
+    dropout: bool = True
+    on_cpu: bool = False
+    quantization: Quantization = "none"
+    optimizer: OptimizerName = "adamw"
+    strategy: str = "auto"
+    processes: int = 1
+    distilled: bool = False
+
+
+class ActivationBytes:
+    """Bytes of one record's activations, by its rows in a layer."""
+
+    def __init__(self, parts: CompressedBackbone, step: Step) -> None:
+        shape, config = parts.family.shape, parts.family.decoder.config
+        self.step, self.bank, self.splits = step, None if parts.active_routing is None else parts.bank, parts.splits
+        self.element, self.hidden = shape.element_bytes, int(config.hidden_size)
+        self.mlp = int(config.intermediate_size)
+        self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)
+        self.query, self.value = self.heads * shape.head_dim, shape.value_dim
+        self.mask_bytes = FP32_BYTES if step.on_cpu else 1
+        normed = hasattr(parts.family.decoder.layers[0].self_attn, "q_norm")
+        self.head_norms = FP32_BYTES * (self.query + self.value) if normed else 0  # their inputs
+        self.rank = int(next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values())))
+
+    def input(self, rows: int) -> int:
+        """What checkpointing keeps of a layer: its input, and the masks of its values."""
+        return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
+
+    def layer(self, rows: int) -> int:
+        """What the backward pass of a layer needs."""
+        e, padded = self.element, self.splits or self.step.batch_size > 1
+        key_value = 2 * (self.query if padded and not self.splits else self.value)
+        if self.splits and self.query != self.value:
+            masked = self.step.batch_size > 1 or e == FP32_BYTES  # no kernel shares heads then
+            key_value = 2 * (self.query if masked else self.value) + 2 * self.query
+        attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads + self.head_norms
+        mask = e * rows * rows if padded else 0
+        norms = 2 * FP32_BYTES * self.hidden
+        return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask
+
+    def first(self, rows: int) -> int:
+        """What the first layer does not keep: its norm's input and the dropout masks."""
+        masks = 2 * self.mask_bytes if self.step.dropout else 0
+        shared = self.element == FP32_BYTES  # the residual stream itself, which the next norm's input is made of
+        return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
+
+    def _adapters(self) -> int:
+        """Inputs of LoRA on q and v and of the router, per row.
+
+        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask.
+        Only without dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router
+        reads fp32.
+        """
+        own = self.element if self.step.autocast else FP32_BYTES
+        learned = self.bank is not None and self.bank.learned
+        inner = 2 * self.rank * own
+        if self.element == FP32_BYTES and not self.step.dropout:
+            return FP32_BYTES * self.hidden + inner
+        lora = 2 * self.hidden * (own + (self.mask_bytes if self.step.dropout else 0))
+        return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
+
+    def _routing(self) -> int:
+        """Values, mask and scores of a routed layer, per row."""
+        if self.bank is None:
+            return 0
+        kept, config = 2 if self.bank.learned else 1, self.bank.config
+        numbers = 5 * config.num_groups + (2 * config.query_rank if config.selector == "bilinear" else 0)
+        numbers += sum(config.num_groups if name == "norm" else 1 for name in config.features)
+        return kept * self.element * self.value + FP32_BYTES * numbers
+
+    def loss(self) -> int:
+        """The final norm's input, and the largest moment of logits, cross-entropy and their gradients.
+
+        With distillation that is where the divergence is made: the logits themselves, the log-probabilities of
+        cross-entropy, student and teacher, and three more on the way to their product.
+        """
+        entry = 6 * FP32_BYTES + self.element if self.step.distilled else 3 * FP32_BYTES
+        return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
+
+    def teacher(self, rows: int) -> int:
+        """The largest moment of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
+        mask = self.element * rows * rows if self.splits or self.step.batch_size > 1 else 0
+        return rows * self.element * (3 * self.hidden + 3 * self.mlp) + mask
+
+    def teacher_logits(self) -> int:
+        """What is held of the teacher's pass while the student's runs."""
+        return self.step.labelled * self.element * self.vocabulary
+
+    def backward(self, rows: int) -> int:
+        """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""
+        e, rows = self.element, self.step.batch_size * rows
+        quantised = 0 if self.step.quantization == "none" else self.hidden
+        return e * (self.mlp * max(3 * rows, rows + quantised) + 2 * rows * self.hidden)
+
 
 _STATE_BLOCK = 256
 _DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}

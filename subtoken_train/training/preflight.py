@@ -1,15 +1,26 @@
-"""What a recipe trains and for how long, computed before anything is loaded (architecture on the meta device)."""
+"""What a recipe trains, for how long, on which prompt and which devices, computed before weights are loaded.
+
+The architecture lies on the meta device; only ``seconds_per_batch`` measures the real model.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
 
 from subtoken_train.datasets.collate import EncodedSample, encode
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.datasets.video_sources import open_picture
@@ -18,7 +29,151 @@ from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
+from subtoken_train.functional.objective import answer_loss, predicting_rows
+from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
+from subtoken_train.reducers.matched import matched_reducer
 from subtoken_train.training.module import SubTokenModule
+from subtoken_train.types import Batch
+
+_DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
+
+
+def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
+    """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
+    chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
+    if isinstance(chosen, list):
+        return len(chosen) * num_nodes
+    if chosen in ("auto", "-1", -1):
+        return num_nodes * (1 if accelerator == "cpu" else max(1, torch.cuda.device_count()))
+    return int(chosen) * num_nodes
+
+
+def check_devices(devices: int | str | list[int], accelerator: str) -> None:
+    """Raise a worded ``ValueError`` where a node's processes are more than its GPUs (or, on a CPU, its cores)."""
+    if accelerator in ("gpu", "cuda"):
+        there, name = torch.cuda.device_count(), "GPU(s)"
+    elif accelerator == "cpu":
+        there, name = os.cpu_count() or 1, "CPU core(s)"
+    else:
+        return
+    if isinstance(devices, str) and not _DEVICES.fullmatch(devices):
+        return  # the trainer says what is wrong with it
+    wanted = count_devices(devices, accelerator, num_nodes=1)
+    if wanted > there:
+        raise ValueError(
+            f"trainer.devices asks for {wanted} process(es), one per device, but this machine has {there} {name}; "
+            "lower trainer.devices, raise trainer.accumulate_grad_batches as much, or choose trainer.accelerator"
+        )
+
+
+def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
+    """Raise a worded ``ValueError`` for devices of a CPU that are no count: it has no numbered ones."""
+    if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
+        raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
+
+
+@dataclass(frozen=True)
+class NominalPrompt:
+    """What a pre-flight takes for a prompt.
+
+    Attributes:
+        title: the prompt in words.
+        note: how its text is made up.
+        region: the region that reducer and routers compress, ``visual`` or ``context``.
+        regions: tokens of each region before reduction.
+    """
+
+    title: str
+    note: str
+    region: str
+    regions: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the compressed region."""
+        return self.regions[self.region]
+
+
+def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
+    """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    if family.image_token_id is not None and isinstance(data, CorpusDataModule | RecallDataModule):
+        raise ValueError(
+            f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
+        )
+    if isinstance(data, RecallDataModule):
+        regions = {"context": data.context_length}
+        return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)
+    if isinstance(data, CorpusDataModule):
+        regions = {"context": data.context_length, "query": data.block_length - data.context_length}
+        note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
+        return NominalPrompt("KV budget of a block of text", note, "context", regions)
+    if family.image_token_id is None:
+        raise ValueError(
+            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
+            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
+        )
+    words = family.nominal_text
+    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    as_in = "as in the paper" if words == family.paper_text else "as in the paper, but for the chat format"
+    note = f"{sum(words.values())} text tokens {as_in} ({text}), no answer"
+    regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
+    return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
+
+
+@dataclass(frozen=True)
+class LayerBand:
+    """Neighbouring layers whose ledger rows are equal: first and last layer, and the rows of one of them."""
+
+    first: int
+    last: int
+    rows: tuple[Entry, ...]
+
+
+def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
+    """Nominal cache of a prompt."""
+    shape = parts.family.shape
+    kept = parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)
+    return nominal_ledger(shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
+
+
+def budget_of(parts: CompressedBackbone) -> KVBudget:
+    """Keep ratio and groups; without routing, every group."""
+    return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)
+
+
+def layer_bands(ledger: Ledger) -> list[LayerBand]:
+    """The ledger's rows, equal neighbouring layers taken together."""
+    layers = [tuple(rows) for _, rows in groupby(ledger.entries, key=lambda entry: entry.layer)]
+    bands = groupby(layers, key=lambda rows: [replace(row, layer=0) for row in rows])
+    alike = [list(members) for _, members in bands]
+    return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
+
+
+def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
+    """Return the token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
+
+    Raises:
+        ValueError: no keep ratio has them, or one out of the reducer's reach.
+    """
+    shape = parts.family.shape
+    config = matched_reducer(parts.reducer, parts.group_budget, shape.num_layers, prompt.tokens)
+    counts = config.layer_tokens(prompt.tokens, shape.num_layers)
+    return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
+
+
+def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
+    """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
+
+    Raises:
+        ValueError: infeasible; the layers below the cut cost more alone.
+    """
+    shape, reducer, share = parts.family.shape, parts.reducer, budget_of(parts).total_of(prompt.tokens)
+    if reducer.staged:
+        config = reducer.at_share(share, shape.num_layers)
+        counts = config.layer_tokens(prompt.tokens, shape.num_layers)
+        return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
+    return solve_anchor(shape, prompt.tokens, share, parts.cut_layer, prompt.region)
 
 
 @dataclass(frozen=True)
@@ -165,3 +320,26 @@ def sample_lengths(
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
     sizes: Sequence[int] = [parameter.numel() for parameter in parameters]
     return ParameterGroup(name, len(sizes), sum(sizes))
+
+
+def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float | None:
+    """Seconds from reading a batch to its gradients, the mean of all but the first one; None without batches.
+
+    The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
+
+    Args:
+        module: what is trained; left with gradients, which nobody reads.
+        batches: two or more; the first one warms up. The only one counts where there is no other.
+    """
+    parts, seconds = module.parts, list[float]()
+    parts.train()
+    clock = time.perf_counter()
+    for batch in batches:
+        result = parts.run(batch)
+        rows, targets = predicting_rows(result.labels(batch.labels_BN))
+        with torch.enable_grad():
+            torch.autograd.backward(answer_loss(parts.logits(result, rows), targets))
+        seconds.append(time.perf_counter() - clock)
+        clock = time.perf_counter()
+    counted = seconds[1:] or seconds
+    return sum(counted) / len(counted) if counted else None

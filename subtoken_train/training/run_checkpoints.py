@@ -1,20 +1,275 @@
-"""The callback that guards a run at the end of every optimiser step: finite? asked to stop? time to save?"""
+"""The callback that guards a run at the end of every optimiser step, and what it needs: signals, checks, checkpoints.
+
+A checkpoint is written by all processes of a run: whole, or an error that all of them raise.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import random
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
-from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from subtoken_train.errors import MAX_COUNT, check_range
-from subtoken_train.training.checkpoint_writing import write_checkpoint
-from subtoken_train.training.finiteness import FAULTS, LossWatch
-from subtoken_train.training.interrupt import StopSignals, TrainingDiverged, TrainingInterrupted
+from subtoken_train.training import checkpoints
+from subtoken_train.training.trained_tensors import shapes_of
+
+
+class RunStopped(BaseException):
+    """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
+
+    Args:
+        reason: what happened, for the user.
+        exit_code: of the command line.
+        alone: only this process stops; the others are left to whatever started them.
+    """
+
+    def __init__(self, reason: str, exit_code: int = 1, alone: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.exit_code, self.alone = reason, exit_code, alone
+
+
+class TrainingInterrupted(RunStopped):
+    """A signal asked for it; the exit code is the shell's 128 + number."""
+
+    def __init__(self, number: int, when: str, alone: bool = False) -> None:
+        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
+
+
+class TrainingDiverged(RunStopped):
+    """Loss or weights are not finite; nothing of it was saved."""
+
+
+class CheckpointFailed(RunStopped):
+    """A checkpoint could not be written; the ones before it are whole."""
+
+
+class StopSignals:
+    """Notes SIGINT, SIGTERM and, in a SLURM job, the requeue signal, until training can stop between two steps.
+
+    Before training has started, and at the second signal, the run is left at once. Lightning's own handlers are
+    replaced: at SIGTERM they start a collective inside the handler, which deadlocks where only some processes got the
+    signal, and at SLURM's signal they save in the middle of a step.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.saving = False
+        self._requeue_signal = 0
+        self._previous: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    def install(self, trainer: L.Trainer) -> None:
+        """Take the signals over; again, wherever Lightning may have taken them back. Only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # private, but the only way to the environment that Lightning chose
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            self._requeue_signal = int(environment.requeue_signal or signal.SIGUSR1)
+        for number in filter(None, (signal.SIGINT, signal.SIGTERM, self._requeue_signal)):
+            previous = signal.signal(number, self._note)
+            self._previous.setdefault(number, previous)
+        trainer._signal_connector._original_handlers.update(self._previous)  # what Lightning gives back: not ours
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        self.saving = False
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def requeue(self, number: int) -> str:
+        """Put the SLURM job back into the queue if ``number`` asks for it; what was done, in words."""
+        if not number or number != self._requeue_signal:
+            return ""
+        job = os.environ["SLURM_JOB_ID"]
+        if "SLURM_ARRAY_JOB_ID" in os.environ:
+            job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+        try:
+            done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+            problem = done.stderr.strip() if done.returncode else ""
+        except OSError as error:
+            problem = f"scontrol: {error.strerror}"
+        return f"; job {job} could not be requeued ({problem})" if problem else f"; job {job} is requeued"
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker that inherited the handler: its parent decides
+            return
+        if self.number or not self.saving:
+            raise TrainingInterrupted(number, "at once", alone=True)
+        self.number = number
+
+
+FAULTS = (
+    "",
+    "a gradient was not finite: the trained weights are NaN or infinite",
+    "the loss is NaN or infinite",
+)
+"""What the user is told, by a fault's number; 0: there is none. The greatest of all processes counts."""
+
+
+class LossWatch:
+    """Remembers on the device whether a loss was not finite; asking is one transfer per optimiser step."""
+
+    def __init__(self) -> None:
+        self._broken: Tensor | None = None
+
+    def note(self, loss: Tensor) -> None:
+        """Look at a micro-batch's loss, a scalar."""
+        broken = ~torch.isfinite(loss.detach())
+        self._broken = broken if self._broken is None else self._broken | broken
+
+    def fault(self, module: nn.Module) -> int:
+        """The number in ``FAULTS`` of what is wrong in this process, after an optimiser step."""
+        if self._broken is not None and bool(self._broken):
+            return 2
+        return 0 if weights_are_finite(module) else 1
+
+
+def weights_are_finite(module: nn.Module) -> bool:
+    """Whether this process's part of the trained weights is finite.
+
+    Looked at after an optimiser step. A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every
+    strategy, while gradients themselves are out of sight where DeepSpeed reduces them, and under fp16 infinite ones are
+    skipped on purpose.
+    """
+    parts = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
+    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()], math.inf)))
+
+
+def _local(parameter: Any) -> Tensor:
+    """The part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
+    part = getattr(parameter, "ds_tensor", parameter)
+    tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
+    return tensor.detach()
+
+
+class RandomState(Callback):
+    """Saves Python's, NumPy's and torch's generators of all processes, and restores each at its next batch."""
+
+    def __init__(self) -> None:
+        self._resumed: dict[str, Any] = {}
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the states of all processes into ``checkpoint``; all of them take part."""
+        states = [current_state()]
+        if trainer.world_size > 1:
+            states *= trainer.world_size
+            torch.distributed.all_gather_object(states, states[0])
+        checkpoint["random_state"] = states
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep this process's state until the first batch: loading data and sanity checks draw numbers too."""
+        states = checkpoint["random_state"]
+        if len(states) != trainer.world_size:
+            rank_zero_warn(
+                f"the checkpoint was written by {len(states)} process(es), this run has {trainer.world_size}: dropout "
+                "will not be what it would have been"
+            )
+        self._resumed = states[trainer.global_rank % len(states)]
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Restore the generators before the first batch after a resume."""
+        if self._resumed:
+            restore_state(self._resumed)
+            self._resumed = {}
+
+
+def current_state() -> dict[str, Any]:
+    """This process's generators, in types that ``torch.load(weights_only=True)`` reads."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_state(state: dict[str, Any]) -> None:
+    """Set this process's generators to what ``current_state`` gave."""
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    numpy_state = (kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
+    """Write the checkpoint of the present step; all processes call it.
+
+    Args:
+        trainer: of the run.
+        folder: where its checkpoints are.
+        keep_last: whole checkpoints that stay.
+        on_whole: what process 0 calls once this one stands, before older ones go.
+
+    Raises:
+        CheckpointFailed: it could not be written; nothing of it is left, the older ones are.
+        OSError: as above, in one process alone.
+    """
+    step, strategy = trainer.global_step, trainer.strategy
+    partial = folder / f"step-{step}{checkpoints.PARTIAL}"
+    _on_first(trainer, folder, lambda: checkpoints.begin(folder, step))
+    failure: OSError | None = None
+    try:
+        trainer.save_checkpoint(partial / checkpoints.STATE, weights_only=False)
+    except OSError as error:
+        if (partial / checkpoints.STATE).is_dir():  # every process writes shards, with barriers in between
+            raise  # and the launcher ends the others
+        failure = error
+        strategy.barrier()  # the other processes wait here, at the end of save_checkpoint
+    shapes = trained_shapes(trainer.lightning_module)
+    marker = checkpoints.Marker(step, trainer.world_size, type(strategy).__name__, shapes)
+
+    def finish() -> None:
+        if failure is not None:
+            raise failure
+        checkpoints.seal(partial, marker)
+        on_whole()
+        checkpoints.keep_newest(folder, keep_last)
+
+    _on_first(trainer, folder, finish)
+
+
+def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) -> None:
+    """Let process 0 touch the disk; all of them raise if it fails."""
+    failure: OSError | None = None
+    if trainer.is_global_zero:
+        try:
+            action()
+        except OSError as error:
+            failure = error
+            checkpoints.discard(folder, trainer.global_step)  # it may be what fills the disk
+    failure = trainer.strategy.broadcast(failure)
+    if failure is not None:
+        where = f"the checkpoint of step {trainer.global_step} could not be written to {folder}"
+        raise CheckpointFailed(f"{where}: {failure.strerror or failure}") from failure
+
+
+def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
+    """The whole shape of every trained parameter."""
+    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
 class RunCheckpoints(Checkpoint):

@@ -1,4 +1,4 @@
-"""Where a run is written, and what becomes of the run that was there.
+"""Folder of a run: its marker and lock, and the swap with the run that was there.
 
 A new run of an old name begins *beside* the old one, in ``NAME.new-1a2b3c4d``. When its first whole checkpoint stands,
 the old one is renamed (``NAME.replaced-1a2b3c4d``) and the new one takes its name; a link with the new one's first name
@@ -11,25 +11,244 @@ These functions touch the file system alone, in the first process of a run only.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from subtoken_train.artifact.whole_folder import names_of
-from subtoken_train.documents import real_path
-from subtoken_train.outputs import make_folder, unmake_folders
-from subtoken_train.training.checkpoints import newest_complete
-from subtoken_train.training.run_marker import (
-    LOCK_FILE,
-    RUN,
-    has_work,
-    lock_run,
-    new_marker,
-    read_run_marker,
-    write_run_marker,
+from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE, Layout, names_of
+from subtoken_train.documents import read_json, real_path
+from subtoken_train.outputs import STAGE, flush, make_folder, unmake_folders, write_whole
+from subtoken_train.training.checkpoints import PARTIAL, newest_complete
+from subtoken_train.typed import typed
+from subtoken_train.version import __version__
+
+MARKER_FILE, LOCK_FILE = ".subtoken-run.json", ".lock"
+SCHEMA_VERSION = 1
+LOCK_SECONDS = 8.0
+"""How long a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
+
+_ADAPTER_FOLDER = r"adapter(\.(partial|replaced)-[0-9a-f]{8})?"
+_BEGUN = r"\.[0-9a-f]{8}"  # what ``write_whole`` of 0.2 and before left of a file, behind a dot and its name
+_STAGE = rf"(checkpoints/step-\d+(\.partial)?/|logs/)?\.[^/]+{STAGE}"  # what it leaves today, if it is killed
+RUN = Layout(
+    files=re.compile(
+        rf"{_STAGE}/(content(/.+)?|\.subtoken-stage|\.tmp[^/]+)"
+        r"|\.subtoken-run\.json(\.partial)?|\.lock|\.probe|recipe\.yaml(\.partial)?"
+        rf"|\.(\.subtoken-run\.json|recipe\.yaml){_BEGUN}"
+        rf"|checkpoints/step-\d+(\.partial)?/(COMPLETE|state\.ckpt(\.partial)?|\.state\.ckpt{_BEGUN}|state\.ckpt/.+)"
+        r"|logs/csv(-\d+)?/(metrics\.csv|hparams\.yaml)|logs/tb/(events\.out\.tfevents\..+|hparams\.yaml)"
+        rf"|logs/samples-rank\d+\.(jsonl|partial)|logs/\.samples-rank\d+\.jsonl{_BEGUN}|logs/wandb/.+|{_ADAPTER_FOLDER}/({ADAPTER_FILES})"
+    ),
+    folders=re.compile(
+        r"checkpoints(/step-\d+(\.partial)?(/state\.ckpt(/.+)?)?)?|logs(/(csv(-\d+)?|tb|wandb(/.+)?))?"
+        rf"|{_ADAPTER_FOLDER}(/output)?|{_STAGE}(/content(/.+)?)?"
+    ),
+    last=MARKER_FILE,
+    kind="a run",
 )
-from subtoken_train.training.run_places import carry_over, places_beside, real_folder, replaced_name, swap, waiting
+"""What ``fit`` writes into a run's folder."""
+
+
+@dataclass(frozen=True)
+class RunMarker:
+    """What ``.subtoken-run.json`` says.
+
+    Attributes:
+        version: of the package that began the run.
+        created: when, in UTC.
+        job: the SLURM job that began it; None outside of one.
+        staged: name of the folder beside its own in which the run began, where it replaces another one.
+        replaces: names of the runs beside it that go once this one is whole.
+        schema_version: of this file.
+    """
+
+    version: str
+    created: str
+    job: str | None
+    staged: str | None
+    replaces: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+def new_marker(staged: str | None = None, replaces: tuple[str, ...] = ()) -> RunMarker:
+    """The marker of a run that begins now."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return RunMarker(__version__, now, os.environ.get("SLURM_JOB_ID"), staged, replaces)
+
+
+def read_run_marker(folder: Path) -> RunMarker | None:
+    """A folder's marker; None without one.
+
+    Raises:
+        ValueError: it cannot be read, or a newer version wrote it.
+    """
+    path = folder / MARKER_FILE
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    schema = content.get("schema_version") if isinstance(content, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA_VERSION:
+        raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
+    return typed(RunMarker, content, str(path))
+
+
+def write_run_marker(folder: Path, marker: RunMarker) -> None:
+    """Mark a folder; whole or not at all."""
+    write_whole(folder / MARKER_FILE, json.dumps(asdict(marker), indent=1) + "\n")
+
+
+def has_work(folder: Path) -> bool:
+    """Whether a folder holds what a run made: a whole checkpoint, or an adapter."""
+    return newest_complete(folder / "checkpoints") is not None or (folder / "adapter" / CONFIG_FILE).is_file()
+
+
+def requeued_with_work(folder: Path, overwrite: bool) -> bool:
+    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from.
+
+    Args:
+        folder: of the run.
+        overwrite: whether the job replaces a run: one that another job began is not its own work.
+    """
+    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(folder / "checkpoints") is not None
+    if not again or not overwrite:
+        return again
+    marker = read_run_marker(folder)
+    return marker is None or marker.job == os.environ.get("SLURM_JOB_ID")  # a run of 0.1 does not say
+
+
+def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
+    """Take an existing folder for this process; the system gives it back whatever ends the process.
+
+    Args:
+        folder: of a run.
+        seconds: to wait for it; None: ``LOCK_SECONDS``.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=LOCK_SECONDS if seconds is None else seconds)
+    except Timeout:
+        raise ValueError(f"another 'fit' writes into {folder}; wait for it, or choose another --output_dir") from None
+    return lock
+
+
+_NEW, _REPLACED = ".new-", ".replaced-"
+_TOKEN = re.compile(re.escape(_NEW) + "[0-9a-f]{8}")
+
+
+def place_beside(folder: Path) -> Path:
+    """A new name beside a run's folder for the run that is to replace it; a link is followed to the folder itself."""
+    real = real_folder(folder)
+    return real.with_name(f"{real.name}{_NEW}{secrets.token_hex(4)}")
+
+
+def final_names(text: str, place: Path) -> str:
+    """A text in which paths name the run's folder, and not the ``place`` beside it where the run begins."""
+    _, mark, token = place.name.rpartition(_NEW)
+    return text.replace(mark + token, "") if _TOKEN.fullmatch(mark + token) else text
+
+
+def settle_after_kill(folder: Path) -> bool:
+    """Let a run that was killed just when its first checkpoint stood take its place, unless somebody writes there.
+
+    Returns:
+        Whether there was one.
+    """
+    real, settled = real_folder(folder), False
+    for place in places_beside(real):
+        if place.is_symlink() or newest_complete(place / "checkpoints") is None:
+            continue
+        if real.exists() and read_run_marker(real) is None:  # not what was to be replaced
+            continue
+        locks: list[FileLock] = []
+        try:
+            for taken in filter(Path.exists, (place, real)):
+                locks.append(lock_run(taken, 0))
+            swap(place, real)
+            settled = True
+        except ValueError:  # somebody writes there: it is not ours to settle
+            continue
+        finally:
+            for lock in locks:
+                lock.release()
+    return settled
+
+
+def real_folder(folder: Path) -> Path:
+    """The folder itself, where a name is a link or ends in dots."""
+    return real_path(folder) if folder.is_symlink() or folder.name in ("", "..") else folder
+
+
+def replaced_name(place: Path, real: Path) -> str:
+    """The name that the run in ``real`` gets when the one in ``place`` takes its own."""
+    return f"{real.name}{_REPLACED}{place.name.rpartition(_NEW)[2]}"
+
+
+def waiting(real: Path, names: tuple[str, ...]) -> list[Path]:
+    """Those of ``names`` that are old runs beside ``real`` and still there; other names lead nowhere."""
+    ours = [name for name in names if name.startswith(real.name + _REPLACED) and Path(name).name == name]
+    return [old for old in map(real.with_name, ours) if _is_old_run(old)]
+
+
+def _is_old_run(folder: Path) -> bool:
+    """Marked, or all removed but the folder itself."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    return read_run_marker(folder) is not None or not any(folder.iterdir())
+
+
+def _is_bare(place: Path) -> bool:
+    """Whether a folder was made for a run that was killed before it could mark it."""
+    begun = (MARKER_FILE + PARTIAL, f".{MARKER_FILE}.")  # of 0.1, of ``write_whole``
+    return all(name == LOCK_FILE or name.startswith(begun) for name in os.listdir(place))
+
+
+def places_beside(real: Path) -> Iterator[Path]:
+    """Runs that began beside ``real`` to replace it, and links that such runs left."""
+    names = sorted(os.listdir(real.parent)) if real.parent.is_dir() else []
+    ours = [name for name in names if name.startswith(real.name) and _TOKEN.fullmatch(name.removeprefix(real.name))]
+    for place in map(real.with_name, ours):
+        if place.is_symlink():
+            if os.readlink(place) == real.name:
+                yield place
+        elif place.is_dir():
+            marker = read_run_marker(place)
+            if _is_bare(place) if marker is None else marker.staged == place.name:
+                yield place
+
+
+def swap(place: Path, real: Path) -> None:
+    """Rename the run in ``real`` and let the one in ``place`` take its name."""
+    old = real.with_name(replaced_name(place, real))
+    if there := real.exists():
+        real.rename(old)
+    try:
+        place.rename(real)
+    except OSError:
+        if there:
+            old.rename(real)
+        raise
+    flush(real.parent)
+    if old.is_dir():
+        carry_over(old, real)
+
+
+def carry_over(old: Path, new: Path) -> None:
+    """Move what no run of ours wrote from an old run's folder into the new one's, where there is room for it."""
+    for item in RUN.others(old):
+        target = new / item.relative_to(old)
+        if not target.exists() and not target.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            item.rename(target)
 
 
 def check_replaceable(folder: Path) -> None:

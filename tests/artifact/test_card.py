@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import ModelCard
 
-from subtoken_train.artifact.card import CardSections, model_card
-from subtoken_train.artifact.scores import CardColumn, Evaluation, Score
+from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
 
 SCORES = (Score("all", "score", 30, 0.5, 0.25, 0.75), Score("list", "f1", 10, 0.123, 0.1, 0.2))
 

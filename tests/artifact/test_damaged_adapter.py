@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.hub import find_adapter
 from subtoken_train.artifact.identity import adapter_digest
-from subtoken_train.artifact.source import find_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
 from tests.support.damage import put

@@ -9,8 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.artifact.first_stage import LORA_ONLY, MATCHED_ANCHOR, SAME_TOKENS, read_first_stage
-from subtoken_train.artifact.folder import AdapterConfig, write_adapter
+from subtoken_train.artifact.folder import (
+    LORA_ONLY,
+    MATCHED_ANCHOR,
+    SAME_TOKENS,
+    AdapterConfig,
+    read_first_stage,
+    write_adapter,
+)
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
 from subtoken_train.families.backbone_config import BackboneConfig

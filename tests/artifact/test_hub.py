@@ -253,7 +253,7 @@ def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision
 
 
 def test_a_folder_has_no_revision(vlm_adapter):
-    from subtoken_train.artifact.source import find_adapter
+    from subtoken_train.artifact.hub import find_adapter
 
     with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
         find_adapter(vlm_adapter, "v1")
@@ -263,7 +263,7 @@ def test_a_folder_has_no_revision(vlm_adapter):
 def test_without_a_network(session, home, pushed, tmp_path):
     """What is cached still loads; nothing else does, and nothing is written."""
     folder, _ = pushed
-    find = "from subtoken_train.artifact.source import adapter_folder; print(adapter_folder({!r}, {!r}))"
+    find = "from subtoken_train.artifact.hub import adapter_folder; print(adapter_folder({!r}, {!r}))"
     assert session.run("-c", find.format("alice/mine", "v1")).code == 0
     session = Session("http://127.0.0.1:9", home)
     try:

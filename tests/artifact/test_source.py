@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from subtoken_train.artifact.source import adapter_folder, find_adapter
+from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.resources import resource
 

@@ -9,7 +9,7 @@ from subtoken_train.benchmarking.sides import PackedSide, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.attention_kinds import PREFIX
+from subtoken_train.families.decoder import PREFIX
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill

@@ -10,7 +10,7 @@ from PIL import Image
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
-from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
+from subtoken_train.families.qwen_vl.model import Qwen25VLFamily
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe

@@ -15,7 +15,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_ranges import SETTINGS
 from subtoken_train.training.strategies import STRATEGIES
-from subtoken_train.training.strategies.zero_settings import _RECIPE_SAYS
+from subtoken_train.training.strategies.zero import _RECIPE_SAYS
 from tests.support.places import RECIPES, recipe
 
 RECIPE = str(recipe("tiny_fastv25_s16k4"))

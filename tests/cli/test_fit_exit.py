@@ -6,7 +6,7 @@ import pytest
 
 from subtoken_train.cli.fit_course import train
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.interrupt import CheckpointFailed, TrainingInterrupted
+from subtoken_train.training.run_checkpoints import CheckpointFailed, TrainingInterrupted
 from subtoken_train.training.run_folder import RunFolder
 
 

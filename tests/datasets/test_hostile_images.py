@@ -18,7 +18,7 @@ from subtoken_train.datasets.image_sources import MOST_PIXELS, EncodedImage, ins
 from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava.model import LlavaFamily
 
 
 @pytest.fixture

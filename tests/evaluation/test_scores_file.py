@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from subtoken_train.artifact.scores import model_index, score_table
+from subtoken_train.artifact.card import model_index, score_table
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.scores_file import read_scores
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.finite_weights import check_finite_weights
+from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.helpers import save_backbone

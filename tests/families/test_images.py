@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.families.images import Video, check_square, pad_to_square
-from subtoken_train.families.rgb import to_rgb
+from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
 
 FILL = (10, 20, 30)
 

@@ -6,7 +6,7 @@ import pytest
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
-from subtoken_train.families.llava_chat import LlavaChat
+from subtoken_train.families.chat import LlavaChat
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Turn

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from subtoken_train.artifact.hub import worded
-from subtoken_train.artifact.source import find_adapter
+from subtoken_train.artifact.hub import find_adapter, worded
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families import online
 from subtoken_train.families.backbone_config import BackboneConfig

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen2VLConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.positions import position_bound
-from subtoken_train.families.text_configs import llama31_config, mistral_config, qwen25_config
+from subtoken_train.families.text import llama31_config, mistral_config, qwen25_config
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel

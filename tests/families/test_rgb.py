@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 import subtoken_train
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families.rgb import to_rgb
+from subtoken_train.families.images import to_rgb
 
 RNG = np.random.default_rng(0)
 UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)

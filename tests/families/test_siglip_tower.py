@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.siglip import modeling_siglip
 
-from subtoken_train.families.siglip_tower import features_with_statistics, patch_features
+from subtoken_train.families.towers import features_with_statistics, patch_features
 from tests.support.onevision_tiny import SIDE, onevision_family
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import CELL, PLAIN, inputs_of

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.generate_arguments import (
     INPUTS,
     REFUSED,

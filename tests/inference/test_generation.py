@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.tail_room import SLACK
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from tests.support.greedy import generate_greedy

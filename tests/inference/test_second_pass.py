@@ -15,7 +15,7 @@ from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference import prefill
 from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch

@@ -16,8 +16,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.families.placement import check_whole, is_spread, spread_memory
+from subtoken_train.families.load import check_whole, is_spread, layout_family, load_family, spread_memory
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference import pool
 from subtoken_train.inference.batched import score_batch

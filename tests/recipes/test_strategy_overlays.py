@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.training.devices import count_devices
+from subtoken_train.training.preflight import count_devices
 from subtoken_train.training.strategies import STRATEGIES
 from tests.support.places import RECIPES, recipe
 

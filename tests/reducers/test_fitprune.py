@@ -6,7 +6,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from subtoken_train.families.shapes import shapes_digest
+from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
 from subtoken_train.reducers.staged import CutView

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.cli.main import main
-from subtoken_train.families.llava import class_attention
+from subtoken_train.families.towers import class_attention
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
 from subtoken_train.types import Region, VisualStates
@@ -180,7 +180,7 @@ def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_
     torch.testing.assert_close(states.received[0], attention[0, 0, 1:])
     torch.testing.assert_close(states.keys[0], key[0, 1:])
     assert torch.equal(states.tokens[0], hidden[feature_layer][0, 1:])
-    assert not torch.allclose(states.received[0], class_attention(last, hidden[-2])[0][0], rtol=1e-3)
+    assert not torch.allclose(states.received[0], class_attention(last.self_attn, normed)[0][0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

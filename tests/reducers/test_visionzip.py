@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.families.llava import class_attention
+from subtoken_train.families.towers import class_attention
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.types import Region, VisualStates
@@ -19,7 +19,7 @@ def test_class_attention_is_that_of_the_eager_tower(tiny_family):
     tower.set_attn_implementation("eager")
     outputs = tower(pixels, output_hidden_states=True, output_attentions=True)
     layer = tower.encoder.layers[2]
-    received, keys = class_attention(layer, outputs.hidden_states[2])
+    received, keys = class_attention(layer.self_attn, layer.layer_norm1(outputs.hidden_states[2]))
     torch.testing.assert_close(received, outputs.attentions[2][:, :, 0, 1:].sum(1))
     raw = layer.self_attn.k_proj(layer.layer_norm1(outputs.hidden_states[2])).unflatten(-1, (4, 32))
     torch.testing.assert_close(keys, raw[:, 1:].mean(2))
@@ -33,7 +33,8 @@ def test_statistics_come_from_the_layer_that_made_the_features(tiny_family):
         states = tiny_family.visual_states(batch, "received")
         made_by = {-1: 3, -2: 2}[feature_layer if isinstance(feature_layer, int) else feature_layer[-1]]
         hidden = tower(batch.pixel_values, output_hidden_states=True).hidden_states
-        received, keys = class_attention(tower.encoder.layers[made_by], hidden[made_by])
+        layer = tower.encoder.layers[made_by]
+        received, keys = class_attention(layer.self_attn, layer.layer_norm1(hidden[made_by]))
         assert torch.equal(states.received[0], received[0])
         assert torch.equal(states.keys[0], keys[0])
         assert torch.equal(states.cls[0][-128:], hidden[made_by + 1][0, 0])

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from subtoken_train.engine.modes import enable_checkpointing
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import ranked_counts

@@ -14,8 +14,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.internvl import InternVLFamily
-from subtoken_train.families.internvl import InternVLProcessor as OwnProcessor
+from subtoken_train.families.internvl.model import InternVLFamily
+from subtoken_train.families.internvl.model import InternVLProcessor as OwnProcessor
 from subtoken_train.types import Batch, Turn
 from tests.support.qwen_tiny import qwen_tokenizer
 

@@ -22,7 +22,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from checkpoints.tiny_llava import build_tokenizer
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.llava_next import LlavaNextFamily
+from subtoken_train.families.llava.next import LlavaNextFamily
 from subtoken_train.types import Batch, Turn
 
 SIDE, PATCH = 24, 8

@@ -18,8 +18,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
-from subtoken_train.families.onevision_processor import OnevisionProcessor
+from subtoken_train.families.llava.onevision import LlavaOnevisionFamily, OnevisionProcessor
 from subtoken_train.types import Turn
 from tests.support.qwen_tiny import qwen_tokenizer
 

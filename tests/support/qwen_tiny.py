@@ -22,10 +22,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.families.qwen2_5_vl import Qwen25VLFamily
-from subtoken_train.families.qwen2_vl import Qwen2VLFamily
-from subtoken_train.families.qwen3_vl import Qwen3VLFamily
-from subtoken_train.families.qwen_processor import QwenProcessor
+from subtoken_train.families.qwen_vl.model import Qwen2VLFamily, Qwen3VLFamily, Qwen25VLFamily, QwenProcessor
 from subtoken_train.types import Batch, Turn
 
 SPECIAL = (

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.run_marker import new_marker, write_run_marker
-from subtoken_train.training.run_places import place_beside
+from subtoken_train.training.run_folder import RunFolder, new_marker, place_beside, write_run_marker
 
 
 def checkpoint(folder: Path, text: str, step: int = 3) -> None:

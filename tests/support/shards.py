@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._device import _device_constructors
 
-from subtoken_train.families.cache_argument import CACHE
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 
 NAME = "shard"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from subtoken_train.families.qwen_vl import QwenVLFamily
+from subtoken_train.families.qwen_vl.model import QwenVLFamily
 from tests.support.tiny import TinyPicture
 
 FRAMES = (4, 2.0)

@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from subtoken_train.families.shapes import shapes_digest
+from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers.fitprune import PruneSchedules
 from subtoken_train.types import Identity
 from tests.support.calibration_files import written

@@ -14,8 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from subtoken_train.training.checkpoints import newest_complete, state_path
-from subtoken_train.training.interrupt import RunStopped
-from subtoken_train.training.random_state import RandomState
+from subtoken_train.training.run_checkpoints import RandomState, RunStopped
 from tests.support.toy_fit import At, Toy, fit_toy, send
 
 

@@ -15,7 +15,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.training.run_marker import new_marker, write_run_marker
+from subtoken_train.training.run_folder import new_marker, write_run_marker
 from tests.support.helpers import moved_by_fit
 from tests.support.text_families import KINDS, OWN
 

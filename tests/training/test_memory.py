@@ -17,8 +17,7 @@ from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.activation_memory import Step
-from subtoken_train.training.memory import check_strategy, estimate_memory
+from subtoken_train.training.memory import Step, check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from tests.support.helpers import save_backbone
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.kill_restart import wait_until
 from benchmarks.run_server import RunServer
 from subtoken_train.cli.main import main
-from subtoken_train.training import run_marker
+from subtoken_train.training import run_folder
 from subtoken_train.training.checkpoints import newest_complete
-from subtoken_train.training.run_marker import MARKER_FILE, RUN
+from subtoken_train.training.run_folder import MARKER_FILE, RUN
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
 
@@ -151,7 +151,7 @@ def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
 
 
 def test_kills_leave_the_old_run_and_a_second_attempt_replaces_it(tiny_run, finished, monkeypatch):
-    monkeypatch.setattr(run_marker, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.1)
     old = content(finished)
     argv = tiny_run("--overwrite", *OTHER)
     with RunServer(finished.parent / "log.txt") as server:

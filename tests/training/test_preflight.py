@@ -5,9 +5,7 @@ import torch
 
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.training.devices import count_devices
-from subtoken_train.training.nominal_prompt import layer_bands
-from subtoken_train.training.preflight import StepPlan, plan_steps
+from subtoken_train.training.preflight import StepPlan, count_devices, layer_bands, plan_steps
 
 
 def test_layer_bands_cover_every_layer_once():

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.training.checkpoint_writing import trained_shapes
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_marker import new_marker, requeued_with_work, write_run_marker
+from subtoken_train.training.run_checkpoints import trained_shapes
+from subtoken_train.training.run_folder import new_marker, requeued_with_work, write_run_marker
 from subtoken_train.training.trained_tensors import check_resumable
 from tests.support.toy_fit import Toy
 

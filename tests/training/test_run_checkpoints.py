@@ -12,9 +12,13 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch.utils.data import DataLoader
 
 from subtoken_train.training.checkpoints import incomplete, newest_complete, read_marker, state_path
-from subtoken_train.training.finiteness import weights_are_finite
-from subtoken_train.training.interrupt import CheckpointFailed, TrainingDiverged, TrainingInterrupted
-from subtoken_train.training.run_checkpoints import RunCheckpoints
+from subtoken_train.training.run_checkpoints import (
+    CheckpointFailed,
+    RunCheckpoints,
+    TrainingDiverged,
+    TrainingInterrupted,
+    weights_are_finite,
+)
 from tests.support.toy_fit import At, Toy, fit_toy, present_handlers, send
 
 

@@ -5,17 +5,24 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.outputs import whole_file
-from subtoken_train.training import run_marker
-from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.run_marker import MARKER_FILE, RUN, has_work, lock_run, new_marker, write_run_marker
-from subtoken_train.training.run_places import place_beside
+from subtoken_train.training import run_folder
+from subtoken_train.training.run_folder import (
+    MARKER_FILE,
+    RUN,
+    RunFolder,
+    has_work,
+    lock_run,
+    new_marker,
+    place_beside,
+    write_run_marker,
+)
 from tests.support.faults import die, killed
 from tests.support.run_folders import checkpoint, made_run, states
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(run_marker, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.05)
 
 
 def test_runs_without_a_marker_are_never_replaced_and_can_be_resumed(tmp_path):

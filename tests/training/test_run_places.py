@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.run_marker import has_work, read_run_marker
-from subtoken_train.training.run_places import final_names, place_beside, settle_after_kill
+from subtoken_train.training.run_folder import (
+    RunFolder,
+    final_names,
+    has_work,
+    place_beside,
+    read_run_marker,
+    settle_after_kill,
+)
 from tests.support.run_folders import begun, checkpoint, complete, kill_in, made_run, states
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import Rows
-from subtoken_train.training.step_record import StepRecord
+from subtoken_train.training.module import StepRecord
 
 WHOLE = ((1, 2, 2, 2, 4), (1, 2, 4, 0, 0))
 CUT = ((1, 2, 4), (1, 2, 4))

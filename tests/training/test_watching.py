@@ -16,7 +16,7 @@ from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.loggers import OVERVIEW
 from subtoken_train.cli.main import main
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.training.panels import throughput
 from tests.support.tiny_fits import tiny_fit
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.source import adapter_folder
+from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results.manifest import ArmFacts

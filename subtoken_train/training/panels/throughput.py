@@ -21,9 +21,8 @@ from torch import Tensor
 
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.module import StepRecord, SubTokenModule
 from subtoken_train.training.panels.readings import kind_and_layer, logs_now
-from subtoken_train.training.step_record import StepRecord
 
 _HALF_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 

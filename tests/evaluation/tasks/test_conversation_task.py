@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.families.llava_chat import LlavaChat
+from subtoken_train.families.chat import LlavaChat
 from subtoken_train.types import Turn
 from tests.support.vqa_cases import reference_cases
 

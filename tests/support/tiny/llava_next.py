@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava_next import LlavaNextFamily
+from subtoken_train.families.llava.next import LlavaNextFamily
 from tests.support.next_tiny import SIDE, SIZES, next_family
 from tests.support.tiny import TinyFamily, TinyPicture
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
+from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
 from tests.support.onevision_tiny import SIDE, onevision_family
 from tests.support.tiny import TinyFamily, TinyPicture
 

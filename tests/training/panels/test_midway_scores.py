@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from subtoken_train.cli.main import main
-from subtoken_train.training.panels.early_stopping import EarlyStoppingConfig, StopEarly
-from subtoken_train.training.panels.midway_scores import MidwayEvaluation
+from subtoken_train.training.panels.midway_scores import EarlyStoppingConfig, MidwayEvaluation, StopEarly
 from subtoken_train.training.panels.throughput import Stopwatch
 
 ALL = ["eval/accuracy", "val/loss", "val/token_accuracy"]

@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
-from subtoken_train.training.strategies import check_parts
-from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
+from subtoken_train.training.strategies import Fsdp2Strategy, check_parts
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import save_backbone
 from tests.support.qwen_tiny import qwen_family

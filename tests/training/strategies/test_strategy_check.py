@@ -10,11 +10,9 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelPa
 
 from subtoken_train.cli.main import main
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.devices import check_devices
-from subtoken_train.training.strategies import build_strategy, check_fit, check_kind, zero
-from subtoken_train.training.strategies.fsdp2 import Fsdp2Strategy
-from subtoken_train.training.strategies.zero import ZeroStrategy
-from subtoken_train.training.strategies.zero_settings import zero_settings
+from subtoken_train.training.preflight import check_devices
+from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind, zero
+from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 
 
 def refused(capsys, argv: list[str]) -> str:

@@ -21,14 +21,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from transformers import LlavaOnevisionConfig
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-from subtoken_train.families.family import Family, GivenImages
+from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, copied_bytes
-from subtoken_train.families.onevision_inputs import read_pictures, written_pictures
-from subtoken_train.families.onevision_processor import OnevisionProcessor
-from subtoken_train.families.siglip_tower import features_with_statistics, patch_features
-from subtoken_train.families.tiles import TileLayout
+from subtoken_train.families.llava.onevision_inputs import read_pictures, written_pictures
+from subtoken_train.families.llava.tiles import TileLayout
+from subtoken_train.families.towers import features_with_statistics, patch_features
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+
+
+class OnevisionProcessor(PilProcessor):
+    """Tokenizer and PIL image processor.
+
+    transformers' own processor wants a video processor, which needs torchvision. Frames go through the image processor
+    here, as the whole of a picture does; that the video processor gives the same pixels is not proven.
+    """
+
+    image_reader: ClassVar[Any] = LlavaOnevisionImageProcessorPil
+    image_token: ClassVar[str] = "<image>"
+    video_token: ClassVar[str] = "<video>"
 
 
 class LlavaOnevisionFamily(Family):

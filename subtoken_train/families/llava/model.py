@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig
 
+from subtoken_train.families.chat import LlavaChat
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, check_square, copied_bytes, mean_colour, pad_to_square
-from subtoken_train.families.llava_chat import LlavaChat
-from subtoken_train.families.text_configs import llama_config
+from subtoken_train.families.text import llama_config
+from subtoken_train.families.towers import class_attention
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
@@ -126,37 +127,16 @@ class LlavaFamily(Family):
                 f"backbone has {chosen}, {config.vision_feature_select_strategy!r}"
             )
         whole = statistics == "unsplit"
-        layer = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
-        received_IT, keys_ITd = class_attention(tower.encoder.layers[layer], states[layer], 1 if whole else None)
+        number = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
+        layer = tower.encoder.layers[number]
+        normed_INC = layer.layer_norm1(states[number])
+        received_IT, keys_ITd = class_attention(layer.self_attn, normed_INC, 1 if whole else None)
         return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
 
     def project(self, states_TC: Tensor) -> Tensor:
         """The multi-modal projector."""
         features: Tensor = self.model.model.multi_modal_projector(states_TC)
         return features
-
-
-@torch.no_grad()
-def class_attention(layer: Any, states_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
-    """Attention that the class token pays to every patch in ``layer``, and the patches' keys: what tower reducers read.
-
-    It is recomputed for one layer, so that the tower keeps its fast attention.
-
-    Args:
-        layer: a ``CLIPEncoderLayer``.
-        states_INC: its input.
-        heads: into how many queries and keys are split; None: the layer's own number.
-
-    Returns:
-        (received [I, T], summed over heads; keys [I, T, d], raw, averaged over heads), both in fp32.
-    """
-    attention, normed_INC = layer.self_attn, layer.layer_norm1(states_INC)
-    split = (attention.num_heads if heads is None else heads, -1)
-    query_IHd = attention.q_proj(normed_INC[:, 0]).unflatten(-1, split).float()
-    keys_INHd = attention.k_proj(normed_INC).unflatten(-1, split).float()
-    with torch.autocast(query_IHd.device.type, enabled=False):
-        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * query_IHd.shape[-1] ** -0.5
-    return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)
 
 
 def _published(width: int, mlp: int, layers: int, heads: int) -> LlavaConfig:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.families.family import GivenImages
-from subtoken_train.families.tile_inputs import ordered_pictures, padded_tiles
-from subtoken_train.families.tiles import TileLayout
+from subtoken_train.families.llava.tiles import TileLayout, ordered_pictures, padded_tiles
 
 IMAGE, VIDEO = 1, 2
 Row = tuple[int, int, int]

@@ -26,10 +26,9 @@ from torch import Tensor
 from transformers import InternVLConfig, InternVLVisionConfig, Qwen2Config
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
-from subtoken_train.families.family import Family, GivenImages
+from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
-from subtoken_train.families.internvl_tower import class_token_attention
-from subtoken_train.families.pil_processor import PilProcessor
+from subtoken_train.families.towers import class_attention
 from subtoken_train.forks import undoing
 from subtoken_train.types import Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
@@ -193,14 +192,15 @@ class InternVLFamily(Family):
         if batch.pixel_values is None:
             return None
         tower, calls = self.model.model.vision_tower, []
-        hook = tower.encoder.layer[-1].register_forward_pre_hook(lambda _, args: calls.append(args[0]))
+        last = tower.encoder.layer[-1]
+        hook = last.register_forward_pre_hook(lambda _, args: calls.append(args[0]))
         with undoing(hook.remove):
             hidden_INc = tower(batch.pixel_values.to(self.model.dtype)).last_hidden_state
         merged_ITC = self.merged(hidden_INc[:, 1:])
         if statistics is None:
             return VisualStates(list(merged_ITC))
         heads = 1 if statistics == "unsplit" else None
-        received_IP, keys_IPd = class_token_attention(tower.encoder.layer[-1], calls[0], heads)
+        received_IP, keys_IPd = class_attention(last.attention, last.layernorm_before(calls[0]), heads)
         received_IT = self.merged(received_IP[..., None]).mean(-1)
         keys_ITd = torch.stack(self.merged(keys_IPd).chunk(4, -1)).mean(0)
         return VisualStates(list(merged_ITC), None, list(received_IT), list(keys_ITd))

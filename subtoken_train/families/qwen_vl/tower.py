@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_window_index
 
+from subtoken_train.families.towers import received_attention
 from subtoken_train.forks import undoing
 
 
@@ -61,28 +62,6 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
             grid_I3, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
         )
     return made, per_token(received_P, window_index_T), per_token(key_PHd, window_index_T).mean(1)
-
-
-def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
-    """Attention every patch receives from its own image, summed over queries, averaged over heads, [P] in fp32.
-
-    One head of one image at a time: no tensor is larger than n x n for an image of n patches.
-
-    Args:
-        query_PHd: queries.
-        key_PHd: keys, as many heads.
-        lengths: patches of each image.
-        scale: what the products are multiplied by before the softmax.
-    """
-    queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
-    received = []
-    for query_nHd, key_nHd in zip(queries, keys, strict=True):
-        total_n = torch.zeros(len(key_nHd), device=key_nHd.device)
-        for query_nd, key_nd in zip(query_nHd.unbind(1), key_nHd.unbind(1), strict=True):
-            with torch.autocast(key_nd.device.type, enabled=False):
-                total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
-        received.append(total_n / key_nHd.shape[1])
-    return torch.cat(received)
 
 
 def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:

@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, MistralConfig
 
+from subtoken_train.families.chat import LlavaChat
 from subtoken_train.families.family import GivenImages
-from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.llava_chat import LlavaChat
-from subtoken_train.families.text_configs import llama_config, mistral_config, yi_config
-from subtoken_train.families.tile_inputs import joined_tiles, pictures_per_sample
-from subtoken_train.families.tiles import TileLayout
+from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava.tiles import TileLayout, joined_tiles, pictures_per_sample
+from subtoken_train.families.text import llama_config, mistral_config, yi_config
 from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
 
 _YI_IMAGE_TOKEN = 64000

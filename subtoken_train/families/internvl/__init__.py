@@ -1,0 +1,5 @@
+"""InternVL3."""
+
+from subtoken_train.families.internvl.model import InternVLFamily
+
+__all__ = ["InternVLFamily"]

@@ -1,0 +1,301 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL in the transformers 5 format: chat format, tower, memory.
+
+Legend: B batch, N positions, D model width, T visual tokens, C tower output width (= D here), n layers that are given
+features of their own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+from subtoken_train.families.family import PilProcessor
+from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.qwen_vl.inputs import VIDEO, VIDEO_LAYERS, QwenInputs
+from subtoken_train.families.qwen_vl.tower import tower_with_statistics
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+
+
+class QwenProcessor(PilProcessor):
+    """Tokenizer and PIL image processor, to which frames of videos are images."""
+
+    image_reader: ClassVar[Any] = Qwen2VLImageProcessorPil
+    image_token: ClassVar[str] = "<|image_pad|>"
+    video_token: ClassVar[str] = "<|video_pad|>"
+
+
+HUB = "https://huggingface.co/Qwen"
+
+
+class QwenVLFamily(QwenInputs):
+    """A ``Qwen...VLForConditionalGeneration`` behind the family interface.
+
+    Positions are mRoPE ids, made for every batch from its own visual tokens and grids: nothing is kept in the model
+    between calls.
+    """
+
+    system_text: ClassVar[str] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    """What its template writes where a conversation has no system text."""
+    auto_processor = QwenProcessor
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
+
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        r"""Qwen's ChatML with its default system text, if it has one; pictures stand where the prompt has them.
+
+        ``<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|>
+        <|vision_end|>question<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. White space beside
+        a picture is dropped. An answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
+        """
+        marker = self.processor.image_token
+        picture = f"<|vision_start|>{marker}<|vision_end|>"
+        text, spans = self.system_text, []
+        for turn in turns:
+            words = picture.join(part.strip() for part in turn.prompt.split("<image>"))
+            text += f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
+            if turn.answer is not None:
+                start = len(text)
+                text += f"{turn.answer.strip()}<|im_end|>"
+                spans.append((start, len(text)))
+                text += "\n"
+        return RenderedPrompt(text, spans, marker)
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """The tower's merged embeddings, in raster order; statistics are those of its last block (see ``qwen_tower``).
+
+        There is no class token.
+        """
+        if batch.pixel_values is None:
+            return None
+        assert batch.image_grid_I3 is not None
+        tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
+        patches, sizes = batch.pixel_values.to(tower.dtype), [self.grid_tokens(grid) for grid in grid_I3.tolist()]
+        if statistics is None:
+            made, received, keys = tower(patches, grid_thw=grid_I3), None, None
+        else:
+            made, *parts = tower_with_statistics(tower, patches, grid_I3)
+            received, keys = (list(torch.split(part, sizes)) for part in parts)
+        layers = getattr(made, "deepstack_features", None)
+        deep = None if layers is None else list(torch.split(torch.stack(list(layers)), sizes, 1))
+        return VisualStates(list(torch.split(made.pooler_output, sizes)), None, received, keys, deep)
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """Nothing to do: the tower ends in the language model's width."""
+        return states_TC
+
+    def image_bytes(self) -> int:
+        """Bytes of the nominal image's flattened patches, fp32."""
+        return int(self.visual_tokens() * self.vision.spatial_merge_size**2 * self._patch_bytes())
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Most that is live at once: the pixels (fp32 in ``pixel_bytes``) in the tower's dtype, and ``block_bytes``."""
+        patches, element = pixel_bytes // self._patch_bytes(), self.shape.element_bytes
+        return int(copied_bytes(pixel_bytes, element) + patches * self.block_bytes(element))
+
+    @abstractmethod
+    def block_bytes(self, element: int) -> int:
+        """Most that is live at once in the tower's blocks for a patch, elements being of so many bytes."""
+
+    def attention_bytes(self, channels: int, element: int) -> int:
+        """Of an attention over patches of C channels, for a patch.
+
+        Queries and keys are turned in fp32: the two copies, the turned query, and three products of the key, 4 C each,
+        beside query, key and value, the residual and the norm's output.
+        """
+        return channels * (6 * FP32_BYTES + 5 * element)
+
+    def _patch_bytes(self) -> int:
+        """A patch of flattened pixels, fp32."""
+        vision = self.vision
+        return int(FP32_BYTES * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+
+
+class Qwen2VLFamily(QwenVLFamily):
+    """``Qwen2VLForConditionalGeneration``: every block of its tower sees a whole frame; time counts layers."""
+
+    name = "qwen2_vl"
+    title = "Qwen2-VL"
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "Qwen/Qwen2-VL-2B-Instruct": lambda: _qwen2(1536, 8960, 28, 12, 2, 151936, True),
+        "Qwen/Qwen2-VL-7B-Instruct": lambda: _qwen2(3584, 18944, 28, 28, 4, 152064, False),
+    }
+    licences: ClassVar[dict[str, Licence]] = {"Qwen/Qwen2-VL-2B-Instruct": APACHE, "Qwen/Qwen2-VL-7B-Instruct": APACHE}
+    # as Qwen2.5-VL's, whose chat format it has
+    paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
+
+    def block_bytes(self, element: int) -> int:
+        """An attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
+        channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
+        return int(max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio)))
+
+
+def _qwen2(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> Qwen2VLConfig:
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
+    return Qwen2VLConfig(text_config=text, vision_config={"hidden_size": width}, tie_word_embeddings=tied)
+
+
+class Qwen25VLFamily(QwenVLFamily):
+    """``Qwen2_5_VLForConditionalGeneration``: a tower with windows, mRoPE whose time counts seconds."""
+
+    name = "qwen2_5_vl"
+    title = "Qwen2.5-VL"
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "Qwen/Qwen2.5-VL-3B-Instruct": lambda: _qwen25(2048, 11008, 36, 16, 2, 151936, True),
+        "Qwen/Qwen2.5-VL-7B-Instruct": lambda: _qwen25(3584, 18944, 28, 28, 4, 152064, False),
+    }
+    licences: ClassVar[dict[str, Licence]] = {
+        "Qwen/Qwen2.5-VL-3B-Instruct": Licence(
+            "other", "qwen-research", f"{HUB}/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"
+        ),
+        "Qwen/Qwen2.5-VL-7B-Instruct": APACHE,
+    }
+    image_inputs: ClassVar[tuple[str, ...]] = (*QwenVLFamily.image_inputs, "second_per_grid_ts")
+    # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
+    paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
+
+    def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
+        """Seconds of a video's layer; None where there is no video."""
+        depth = self.vision.temporal_patch_size
+        found = [depth / picture.fps if isinstance(picture, Video) else 0.0 for picture in pictures]
+        return torch.tensor(found) if any(found) else None
+
+    def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
+        """From ``second_per_grid_ts``, of the videos alone; a second where it was not given, as transformers reads it.
+
+        Raises:
+            ValueError: there are more or fewer of them than videos.
+        """
+        videos, given_V = kinds.count(VIDEO), given.get("second_per_grid_ts")
+        if given_V is not None and given_V.numel() != videos:
+            raise ValueError(
+                f"second_per_grid_ts has {given_V.numel()} values for {videos} videos; pass the processor's whole "
+                "output"
+            )
+        if not videos:
+            return None
+        seconds_V = iter([1.0] * videos if given_V is None else given_V.flatten().tolist())
+        return torch.tensor([next(seconds_V) if kind == VIDEO else 0.0 for kind in kinds])
+
+    def block_bytes(self, element: int) -> int:
+        """An attention's."""
+        return self.attention_bytes(self.vision.hidden_size, element)
+
+
+def _qwen25(
+    width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
+) -> Qwen2_5_VLConfig:
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
+    vision = {"hidden_size": 1280, "out_hidden_size": width, "tokens_per_second": 2}
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+class Qwen3VLFamily(QwenVLFamily):
+    """``Qwen3VLForConditionalGeneration``: deep-stacked visual features, interleaved mRoPE, q/k norms.
+
+    Features of three blocks of the tower (``deep``) are added to the visual rows after the first three decoder layers,
+    to rows that are there: what a reducer drops or evicts takes its features along. A tower reducer's merged token
+    keeps its target's. The last of the tower's blocks is where VisionZip looks, as for Qwen2.5-VL; the papers have no
+    Qwen3-VL.
+
+    Of a video each layer of two frames is a run of its own behind its time: ``<0.5 seconds><|vision_start|>...
+    <|vision_end|>``, the mean of its frames' times, as text rows. The pair of marks that the chat template writes
+    around a video stays around all of it, as transformers' processor has it since 5.0; that of 4.57 took it away.
+    """
+
+    name = "qwen3_vl"
+    title = "Qwen3-VL"
+    system_text = ""
+    least_pixels = 256 * 256
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "Qwen/Qwen3-VL-4B-Instruct": lambda: _qwen3(2560, 9728, 36, True, (1024, 4096, 24, (5, 11, 17))),
+        "Qwen/Qwen3-VL-8B-Instruct": lambda: _qwen3(4096, 12288, 36, False, (1152, 4304, 27, (8, 16, 24))),
+    }
+    licences: ClassVar[dict[str, Licence]] = {"Qwen/Qwen3-VL-4B-Instruct": APACHE, "Qwen/Qwen3-VL-8B-Instruct": APACHE}
+    # 336 x 336 scaled to 320 x 320 is 100 tokens; the same six-token question, and no system text
+    paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 12}
+
+    def frame_size(self, video: Video) -> tuple[int, int]:
+        """(height, width) in pixels, by the rule of its own video processor: all frames together are bounded."""
+        self._check_aspect(*video.size)
+        depth = int(self.vision.temporal_patch_size)
+        frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
+        high, wide = smart_resize(frames, *video.size, depth, self.unit, self.min_pixels, bound)
+        return int(high), int(wide)
+
+    def video_text(self, video: Video, tokens: int) -> str:
+        """The layers' times and placeholders."""
+        depth, last = int(self.vision.temporal_patch_size), len(video.frames) - 1
+        run = f"<|vision_start|>{self.processor.video_token * tokens}<|vision_end|>"
+        starts = range(0, len(video.frames), depth)
+        ends = [(start / video.fps, min(start + depth - 1, last) / video.fps) for start in starts]
+        return "".join(f"<{(first + end) / 2:.1f} seconds>{run}" for first, end in ends)
+
+    def video_runs(self, grid: list[int]) -> list[int]:
+        """A run per layer."""
+        return [self.grid_tokens([1, *grid[1:]])] * grid[0]
+
+    def block_bytes(self, element: int) -> int:
+        """An attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
+        channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
+        deep = len(self.vision.deepstack_visual_indexes) * self.hidden_size * element // merged
+        embedding = channels * (5 * element + 4 * FP32_BYTES)
+        return int(max(self.attention_bytes(channels, element) + deep, embedding))
+
+
+def _qwen3(
+    width: int, mlp: int, layers: int, tied: bool, tower: tuple[int, int, int, tuple[int, ...]]
+) -> Qwen3VLConfig:
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e6,
+            "mrope_section": [24, 20, 20],
+            "mrope_interleaved": True,
+        },
+    }
+    vision_width, vision_mlp, depth, deep = tower
+    vision = {
+        "hidden_size": vision_width,
+        "intermediate_size": vision_mlp,
+        "depth": depth,
+        "deepstack_visual_indexes": list(deep),
+        "out_hidden_size": width,
+    }
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)

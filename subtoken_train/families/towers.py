@@ -1,0 +1,106 @@
+"""Attention and keys of a vision tower's patches, recomputed for one layer: the rest keeps its fast attention.
+
+Families with a class token (CLIP, InternViT) read what it pays to each patch. Without one (SigLIP, Qwen) a patch counts
+by the attention that it receives from the patches of its own tile or image, summed over them and averaged over heads;
+keys are averaged over heads. For SigLIP this is our reading: VisionZip's release has no such tower.
+
+Legend: I tiles (or frames), N a class token and P patches of a tile, C width of the features, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.forks import undoing
+
+
+@torch.no_grad()
+def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
+    """Recompute the attention that the class token pays to every patch in one layer, and the patches' keys.
+
+    Args:
+        attention: CLIP's or InternViT's module of that layer.
+        normed_INC: its input, the class token first.
+        heads: number of parts to split queries and keys into; None: the layer's own number.
+
+    Returns:
+        (received [I, P], summed over heads; keys [I, P, d], raw, averaged over heads), both in fp32.
+    """
+    query_IC, keys_INC = attention.q_proj(normed_INC[:, 0]), attention.k_proj(normed_INC)
+    if hasattr(attention, "q_norm"):
+        query_IC, keys_INC = attention.q_norm(query_IC), attention.k_norm(keys_INC)
+    split = (attention.num_heads if heads is None else heads, -1)
+    query_IHd, keys_INHd = query_IC.unflatten(-1, split).float(), keys_INC.unflatten(-1, split).float()
+    with torch.autocast(query_IHd.device.type, enabled=False):
+        scores_IHN = torch.einsum("ihd,inhd->ihn", query_IHd, keys_INHd) * query_IHd.shape[-1] ** -0.5
+    return scores_IHN.softmax(-1).sum(1)[:, 1:], keys_INHd[:, 1:].mean(2)
+
+
+def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
+    """Attention every patch receives from its own image, summed over queries, averaged over heads, [P] in fp32.
+
+    One head of one image at a time: no tensor is larger than n x n for an image of n patches.
+
+    Args:
+        query_PHd: queries.
+        key_PHd: keys, as many heads.
+        lengths: patches of each image.
+        scale: what the products are multiplied by before the softmax.
+    """
+    queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
+    received = []
+    for query_nHd, key_nHd in zip(queries, keys, strict=True):
+        total_n = torch.zeros(len(key_nHd), device=key_nHd.device)
+        for query_nd, key_nd in zip(query_nHd.unbind(1), key_nHd.unbind(1), strict=True):
+            with torch.autocast(key_nd.device.type, enabled=False):
+                total_n += (query_nd @ key_nd.T * scale).softmax(-1).sum(0)
+        received.append(total_n / key_nHd.shape[1])
+    return torch.cat(received)
+
+
+@torch.no_grad()
+def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
+    """Hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
+
+    Args:
+        tower: a ``SiglipVisionModel``.
+        pixels: its input, [I, 3, height, width].
+        layers: as transformers counts them, 0 being the embeddings; negative ones from the last.
+    """
+    states = tower(pixels, output_hidden_states=layers).hidden_states
+    return torch.cat([states[layer] for layer in layers], -1)
+
+
+@torch.no_grad()
+def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``patch_features`` with the attention and keys of the layer that made them (of several, the last named).
+
+    Returns:
+        (features [I, P, C], attention received [I, P], keys [I, P, d]), the last two in fp32.
+
+    Raises:
+        ValueError: the features are the embeddings, which no layer made.
+    """
+    depth = len(tower.encoder.layers)
+    made_by = layers[-1] % (depth + 1) - 1
+    if made_by < 0:
+        raise ValueError(
+            "a reducer in the tower needs a vision_feature_layer past the embeddings; this backbone has "
+            f"{layers[-1]} of a tower of {depth} layers"
+        )
+    attention, inputs = tower.encoder.layers[made_by].self_attn, []
+    hook = attention.register_forward_pre_hook(
+        lambda _module, _args, options: inputs.append(options["hidden_states"]), with_kwargs=True
+    )
+    with undoing(hook.remove):
+        features_IPC = patch_features(tower, pixels, layers)
+    (normed_IPC,) = inputs
+    tiles, patches = normed_IPC.shape[:2]
+    heads = (attention.num_heads, attention.head_dim)
+    query_PHd, key_PHd = (part(normed_IPC).reshape(-1, *heads) for part in (attention.q_proj, attention.k_proj))
+    received_P = received_attention(query_PHd, key_PHd, [patches] * tiles, attention.scale)
+    keys_Pd = key_PHd.float().mean(1)
+    return features_IPC, received_P.view(tiles, patches), keys_Pd.view(tiles, patches, -1)
