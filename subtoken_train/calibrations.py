@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
 
 SCHEMA_VERSION = 1
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_CALIBRATION = 2**24
 """Bytes of a file; a number for every channel of every head of a model of 70 billion parameters fits."""
 
@@ -79,13 +81,13 @@ class Calibration(Generic[N]):
     data: CalibrationData
     digest: str = ""
 
-    def check_backbone(self, digest: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_backbone(self, model_type: str, digest: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` unless it was made on a backbone of this identity and these shapes."""
-        if digest != self.backbone.digest:
+        if (model_type, digest) != (self.backbone.model_type, self.backbone.digest):
             raise ValueError(
                 f"the calibration of {self.method} was made on {shown(self.backbone.path)} "
                 f"({shown(self.backbone.model_type)}, {self.backbone.digest[:12]}), and this backbone is another one "
-                f"({digest[:12]}); make its own: subtoken-train calibrate {self.method}"
+                f"({model_type}, {digest[:12]}); make its own: subtoken-train calibrate {self.method}"
             )
         self.numbers.check_shape(num_layers, num_kv_heads, head_dim)
 
@@ -134,6 +136,8 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
     header = typed(_Header, record, path)
     if header.method != method:
         raise ValueError(f"{path} is a calibration of {shown(header.method)}, not of {method}")
+    if header.data.sha256 is not None and _DIGEST.fullmatch(header.data.sha256) is None:
+        raise ValueError(f"{path}: data: sha256 is {shown(header.data.sha256)}; it must be 64 hexadecimal digits")
     try:
         numbers = typed(kind, header.numbers, "numbers")
     except ValueError as error:

@@ -57,6 +57,9 @@ CHANGES = {
     "empty rows": (lambda c: c["numbers"].update(alpha=[[], []]), "must be a table"),
     "no recent": (lambda c: c["numbers"].update(recent=0), "recent is 0; it must be 1"),
     "backbone a text": (lambda c: c.update(backbone="llama"), "backbone is 'llama'; it must be"),
+    "a digest of data that is none": (
+        lambda c: c["data"].update(sha256="x" * 64), "data: sha256 is 'x.*; it must be 64 hexadecimal digits",
+    ),
     "digest a number": (lambda c: c["backbone"].update(digest=5), "digest is 5; it must be a text"),
     "data a list": (lambda c: c.update(data=[]), r"data is \[\]"),
     "settings a list": (lambda c: c.update(settings=[1]), "settings is"),
@@ -130,11 +133,12 @@ def test_shares_that_make_no_table(keep, shares, words):
 
 def test_numbers_of_another_shape(path):
     found = read_calibration(path, "duo_attention", HeadAlphas)
-    found.check_backbone(NOBODY.digest, 2, 2, 8)
+    found.check_backbone(NOBODY.model_type, NOBODY.digest, 2, 2, 8)
     with pytest.raises(ValueError, match="alpha has 2 layers of 2 heads, and the backbone 2 of 4"):
-        found.check_backbone(NOBODY.digest, 2, 4, 8)
-    with pytest.raises(ValueError, match=r"was made on 'nowhere/model'.*make its own: subtoken-train calibrate duo"):
-        found.check_backbone("1" * 64, 2, 2, 8)
+        found.check_backbone(NOBODY.model_type, NOBODY.digest, 2, 4, 8)
+    for other in ((NOBODY.model_type, "1" * 64), ("mistral", NOBODY.digest)):
+        with pytest.raises(ValueError, match=r"was made on 'nowhere/model'.*make its own: subtoken-train calibrate d"):
+            found.check_backbone(*other, 2, 2, 8)
     with pytest.raises(ValueError, match="shares has 2 layers and the backbone 3"):
         SHARES.check_shape(3, 2, 8)
 

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     _check_options(args)
     out, source = Path(args.out), find_source(Path(args.source))
+    if source.folder.resolve() in out.resolve().parents:
+        raise ValueError(f"{out} lies inside {source.folder}, which is exported; choose a folder outside of it")
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
     recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)
     check_target(out, args.overwrite)

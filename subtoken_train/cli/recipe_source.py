@@ -171,7 +171,9 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
     """The seed, and keys and ranges of the ``trainer`` band; other bands are dataclasses that check themselves."""
     _check_sizes(content)
     seed = content.get("seed_everything")
-    if isinstance(seed, int) and not isinstance(seed, bool):
+    if isinstance(seed, bool):
+        raise ValueError(f"seed_everything is {seed}; a run has a seed: name a whole number")
+    if isinstance(seed, int):
         check_range("seed_everything", seed, 0, MAX_SEED)
     band = content.get("trainer")
     if not isinstance(band, dict):

@@ -93,6 +93,8 @@ def record_problem(row: Any, as_document: bool = False) -> str | None:
         kind = row_kind(row) if isinstance(row, dict) else None
         turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
         return f"it has no turns; {kind or turns}"
+    if not isinstance(row.get("id"), str | int | float | None) or isinstance(row.get("id"), bool):
+        return f"id is {shown(row['id'])}; a text or a number is needed"
     names = image_names(row)
     if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
         return f"image is {shown(row['image'])}; a path or a list of paths is needed"

@@ -295,8 +295,9 @@ def shapes_digest(family: Family) -> str:
 def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:
     """Raise a worded ``ValueError`` where a calibration meets another backbone than its own; None fits all."""
     if calibration is not None:
-        shape = family.shape
-        calibration.check_backbone(shapes_digest(family), shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        shape, model_type = family.shape, str(family.model.config.model_type)
+        sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        calibration.check_backbone(model_type, shapes_digest(family), *sizes)
 
 
 def check_reducer(reducer: Reducer, family: Family) -> None:

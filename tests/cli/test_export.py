@@ -248,6 +248,17 @@ def test_mistakes(run, second, root, tmp_path, capsys, source, options, words):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_adapter_is_not_exported_into_itself(run, tmp_path, capsys):
+    copy = tmp_path / "joint"
+    shutil.copytree(run, copy)
+    before = sorted(copy.rglob("*"))
+    for flags in ([], ["--overwrite"]):
+        assert "adapter, which is exported; choose a folder outside of it" in refused(
+            capsys, copy, copy / "adapter/inner", *flags
+        )
+    assert sorted(copy.rglob("*")) == before
+
+
 def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     copy = tmp_path / "joint"
     shutil.copytree(run, copy)

@@ -14,6 +14,7 @@ RECIPE = recipe("tiny_fastv25_s16k4")
 STARTED = "training would start here"
 REFUSED = [
     "--seed_everything=-1",
+    "--seed_everything=false",
     "--seed_everything=99999999999",
     "--output_dir.x=1",
     "--model.backbone.max_pixels=-1",

@@ -89,6 +89,13 @@ def test_a_broken_record_is_named_with_its_file(tmp_path, message):
         InstructionRecords(path)
 
 
+@pytest.mark.parametrize("name", [{"a": 1}, ["a"], True])
+def test_an_id_that_names_nothing(tmp_path, name):
+    path = write(tmp_path, [{"id": name, "conversations": TEXT}])
+    with pytest.raises(ValueError, match=re.escape(f"id is {name!r}; a text or a number is needed")):
+        InstructionRecords(path)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -53,7 +53,7 @@ def make(draw: random.Random, place: Place) -> Case:
         content, what, expect = _damage(draw, path)
         path.write_bytes(content)
     files: dict[str, str | bytes | None] = {}
-    if kind == "file" and name == "mme" and what == "absent":  # the questions of one picture, of which there may be any
+    if (layout, name, kind, what) == ("own", "mme", "file", "absent"):  # one picture's questions; any may be there
         expect, files = Expect.TAKEN, {f"{name}/{path.relative_to(folder)}": None}
     told = f"{name} {path.relative_to(folder)}: {what}"
     if draw.random() < 0.3:

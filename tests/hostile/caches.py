@@ -51,7 +51,10 @@ FORM = Format(
         "model.backbone.path": lambda value: isinstance(value, str),
         "model.backbone.revision": lambda value: value is None or isinstance(value, str),
     },
-    unsaid=("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
+    unsaid=(
+        *("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
+        *("packed.layers.*.blocks.*.page_size", "packed.layers.*.blocks.*.page_count"),  # null, or gone: no pages
+    ),
     exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
 )
 

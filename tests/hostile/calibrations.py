@@ -37,6 +37,7 @@ OWN: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {
 }
 FORM = Format(
     more=("settings",),
+    optional=("settings.*",),  # how it was made, for the reader
     legal={
         "settings.*": lambda value: True,  # of the method's own kinds
         "backbone.path": lambda value: isinstance(value, str),

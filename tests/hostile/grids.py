@@ -65,7 +65,7 @@ FORM = Format(
         "tasks": lambda value: isinstance(value, list) and len(value) > 1,
     },
     exact=("tasks.0.name",),
-    unsaid=("arms.0.backbone",),  # an adapter names its own
+    unsaid=("arms.0.backbone", "batch_size"),  # an adapter names its own; samples at a time have a default
 )
 Grid = dict[str, Any]
 Spoilt = tuple[Any, str, Expect]

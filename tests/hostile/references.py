@@ -65,7 +65,8 @@ def same(
     copies, files = list(place.copies), dict(files or {})
 
     def difference(answer: Answer) -> str | None:
-        key = tuple(words), tuple(copies), tuple(sorted((name, _digest(content)) for name, content in files.items()))
+        others = tuple(sorted((name, _digest(content)) for name, content in files.items()))
+        key = tuple(words), tuple(copies), others, tuple(writes)
         if key not in _results:
             _results[key] = _twin(place, list(words), copies, files, writes)
         right = _results[key]

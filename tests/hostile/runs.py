@@ -15,6 +15,7 @@ import torch
 
 from tests.hostile.case import Case, Expect, Place
 from tests.hostile.known import Format, change, damage, parsed_json, parsed_yaml
+from tests.hostile.recipes import FORM as OF_RECIPE
 from tests.hostile.references import same
 from tests.hostile.tensor_files import Touch, canary_pickle
 from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file, shown, written
@@ -29,7 +30,6 @@ INVALID_MARKER: dict[str, tuple[Any, ...]] = {
 
 
 FORM = Format(exact=("schema_version", "trained.*.*"))
-OF_RECIPE = Format()
 TENSORS = ("adapter_model.safetensors", "router.safetensors")
 PASSED_OVER = "the state has a part of Lightning's that a run which has reached its end may do without"
 BETWEEN = "what lies between the members of the archive means nothing, and torch may stumble over it or not"

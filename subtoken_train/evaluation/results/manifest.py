@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
 _WRITTEN = {
+    "backbone": re.compile(r".*\S.*", re.DOTALL),
     "reducer": re.compile(r"-|\w+ \d+(\.\d+)?(e-\d+)?"),
     "groups": re.compile(r"-|S\d+K\d+ \w+"),
     "eviction": re.compile(r"\S.*"),

@@ -18,17 +18,21 @@ def benchmark_text(path: Path) -> str:
     """The content of a text file.
 
     Raises:
-        ValueError: the file is missing or not UTF-8.
+        ValueError: the file is missing or not UTF-8, or holds a NUL, which no text does.
     """
     try:
         if (size := check_regular(path)) > MAX_TEXT:
             raise ValueError(f"{path} has {size:,} bytes; at most {MAX_TEXT:,} are read")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ValueError(f"{path}, line {line}: holds a NUL character, so it is no text; {CUT_OFF}")
+    return text
 
 
 def benchmark_json(path: Path) -> Any:

@@ -144,6 +144,14 @@ def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
     assert {row["adapter"] for row in rows if row["arm"] == "arm"} == {shown}
 
 
+@pytest.mark.parametrize("name", ["", " ", "\n"])
+def test_a_manifest_without_a_backbone(results, name):
+    path = results / "arm" / "fake" / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "arm": {**content["arm"], "backbone": name}}))
+    assert f"arm: backbone is {name!r}, which 'subtoken-train evaluate' does not write" in str(report(results))
+
+
 def test_answers_whose_manifest_is_gone_are_not_left_out(results):
     (results / "arm" / "fake" / "manifest.json").unlink()
     assert "arm/fake holds answers and no manifest.json" in str(report(results))

@@ -36,6 +36,7 @@ def test_json_lines_with_their_places(write):
         ('{"a": 1}\n[1]\n', r"file\.txt, line 2: a JSON object is wanted, got \[1"),
         ('{"a": 1}\n{"b": 1}\n', r"file\.txt, line 2: no column a; it has b"),
         (b'{"a": 1}\n{"a": "\xff"}\n', r"file\.txt, line 2: not UTF-8"),
+        ('{"a": 1}\n{"a": "\0"}\n', r"file\.txt, line 2: holds a NUL character, so it is no text; the file may be"),
     ],
 )
 def test_bad_json_lines(write, text, message):
