@@ -59,8 +59,7 @@ from subtoken_train.ledger.kv_budget import KVBudget, geometry
 from subtoken_train.ledger.ledger import Ledger, nominal_ledger
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import Reducer
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.types import Fill
 
 FOLDER = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ from torch import Tensor
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family, shapes_digest
-from subtoken_train.functional.digests import digest_tensor
+from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.typed import shown
 from subtoken_train.types import Identity
 

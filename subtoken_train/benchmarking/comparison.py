@@ -27,8 +27,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import Reducer
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, in_compressed_region
 

@@ -115,7 +115,7 @@ def anchor_text(source: Path, target: Path) -> str:
 
 def _matched(cli: RecipeCLI) -> Reducer:
     """Return the anchor's reducer; a backbone is only laid out where its depth or a prompt's length matters."""
-    from subtoken_train.reducers.matched import matched_reducer
+    from subtoken_train.reducers.base import matched_reducer
     from subtoken_train.training.preflight import lay_out, nominal_prompt
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config

@@ -22,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
-from subtoken_train.functional.fused_attention import fused_attention
+from subtoken_train.functional.causal_attention import fused_attention
 
 NAME = "subtoken_mixed_heads"
 """Of the attention function in transformers' table."""

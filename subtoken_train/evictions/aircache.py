@@ -28,7 +28,8 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import Blocks, column_sums, last_marked, task_rows
+from subtoken_train.evictions.observers import Blocks, column_sums, task_rows
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 
 Window = Literal["elite", "last", "text", "visual"]

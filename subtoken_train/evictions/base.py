@@ -22,9 +22,9 @@ from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
-from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.online_views import Online
 from subtoken_train.evictions.task_plan import TaskPlan
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
 

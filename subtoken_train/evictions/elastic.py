@@ -20,7 +20,8 @@ from typing import ClassVar
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import column_sums, last_marked
+from subtoken_train.evictions.observers import column_sums
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 
 

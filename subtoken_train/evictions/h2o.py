@@ -24,9 +24,8 @@ from torch import Tensor
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups
+from subtoken_train.evictions.observers import GroupReduction, check_window, column_sums, over_groups, share_of
 from subtoken_train.evictions.online_views import Online
-from subtoken_train.evictions.recent_window import check_window, share_of
 
 
 @dataclass(frozen=True)

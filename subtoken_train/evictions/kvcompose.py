@@ -31,11 +31,10 @@ from torch import Tensor
 
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.budgets import competing_counts
+from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
 from subtoken_train.evictions.online_views import Online
-from subtoken_train.evictions.pools import aligned, pooled_counts, pooled_head_counts, score_curves
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.budgets import pooled_head_counts
 from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import column_largest, over_groups
-from subtoken_train.evictions.pools import pooled_head_counts
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.types import Region, in_compressed_region
 

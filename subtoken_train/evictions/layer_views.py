@@ -13,9 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.observers import last_marked
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
-from subtoken_train.functional.gather import kept_index, take_rows
+from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.functional.window import SlidingWindow
 from subtoken_train.types import Region

@@ -1,4 +1,8 @@
-"""What several eviction methods read of the attention: the rows that ask about the prompt's body, and sums over rows.
+"""Parts of the attention that several eviction methods read: rows that ask about the prompt's body, windows, sums.
+
+An observation or recent window is a number of entries or a share of the budget. A window of a fixed length leaves
+nothing to choose where the budget is no longer than it: at 1 % of 2,000 entries a window of 64 is all that stays.
+VL-Cache (section 5) therefore fixes the window of every method that it compares at 10 % of the budget.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
 """
@@ -11,6 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.functional.gather import last_marked
+from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.types import Region, in_compressed_region
 
 GroupReduction = Literal["mean", "max"]
@@ -37,11 +44,6 @@ def unasked(regions_BN: Tensor) -> Tensor:
 
 def _after_body(regions_BN: Tensor) -> Tensor:
     return (regions_BN != Region.PADDING) & (in_compressed_region(regions_BN).flip(-1).cumsum(-1).flip(-1) == 0)
-
-
-def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
-    """The last ``count_B1`` of the marked places of each sample, bool [B, N]; all of them where there are fewer."""
-    return marked_BN & (marked_BN.flip(-1).cumsum(-1).flip(-1) <= count_B1)
 
 
 def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
@@ -78,3 +80,33 @@ def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean")
     batch, heads, length = scores_BHN.shape
     grouped = scores_BHN.view(batch, kv_heads, heads // kv_heads, length)
     return grouped.mean(2) if how == "mean" else grouped.amax(2)
+
+
+def check_window(method: str, window: object, least: int) -> None:
+    """Raise a worded ``ValueError`` unless a window is a whole number of entries or a share between 0 and 1.
+
+    Args:
+        method: its name, for the message.
+        window: what was written; types are strict: ``64.0``, ``true`` and ``1.0`` are none.
+        least: smallest number of entries.
+    """
+    entries = type(window) is int and window >= least
+    if not entries and not (type(window) is float and 0 < window < 1):
+        raise ValueError(
+            f"{method} window={window!r} must be {least} or more entries, a whole number, or a share of the budget "
+            "between 0 and 1, for instance 0.1"
+        )
+
+
+def share_of(count_B: Tensor, share: float) -> Tensor:
+    """Return a share of whole numbers, int64, rounded down as the decimal that was written."""
+    part = exact(share)
+    return count_B * part.numerator // part.denominator
+
+
+def window_length(view: LayerView, window: float) -> int | Tensor:
+    """Return the entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
+    if isinstance(window, int):
+        return window
+    assert view.budget is not None
+    return share_of(view.budget(), window).clamp(min=1)[:, None]

@@ -27,9 +27,8 @@ from torch.nn import functional as F
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import GroupReduction, over_groups
+from subtoken_train.evictions.observers import GroupReduction, check_window, over_groups, window_length
 from subtoken_train.evictions.online_views import Online
-from subtoken_train.evictions.recent_window import check_window, window_length
 from subtoken_train.functional.gather import kept_index
 
 Pooling = Literal["avg", "max"]

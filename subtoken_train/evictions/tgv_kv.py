@@ -38,7 +38,8 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import column_sums, last_marked, task_rows
+from subtoken_train.evictions.observers import column_sums, task_rows
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 
 Budgets = Literal["TV", "VV", "TT", "uniform"]

@@ -19,8 +19,8 @@ import torch
 
 from subtoken_train.evictions.base import Eviction, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.online_views import Online
+from subtoken_train.functional.gather import last_marked
 
 
 @dataclass(frozen=True)

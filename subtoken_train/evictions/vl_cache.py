@@ -29,8 +29,8 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.observers import Blocks, last_marked, over_groups, task_rows
-from subtoken_train.evictions.recent_window import share_of
+from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
+from subtoken_train.functional.gather import last_marked
 
 Window = Literal["post_vision", "last"]
 Budgets = Literal["sparsity", "uniform", "pyramid"]

@@ -1,7 +1,18 @@
-"""Causal attention of rows that stand at the end of what they see, without a mask of all rows against all columns.
+"""Causal attention through torch's fused kernels, without a mask of all rows against all columns.
 
-Where all that stands before a row is seen there is no mask at all; else one of a block of rows. On a CPU rows that
-stand after others have one too: no kernel there knows where they stand.
+Rows stand at the end of what they see. Where a row sees everything before it there is no mask at all; otherwise one
+block of rows has a mask at a time. On a CPU, rows that stand after others have one too: no kernel there knows their
+places.
+
+A fused CUDA kernel is flash, or the memory-efficient one; where neither takes a call, torch computes a matrix of all
+rows against all columns. The rule for which calls they take is torch's (2.13:
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); a CPU build cannot be asked, so it is written down here. In
+short: flash takes half precision without a mask, and shares a key head between query heads; the memory-efficient kernel
+takes masks and fp32 too, and needs a key head for every query head. A CPU gives the same numbers either way.
+
+cuDNN's kernel, which builds of torch may have and prefer on some GPUs, is not counted on: it takes masks and shared key
+heads in half precision, so it may serve calls that are said here to fall to the matrix. GPUs are not told apart:
+Ampere and later are meant. An older one has no flash, and computes grouped heads as a matrix.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, d head width.
 """
@@ -11,10 +22,91 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
-from subtoken_train.functional.fused_attention import fused_attention, shared_heads
 from subtoken_train.functional.window import SlidingWindow
+
+HALF = (torch.float16, torch.bfloat16)
+FLASH_WIDTH = 256  # widest head that flash computes
+FLASH_TRAINED = 192  # and whose gradient it computes on every GPU
+ALIGNED = 16  # bytes of which a head's width is a multiple for the memory-efficient kernel
+
+
+def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool = False) -> tuple[str, ...]:
+    """Kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
+
+    Args:
+        query_BHqd: queries.
+        key_BhKd: keys, of fewer heads where query heads share them.
+        value_BhKd: values.
+        masked: whether there is a mask; else the call is causal, or nothing is hidden.
+    """
+    dtype = _computed_in(query_BHqd)
+    widths = {x.shape[-1] for x in (query_BHqd, key_BhKd, value_BhKd)}
+    trained = torch.is_grad_enabled() and any(x.requires_grad for x in (query_BHqd, key_BhKd, value_BhKd))
+    widest = FLASH_TRAINED if trained else FLASH_WIDTH
+    found = []
+    if not masked and dtype in HALF and len(widths) == 1 and max(widths) <= widest:
+        found.append("flash")
+    known, own_heads = dtype in (*HALF, torch.float32), query_BHqd.shape[1] == key_BhKd.shape[1]
+    if known and own_heads and query_BHqd.shape[-1] == key_BhKd.shape[-1]:
+        found += ["efficient"] * all(width * dtype.itemsize % ALIGNED == 0 for width in widths)
+    return tuple(found)
+
+
+def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+    """Keys and values as they are where flash takes the call, else each once for every query head that reads it."""
+    shares = query_BHqd.shape[1] // key_BhKd.shape[1]
+    if shares == 1 or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
+        return key_BhKd, value_BhKd
+    key, value = (x[:, :, None].expand(-1, -1, shares, -1, -1).flatten(1, 2) for x in (key_BhKd, value_BhKd))
+    return key, value
+
+
+def fused_attention(
+    query_BHqd: Tensor,
+    key_BhKd: Tensor,
+    value_BhKd: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of q rows to K columns, [B, H, q, d].
+
+    Args:
+        query_BHqd: queries.
+        key_BhKd: keys; query head i reads key head i // (H / h).
+        value_BhKd: values.
+        scale: factor of the scores.
+        mask: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
+            each sees itself and all before it.
+        dropout: of the probabilities.
+    """
+    rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
+    key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, mask is not None)
+    query, bias = query_BHqd, mask
+    if mask is None and rows < columns:
+        # this bias calls the kernels by their names, below autocast
+        query, key, value = (x.to(_computed_in(query_BHqd)) for x in (query, key, value))
+        bias = causal_lower_right(rows, columns)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        bias,
+        dropout_p=dropout,
+        is_causal=bias is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _computed_in(query: Tensor) -> torch.dtype:
+    """The dtype that attention runs in: autocast's where it is on."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
 
 @dataclass(frozen=True)

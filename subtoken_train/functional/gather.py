@@ -1,6 +1,6 @@
-"""Selecting rows per sample, and choosing the best of a marked set.
+"""Rows of each sample: choosing the best or the last of a marked set, taking them, their mean.
 
-Legend: B batch, N positions before, M positions after.
+Legend: B batch, N positions before, M positions after, D width.
 """
 
 from __future__ import annotations
@@ -58,3 +58,23 @@ def take_rows(tensor: Tensor, index_BM: Tensor) -> Tensor:
 def count_positions(visible_BN: Tensor) -> Tensor:
     """Position ids [B, N] that count real tokens only, whatever the padding side."""
     return (visible_BN.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
+    """Mean over the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked.
+
+    A gradient flows to the marked rows.
+
+    Args:
+        rows_BND: floating point.
+        mask_BN: bool.
+    """
+    weight_BN = mask_BN.float()
+    with torch.autocast(rows_BND.device.type, enabled=False):
+        sum_BD = (weight_BN[:, None] @ rows_BND.float()).squeeze(1)
+    return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)
+
+
+def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
+    """The last ``count_B1`` of the marked places of each sample, bool [B, N]; all of them where there are fewer."""
+    return marked_BN & (marked_BN.flip(-1).cumsum(-1).flip(-1) <= count_B1)

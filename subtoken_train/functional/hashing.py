@@ -1,4 +1,4 @@
-"""Stateless pseudo-random numbers from integer keys.
+"""Hashes: pseudo-random numbers from integer keys, and tensors in a digest.
 
 The random controls must draw the same numbers for a sample whatever batch it stands in, and again when a layer is
 recomputed under gradient checkpointing: so they are a hash of (seed, sample, layer, position, group), not a stream.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 
 # Odd 64-bit constants of the splitmix64 finaliser, as signed integers; int64 products wrap, which is what is wanted.
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
@@ -32,3 +37,9 @@ def uniform_hash(*keys: Tensor | int) -> Tensor:
 def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
     """One int64 key per sample, [B], from the records' own names."""
     return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)
+
+
+def digest_tensor(digest: _Hash, name: str, tensor: Tensor) -> None:
+    """Let a digest read a tensor: its name, dtype, shape and bytes, wherever it lies."""
+    digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+    digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

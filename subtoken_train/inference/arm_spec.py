@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
-from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.notation import innermost
+from subtoken_train.evictions import build_eviction, innermost
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.inference.compression import Compression, parse_keep
 from subtoken_train.inference.model import SubTokenModel

@@ -34,7 +34,7 @@ from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.functional.digests import digest_tensor
+from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import BITS, Compression, method_record, settings_record
 from subtoken_train.inference.text_prompts import QuestionFrame

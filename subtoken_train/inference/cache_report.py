@@ -16,8 +16,7 @@ from subtoken_train.cache.by_sample import sample_shares, vector_bytes
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.observers import last_marked
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.ledger import Ledger

@@ -22,9 +22,9 @@ from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.layer_views import Scope
-from subtoken_train.evictions.observers import last_marked
 from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.reducers.base import Reducer

@@ -19,10 +19,9 @@ from torch import Tensor
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.layer_views import LayerView, TaskView
-from subtoken_train.evictions.observers import last_marked
 from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.functional.groups import expand_group_mask
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression

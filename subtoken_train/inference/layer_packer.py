@@ -31,8 +31,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.plan_marks import RowCounts, plan_marks, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
-from subtoken_train.evictions.observers import last_marked
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.functional.key_channels import best_channels, key_energy, query_energy
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device

@@ -1,4 +1,4 @@
-"""What a token reducer is. Reducers are gradient-free, and read prompt tokens only.
+"""Base classes of token reducers. Reducers are gradient-free, and read prompt tokens only.
 
 Legend: B batch, N positions, D model width.
 """
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
+from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import (
+    KVBudget,
     check_keep_ratio,
     count_words,
     exact,
@@ -24,8 +26,65 @@ from subtoken_train.ledger.kv_budget import (
     matched_count,
     ratio_above_cut,
 )
-from subtoken_train.reducers.keeping import keep_ranked
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
+
+
+def keep_ranked(
+    scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool, merges: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The best visual tokens of each sample and all other real ones; see ``RankingReducer.select``.
+
+    Args:
+        scores_BN: the highest stay; ties go to the lower index.
+        regions_BN: ``Region`` codes.
+        read_BN: rows that a token is read from; visual ones stay, inside the budget.
+        count_B: visual tokens that stay, int64.
+        ranks: whether ranks are asked for.
+        merges: whether what is dropped goes on as one token.
+    """
+    visual_BN = regions_BN == Region.VISUAL
+    read_BN = visual_BN & read_BN
+    count_B = torch.maximum(count_B, read_BN.sum(-1))
+    kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
+    keep_BN = kept_visual_BN | (~visual_BN & (regions_BN != Region.PADDING))
+    rank_BN = rank_candidates(scores_BN, kept_visual_BN) if ranks else None
+    if not merges:
+        return keep_BN, rank_BN, None
+    slot_BN = merge_slot(scores_BN, kept_visual_BN, kept_visual_BN & ~read_BN, visual_BN)
+    joins_BN = merge_joins(slot_BN, visual_BN & ~kept_visual_BN)
+    return keep_BN, None if rank_BN is None else last_ranked(rank_BN, kept_visual_BN, slot_BN), joins_BN
+
+
+def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: Tensor) -> Tensor:
+    """The row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of those that may.
+
+    It is the best of what one token fewer would drop. No row where nothing is dropped, and where every row that stays
+    is one that a token is read from.
+
+    Args:
+        scores_BN: of the ranking.
+        kept_BN: visual tokens that stay, bool.
+        free_BN: those among them that may become a mean, bool.
+        visual_BN: all visual tokens, bool.
+    """
+    place_BN = rank_candidates(scores_BN, free_BN)
+    dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
+    return free_BN & (place_BN == free_BN.sum(-1, keepdim=True) - 1) & dropped_B1
+
+
+def merge_joins(slot_BN: Tensor, dropped_BN: Tensor) -> Tensor:
+    """The row that each row joins, int64 [B, N]: of dropped ones the sample's slot, where it has one; else itself."""
+    rows_BN = torch.arange(slot_BN.shape[1], device=slot_BN.device).expand(slot_BN.shape)
+    goes_BN = dropped_BN & slot_BN.any(-1, keepdim=True)
+    return torch.where(goes_BN, slot_BN.long().argmax(-1, keepdim=True), rows_BN)
+
+
+def last_ranked(rank_BN: Tensor, kept_BN: Tensor, slot_BN: Tensor) -> Tensor:
+    """The ranks of the kept tokens with the merged one as their last, int64 [B, N]; the others' order stays."""
+    slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
+    closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
+    return torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
+
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
@@ -290,3 +349,30 @@ class TowerReducer(Reducer, ABC):
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
+
+
+def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:
+    """Return the same reducer at the keep ratio that the ledger solves for, its counts rounded up from the arm's.
+
+    It holds the arm's bytes and less than a token more, at every length; what an arm stores once per sample is paid for
+    at ``tokens``. Layers below its first cut hold every token with every group, in both arms.
+
+    Args:
+        reducer: of the routed arm.
+        routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
+        num_layers: of the model.
+        tokens: of a sample before the reducer; read where the arm stores something once per sample.
+
+    Raises:
+        ValueError: there is none: no token reducer, or one whose count is not fixed.
+    """
+    if reducer.name == "none":
+        raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
+    reducer.check_anchor()
+    whole = KVBudget(key_channels=routed.key_channels)
+    routed = replace(routed, keep_ratio=1.0)
+    per_token = routed.exact_total / whole.exact_total
+    beside = (routed.total_of(tokens) - routed.exact_total) / whole.exact_total
+    below = Fraction(reducer.cut_layer(num_layers), num_layers)
+    share = below + (reducer.mean_share(num_layers) - below) * per_token + (1 - below) * beside
+    return reducer.at_share(share, num_layers)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
-from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage
-from subtoken_train.reducers.keeping import keep_ranked
+from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
 from subtoken_train.types import Region, TowerStatistics
 
 AttentionBlocks = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]

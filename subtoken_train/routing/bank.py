@@ -26,17 +26,89 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
+from subtoken_train.functional.gather import masked_mean
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
-from subtoken_train.functional.masked_mean import masked_mean
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
-from subtoken_train.routing.features import FeatureMap
-from subtoken_train.routing.fill import LearnedFill, fill_of
-from subtoken_train.routing.gate import ValueGate
+from subtoken_train.routing.linear import fp32_linear, init_router
 from subtoken_train.routing.output_norm import OutputNorms
 from subtoken_train.routing.state import RoutingState
+from subtoken_train.types import Fill
+
+
+class ValueGate(nn.Module):
+    """One layer's factor 2 * sigmoid(beta * logit) on kept groups, with one learned number beta.
+
+    beta starts at 0, where the factor is 1 exactly: gated values are what is cached, and neutral settings stay exact.
+    It costs no byte and nothing in decoding, and it saves none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.zeros(1, dtype=torch.float32))
+
+    def forward(self, logits_BNS: Tensor) -> Tensor:
+        """Factors [B, N, S] in fp32, between 0 and 2."""
+        return 2 * torch.sigmoid(self.beta.float() * logits_BNS)
+
+
+class LearnedFill(nn.Module):
+    """One layer's vector; it starts at 0, where a dropped group reads as zero."""
+
+    def __init__(self, value_dim: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(value_dim, dtype=torch.float32))
+
+    def forward(self) -> Tensor:
+        """The vector, [1, V] in fp32."""
+        return self.vector.float()[None]
+
+
+def fill_of(kind: Fill, value_BNV: Tensor, routed_BN: Tensor, learned: nn.Module | None) -> Tensor | None:
+    """What dropped groups of a layer read as, [B, V] or [1, V] in fp32; None: zero.
+
+    Args:
+        kind: of the routing.
+        value_BNV: the value projection's output; a mean's gradient flows to it.
+        routed_BN: tokens that are routed, bool; a sample without one has the mean 0.
+        learned: the layer's own vector, under ``learned``.
+    """
+    if kind == "zero":
+        return None
+    if kind == "mean":
+        return masked_mean(value_BNV, routed_BN)
+    assert learned is not None
+    filled: Tensor = learned()
+    return filled
+
+
+class FeatureMap(nn.Module):
+    """One layer's learned linear map from features of a token to logits (ours), drawn from N(0, 0.02), without a bias.
+
+    ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the attention that the
+    query's rows pay the token in that layer, the mean over rows and heads, one number. Both are standardised over the
+    routed tokens of a sample and have no gradient: a router learns to read them, and nothing to make them.
+    """
+
+    def __init__(self, config: RoutingConfig) -> None:
+        super().__init__()
+        self.names = config.features
+        sizes = {"norm": config.num_groups, "attention": 1}
+        self.map = nn.Linear(sum(sizes[name] for name in self.names), config.num_groups, bias=False)
+        init_router(self)
+
+    def forward(self, view: SelectorInput, routed_BN: Tensor) -> Tensor:
+        """What is added to a router's logits, [B, N, S] in fp32; ``routed_BN`` are the tokens that are compared."""
+        found = []
+        for name in self.names:
+            if name == "norm":
+                raw = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
+            else:
+                raw = view.query_attention()[..., None]
+            found.append(standardised_log(raw, routed_BN))
+        return fp32_linear(self.map, torch.cat(found, -1))
 
 
 class RouterBank(nn.Module):

@@ -32,7 +32,7 @@ from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import matched_reducer
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Batch
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction, compactor
+from subtoken_train.evictions.compactor import gaussian_sketch, leverage_scores, standardised
 from subtoken_train.evictions.layer_views import LayerView
-from subtoken_train.functional.leverage import gaussian_sketch, leverage_scores, standardised
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction
+from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.notation import notation_names
 from subtoken_train.types import Region
 from tests.support.prompt_views import (
     PROMPTS,

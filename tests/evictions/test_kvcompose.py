@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Candidates, LayerScores
+from subtoken_train.evictions.budgets import score_curve
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
     first_is_largest,
     token_scores,
 )
-from subtoken_train.evictions.pools import score_curve
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from tests.support.golden_record import record

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from subtoken_train.evictions.base import Candidates, LayerScores, keep_best_entries
+from subtoken_train.evictions.budgets import pooled_counts, score_curve
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzip, repeated_context
 from subtoken_train.evictions.layer_views import LayerView, TaskView
-from subtoken_train.evictions.pools import pooled_counts, score_curve
 from tests.support.golden_cases import close, load
 from tests.support.golden_record import record
 from tests.support.helpers import random_mask, random_scores

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, setting_fields
+from subtoken_train.evictions import (
+    DEEPEST,
+    EVICTIONS,
+    WRAPPERS,
+    build_eviction,
+    innermost,
+    notation_names,
+    setting_fields,
+)
 from subtoken_train.evictions.ada import Ada
 from subtoken_train.evictions.critical import CriticalKV
-from subtoken_train.evictions.notation import DEEPEST, innermost, notation_names
 from subtoken_train.evictions.snapkv import SnapKV
 
 

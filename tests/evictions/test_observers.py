@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.observers import column_sums, last_marked, over_groups, task_rows, unasked
+from subtoken_train.evictions.observers import column_sums, over_groups, task_rows, unasked
 from subtoken_train.functional.attention_statistics import attention_blocks
+from subtoken_train.functional.gather import last_marked
 from tests.support.helpers import random_mask, random_scores
 from tests.support.prompt_views import PROMPTS, dense_attention
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.pools import pooled_counts, score_curve
+from subtoken_train.evictions.budgets import pooled_counts, score_curve
 from tests.support.helpers import random_mask, random_scores
 
 

@@ -5,7 +5,7 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import base, build_eviction
-from subtoken_train.evictions.recent_window import share_of
+from subtoken_train.evictions.observers import share_of
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from tests.support.helpers import compress

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from subtoken_train.functional.density_clusters import densities, density_clusters, distances
+from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
 from tests.support.helpers import random_scores
 from tests.support.plain_merging import clusters_by_loop
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from subtoken_train.functional.leverage import JITTER, gaussian_sketch, leverage_scores, standardised
+from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores, standardised
 
 
 def test_equal_to_the_diagonal_of_the_projection():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.masked_mean import masked_mean
+from subtoken_train.functional.gather import masked_mean
 from tests.support.helpers import random_mask, random_scores
 
 

@@ -12,7 +12,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import matched_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import text_batch, text_family

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine import attention
 from subtoken_train.evictions import build_eviction
-from subtoken_train.functional.fused_attention import fused_kernels
+from subtoken_train.functional.causal_attention import fused_kernels
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill

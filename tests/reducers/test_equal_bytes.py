@@ -11,8 +11,7 @@ import torch
 from subtoken_train.engine.reduction import images_of_samples
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import REDUCERS, build_reducer
-from subtoken_train.reducers.base import TowerReducer
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import TowerReducer, matched_reducer
 from subtoken_train.types import VisualStates
 from tests.support.helpers import unread
 

@@ -7,7 +7,7 @@ import pytest
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import matched_reducer
 
 S16K4 = KVBudget(1.0, 16, 4)
 SHAPE = KVShape(16, 4, 64)

@@ -15,7 +15,7 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.keeping import keep_ranked
+from subtoken_train.reducers.base import keep_ranked
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support import truth_cells

@@ -14,7 +14,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.routing import RoutingConfig, build_selector
-from subtoken_train.routing.features import FeatureMap
+from subtoken_train.routing.bank import FeatureMap
 from subtoken_train.types import Region
 from tests.routing.test_bank import masks_of, with_other_tokens
 from tests.routing.test_selectors import GROUPS, WIDTH, look

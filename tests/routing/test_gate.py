@@ -12,7 +12,7 @@ from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.gate import ValueGate
+from subtoken_train.routing.bank import ValueGate
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, random_scores
 

@@ -16,8 +16,7 @@ from functools import partial
 from subtoken_train.evaluation.runner.arms import Arm, arm_name, describe_arm
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.reducers.base import Reducer
-from subtoken_train.reducers.matched import matched_reducer
+from subtoken_train.reducers.base import Reducer, matched_reducer
 
 SUFFIX = "untrained_anchor"
 WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
