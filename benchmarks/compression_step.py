@@ -38,7 +38,7 @@ from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "benchmarks/README.md"
+RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "docs/speed.md"
 START, END = "<!-- compression_step:start -->", "<!-- compression_step:end -->"
 ENTRIES, KV_HEADS, KEPT = 8192, 2, 0.5
 CASES: dict[str, tuple[dict[str, Any], int]] = {

@@ -119,7 +119,7 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table of ``benchmarks/README.md``."""
+    """Make the table of ``docs/speed.md``."""
     columns = (
         "attention_vs_sdpa",
         "attention_vs_token_only",

@@ -2,7 +2,7 @@
 
     subtoken-train data scenes
     python -m benchmarks.eviction_accuracy              # records in benchmarks/results/eviction
-    python -m benchmarks.eviction_accuracy --table      # the table of benchmarks/README.md from the records
+    python -m benchmarks.eviction_accuracy --table      # the table of docs/quality.md from the records
 
 Both adapters were trained with every visual token; nothing was trained for eviction. *Unrouted* keeps 64 * f visual
 tokens per layer on average, *routed* (S16K4, 62.5 % of a token's bytes) 64 * f / 0.625 of them, rounded down: at most

@@ -4,7 +4,7 @@
 
 Every test file that compares with recorded outputs notes (method, case, largest difference) as it goes; a case is named
 after its folder of the reference data. The table is written only if all of these tests pass and none is skipped for
-want of the data. ``benchmarks/README.md`` names the folders that are not compared, and why.
+want of the data. ``docs/quality.md`` names the folders that are not compared, and why.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.prompt_pass import layer_plan
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD, PAGE = ROOT / "benchmarks/results/speed/page_reading-cpu-float32.json", ROOT / "benchmarks/README.md"
+RECORD, PAGE = ROOT / "benchmarks/results/speed/page_reading-cpu-float32.json", ROOT / "docs/speed.md"
 START, END = "<!-- page_reading:start -->", "<!-- page_reading:end -->"
 ENTRIES, GROUPS, BUDGETS = (2048, 8192, 32768), (1, 4), (0.5, 0.25, 0.125, 0.0625)
 

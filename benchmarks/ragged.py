@@ -77,7 +77,7 @@ def measure(decoder: Decoder, entries: int, routed: bool, pairs: int) -> dict[st
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of ``benchmarks/README.md``."""
+    """Make the table of ``docs/speed.md``."""
     lines = [
         "| entries a head | values | step, ragged / even | attention, ragged / even | bytes |",
         "|---|---|---|---|---|",

@@ -5,35 +5,51 @@
     python -m benchmarks.text_routed --table                       # the records as a table
 
 DIR holds WikiText-2's ``valid.txt`` and ``test.txt``. LoRA and routers of every arm are trained alike, on the part of
-the validation split that the backbone has not read; windows of the test split are asked (``text_screen.py``). The
-prefix of a window is there when its context is compressed, as in training. Lower is better.
+the validation split that the backbone has not read; 200 windows of the test split are asked: 192 words of
+context, 16 that are read in full and are there when the context is compressed, as in training, and 64 that are scored
+(``tasks/wikitext.py``). Shares are measured on packed tensors. Lower is better.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
+import time
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 
-from benchmarks.arm_training import recipe_bytes, sha256
+from benchmarks.arm_training import commit, recipe_bytes, sha256
 from benchmarks.comparison_lists import ArmPlan, Settings
-from benchmarks.recall_trials import RESULTS, ROOT
-from benchmarks.recall_trials import SCORERS as ANCHORS
+from benchmarks.comparison_tables import signed_cell
 from benchmarks.text_backbone import BLOCK, SCORED, part_of
-from benchmarks.text_screen import SEEDS, Runs, apart, ask_windows, asked_windows, bits_a_byte
-from benchmarks.text_screen import read_runs as text_runs
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main as subtoken
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.runner.batches import model_inputs
+from subtoken_train.evaluation.runner.cell import answer_batch
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.wikitext import WikiText
+from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 
-OUT = RESULTS / "matched/text_routed"
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "benchmarks/results/matched/text_routed"
+WORDS = {"context_words": 192, "prefix_words": 16, "query_words": 64}
+WINDOWS, BATCH, SEEDS = 200, 20, (0, 1, 2)
 CONTEXT = 512
+ANCHORS = {
+    "compactor": "compactor25_s16k12_anchor",
+    "expected_attention": "expected_attention25_s16k12_anchor",
+    "quest": "quest25_s8k6_anchor",
+}
+"""The anchor's recipe of each scorer."""
 FINE: Settings = {
     "model.routing.num_groups": 64,
     "model.routing.kept_groups": 48,
@@ -102,12 +118,47 @@ def ask(arm: ArmPlan, seed: int, source: Path, work: Path) -> dict[str, Any]:
     backbone = read_adapter(train(arm, seed, source, work))[1]
     weights = sha256((work / "backbone/model.safetensors").read_bytes())
     own = {"arm": arm.name, "recipe": arm.recipe, "settings": arm.settings, "seed": seed, "backbone_sha256": weights}
-    return own | ask_windows(backbone, asked_windows(source), Compression(), "query_aware")
+    return own | ask_windows(backbone, asked_windows(source))
+
+
+def ask_windows(backbone: CompressedBackbone, samples: list[Sample]) -> dict[str, Any]:
+    """Measure the log-likelihood in nats of every window's scored text, and the context's share."""
+    clock, outcomes = time.perf_counter(), []
+    for some in in_batches(samples, BATCH):
+        prompts, continuations = model_inputs(some, backbone.family, "text", None)
+        outcomes += answer_batch(backbone, some, prompts, continuations, Compression(), "query_aware")
+    kept, index, dense = (
+        sum(getattr(each, part) for each in outcomes) for part in ("region_bytes", "index_bytes", "region_dense_bytes")
+    )
+    return {
+        "kv": round((kept - index) / dense, 6),
+        "kv_index": round(kept / dense, 6),
+        "seconds": round(time.perf_counter() - clock, 1),
+        "commit": commit(),
+        "windows_sha256": sha256(json.dumps([sample.prompt + sample.choices[0] for sample in samples]).encode()),
+        "text_bytes": [sample.reference["bytes"] for sample in samples],
+        "nats": [round(each.logprobs[0], 4) for each in outcomes],
+    }
+
+
+def asked_windows(source: Path) -> list[Sample]:
+    """Return the first windows of WikiText's test split."""
+    return WikiText(source=str(source), **WORDS).samples()[:WINDOWS]
+
+
+Runs = dict[str, list[dict[str, Any]]]
+
+
+def bits_a_byte(runs: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
+    """Return bits a byte, [runs, windows]."""
+    return -np.array([run["nats"] for run in runs]) / np.array(runs[0]["text_bytes"]) / math.log(2)
 
 
 def read_runs() -> Runs:
-    """Runs by the arm's name, in the order of the arms."""
-    return text_runs(OUT, arms())
+    """Read the runs of every arm that has one for each training seed, by name and in the order of the arms."""
+    files = {name: [OUT / f"{name}-seed{seed}.json" for seed in SEEDS] for name in arms()}
+    whole = {name: paths for name, paths in files.items() if all(path.exists() for path in paths)}
+    return {name: [json.loads(path.read_text()) for path in paths] for name, paths in whole.items()}
 
 
 def table(runs: Runs) -> str:
@@ -124,6 +175,13 @@ def table(runs: Runs) -> str:
 def _beside(runs: Runs, name: str, role: str) -> str:
     scorer = next((scorer for scorer in SCORERS if name.startswith(scorer)), None)
     return "" if scorer is None else apart(runs, name, f"{scorer}_{role}")
+
+
+def apart(runs: Runs, name: str, other: str) -> str:
+    """Show the paired difference of two arms, over seeds and windows; empty if they are one, or one is absent."""
+    if name == other or not {name, other} <= runs.keys():
+        return ""
+    return signed_cell(bits_a_byte(runs[name]) - bits_a_byte(runs[other]), 4)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
 from tests.support.golden_record import record
 
-PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "quality.md"
 
 
 def table():

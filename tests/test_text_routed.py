@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from benchmarks.text_backbone import BLOCK, PARTS, START, blocks_of, part_of
-from benchmarks.text_routed import CONTEXT, FINE, SCORERS, arms, read_runs, recipe_of, table
-from benchmarks.text_screen import SEEDS, WINDOWS
+from benchmarks.text_routed import (
+    CONTEXT,
+    FINE,
+    SCORERS,
+    SEEDS,
+    WINDOWS,
+    arms,
+    bits_a_byte,
+    read_runs,
+    recipe_of,
+    table,
+)
 from subtoken_train.resources import shipped_recipe
 from tests.support import places
 
@@ -25,7 +37,7 @@ def test_records_are_whole_and_make_the_table():
         assert [(run["arm"], run["recipe"], run["seed"]) for run in own] == [(name, plan.recipe, s) for s in SEEDS]
         assert all(run["settings"] == plan.settings for run in own)
         assert all(len(run["nats"]) == len(run["text_bytes"]) == WINDOWS for run in own)
-    assert table(runs) in (places.ROOT / "benchmarks/README.md").read_text()
+    assert table(runs) in (places.ROOT / "docs/quality.md").read_text()
 
 
 def test_routed_arms_hold_what_the_anchor_holds():
@@ -65,3 +77,8 @@ def test_blocks_begin_with_a_bos_and_are_the_text_in_order():
     read = blocks[:, 1:].flatten()
     assert torch.equal(read, ids[: len(read)])
     assert len(ids) - len(read) < BLOCK - 1
+
+
+def test_bits_are_of_the_scored_texts_bytes():
+    runs = [{"nats": [-2.0 * math.log(2), -3.0 * math.log(2)], "text_bytes": [1, 6]}]
+    assert np.allclose(bits_a_byte(runs), [[2.0, 0.5]])

@@ -30,7 +30,7 @@ method has the same name, and a wrapper is written around it: `ada(critical(expe
 attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
 and a question that is there is rows like all others. *Chunks*: goes with `prefill_chunk`. *Decoding*: goes with
 `eviction_every`. *Beside the original*: against recorded outputs of the method's own code
-([every case](../benchmarks/README.md#originals)).
+([every case](quality.md#originals)).
 
 | method | bytes | heads of a layer | budget of a layer | question | passes | chunks | decoding | what it is |
 |---|---|---|---|---|---|---|---|---|
@@ -52,7 +52,7 @@ one goes with routing and without.
 *Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
 every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.
 *Beside the original*: against recorded outputs of the method's own code
-([every case](../benchmarks/README.md#originals)).
+([every case](quality.md#originals)).
 
 | reducer | acts in | ranks | what it is |
 |---|---|---|---|

@@ -14,7 +14,8 @@ PAGES = {
     "docs/choosing.md": "which setting to take, by regime",
     "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
     "recipes/README.md": "trained arms against their anchors",
-    "benchmarks/README.md": "speed, memory, evictions, recall, originals",
+    "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
+    "docs/quality.md": "evictions, recall, text, originals",
     "benchmarks/results/screens/README.md": "peers at equal bytes; bits and groups",
     "checkpoints/README.md": "the embedded models",
     "docs/trials.md": "every trial on development questions",
@@ -34,7 +35,7 @@ ORIGINALS = """
 ## Beside the originals
 
 Largest difference of every eviction to the original implementations' recorded outputs
-([how](../benchmarks/README.md#originals)).
+([how](quality.md#originals)).
 
 | method | case | largest difference |
 |---|---|---|

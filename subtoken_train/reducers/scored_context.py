@@ -6,7 +6,7 @@ which is what the eviction sees under the protocol ``context_first``; its own ``
 One set for all heads: value groups are routed per token, and an entry's keys and values belong to all heads. The
 eviction keeps a set for each key-value head; here the mean of a token's scores over the heads decides. On the embedded
 language model that recalls more: Compactor's own sets 95.1 % of a context's facts at 21.875 % of its tokens, the mean's
-96.6 % (``benchmarks/recall_screen.py``; one LoRA, 200 contexts).
+96.6 % (``docs/trials.md``; one LoRA, 200 contexts).
 
 What it does not do: scores never see routed values (they are what routing starts from), and no set is revised later.
 
