@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from subtoken_train.datasets.scene_questions import KINDS
+from subtoken_train.datasets.scenes import KINDS
 from subtoken_train.documents import read_yaml
 from subtoken_train.typed import typed
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from benchmarks.comparison_lists import EMBEDDED, Comparison
 from benchmarks.measure_tables import measure_markdown
 from benchmarks.run_records import read_runs
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 Scores = npt.NDArray[np.float64]

@@ -18,9 +18,9 @@ import numpy as np
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.data_file import answer_records
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.scene_scores import scene_score
+from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.reducers import build_reducer

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.run_records import add_run, read_runs
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def run_method(method: str, data: Path, limit: int, out: Path) -> None:
     """Answer with one method at every fraction, routed and unrouted; adds a run for each to the records in ``out``."""
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.data_file import answer_records
+    from subtoken_train.evaluation.runner.data_file import answer_records
     from subtoken_train.evictions import build_eviction
     from subtoken_train.inference.compression import Compression
 

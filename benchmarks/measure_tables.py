@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from subtoken_train.artifact.card import printed
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.measures import MEASURES, measure_names, verdict_words
+from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, verdict_words
 
 Figures = npt.NDArray[np.float64]
 NOTHING = "-"

@@ -16,11 +16,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from subtoken_train.evaluation.charts import COLORS, svg_of
-from subtoken_train.evaluation.reporting.estimates import Estimate
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
-from subtoken_train.evaluation.reporting.kind_scores import KindScores
-from subtoken_train.evaluation.reporting.plots import Series, kind_chart
+from subtoken_train.evaluation.reporting.page import Series, kind_chart
 from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mini_suite.md"

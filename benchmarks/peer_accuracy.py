@@ -32,16 +32,16 @@ from benchmarks.recall_questions import recall_questions
 from benchmarks.replay import replayed
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evaluation.data_file import answer_samples, grouped
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
-from subtoken_train.evaluation.results.store import SampleRecord
+from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.evaluation.runner.batches import model_inputs
+from subtoken_train.evaluation.runner.cell import model_inputs
+from subtoken_train.evaluation.runner.data_file import answer_samples, grouped
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evictions import build_eviction

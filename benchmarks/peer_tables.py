@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 AWARENESS = ("blind", "reread", "aware")

@@ -17,8 +17,7 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
-from subtoken_train.datasets.scene_questions import KINDS, ask
-from subtoken_train.datasets.scenes import CELL, GRID, PLACES, Scene, draw_scene
+from subtoken_train.datasets.scenes import CELL, GRID, KINDS, PLACES, Scene, ask, draw_scene
 from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family

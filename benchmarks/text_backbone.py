@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from checkpoints.pretraining import PretrainingRun, parse_arguments, warmed_cosine
-from subtoken_train.evaluation.tasks.text_files import benchmark_text
+from subtoken_train.evaluation.tasks.file_rows import benchmark_text
 
 ROOT = Path(__file__).resolve().parents[1]
 START = ROOT / "checkpoints/tiny-llama"

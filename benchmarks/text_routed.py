@@ -32,8 +32,7 @@ from benchmarks.text_backbone import BLOCK, SCORED, part_of
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.batches import model_inputs
-from subtoken_train.evaluation.runner.cell import answer_batch
+from subtoken_train.evaluation.runner.cell import answer_batch, model_inputs
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.wikitext import WikiText
 from subtoken_train.inference.batched import in_batches

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.training_cases import Case, join
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.loaders import AccumulationWindows
+from subtoken_train.datasets.ordered import AccumulationWindows
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.reducers.base import Reducer

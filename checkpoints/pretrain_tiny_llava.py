@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from checkpoints.pretraining import PretrainingRun, parse_arguments, warmed_cosine
 from checkpoints.scene_batches import SECOND_PHASE, SceneBatches, draw_kinds
 from checkpoints.tiny_llava import WIDTH, build_model, build_processor
-from subtoken_train.datasets.scene_questions import KINDS
-from subtoken_train.datasets.scenes import COLORS
+from subtoken_train.datasets.scenes import COLORS, KINDS
 
 GROWTH, FIRST_LAYERS = 8500, 4
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from checkpoints.tiny_llava import PATCH, VISUAL_TOKENS, build_processor
-from subtoken_train.datasets.scene_questions import SHORT_KINDS, ask
-from subtoken_train.datasets.scenes import CELL, COLORS, GRID, IMAGE_SIZE, Scene, draw_scene
+from subtoken_train.datasets.scenes import CELL, COLORS, GRID, IMAGE_SIZE, SHORT_KINDS, Scene, ask, draw_scene
 
 IGNORE = -100
 SECOND_PHASE, THIRD_MIX = 7000, 9500

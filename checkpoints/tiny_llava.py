@@ -18,8 +18,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from subtoken_train.datasets.scene_questions import vocabulary
-from subtoken_train.datasets.scenes import IMAGE_SIZE
+from subtoken_train.datasets.scenes import IMAGE_SIZE, vocabulary
 
 PATCH = 12
 VISUAL_TOKENS = (IMAGE_SIZE // PATCH) ** 2

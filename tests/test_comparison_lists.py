@@ -11,7 +11,7 @@ from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown
 from checkpoints.tiny_llava import VISUAL_TOKENS
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.scene_questions import KINDS
+from subtoken_train.datasets.scenes import KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, recipe, run_recipes
 

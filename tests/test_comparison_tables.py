@@ -9,7 +9,7 @@ from benchmarks.arm_training import digest
 from benchmarks.comparison_lists import EMBEDDED, read_comparison
 from benchmarks.comparison_tables import comparison_markdown, read_records
 from benchmarks.run_records import add_run, read_runs
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT
 

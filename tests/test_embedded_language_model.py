@@ -12,7 +12,7 @@ from benchmarks.comparison_lists import Questions
 from benchmarks.tiny_comparison import answer_recall
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.text_batches import collate_text, padding_id
-from subtoken_train.evaluation.scores_file import RunRecord
+from subtoken_train.evaluation.runner.data_file import RunRecord
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.routing import RoutingConfig

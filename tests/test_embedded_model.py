@@ -12,8 +12,8 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.evaluation.data_file import answer_records
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.routing import RoutingConfig

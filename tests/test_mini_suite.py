@@ -26,7 +26,7 @@ from benchmarks.mini_suite import (
     table,
 )
 from subtoken_train.evaluation.reporting.exports import frame_csv
-from subtoken_train.evaluation.reporting.plots import MOOT
+from subtoken_train.evaluation.reporting.page import MOOT
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import suite
 from tests.support.drawings import clipped_texts

@@ -13,7 +13,7 @@ import yaml
 
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.evaluation.tasks import TASKS

@@ -93,8 +93,7 @@ def _routers(
     backbone: CompressedBackbone, routing: RoutingConfig | None, prompts: Iterator[Batch], folder: Path
 ) -> tuple[Table, str]:
     """What the routers do: the files, a table and a note."""
-    from subtoken_train.evaluation.diagnostics import diagnose
-    from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, write_tables
+    from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
     assert routing is not None
@@ -115,8 +114,12 @@ def _eviction(
     folder: Path,
 ) -> tuple[Table, str]:
     """What an eviction does: the files, a table and a note."""
-    from subtoken_train.evaluation.eviction_diagnosis import diagnose_eviction
-    from subtoken_train.evaluation.eviction_diagnosis_files import draw_eviction, eviction_layers, write_eviction_tables
+    from subtoken_train.evaluation.eviction_diagnosis import (
+        diagnose_eviction,
+        draw_eviction,
+        eviction_layers,
+        write_eviction_tables,
+    )
 
     rows = diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
     with new_folder(folder) as partial:
@@ -131,7 +134,7 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
     """Batches of prompts, counted on stderr."""
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.batches import recall_prompts, record_prompts
+    from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts
 
     if family.image_token_id is None:
         if data is not None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.runner.data_file import RunRecord
     from subtoken_train.evaluation.runner.spec import Grid
-    from subtoken_train.evaluation.scores_file import RunRecord
 
 
 HELP = """Score adapters, or a backbone alone, with reducer, routers and KV eviction.
@@ -77,7 +77,7 @@ def _run_file(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.scores_file import write_record
+    from subtoken_train.evaluation.runner.data_file import write_record
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
@@ -98,9 +98,8 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
-    from subtoken_train.evaluation.data_file import answer_records
     from subtoken_train.evaluation.runner.arms import adapter_name
-    from subtoken_train.evaluation.scores_file import RunRecord
+    from subtoken_train.evaluation.runner.data_file import RunRecord, answer_records
 
     model = flagged_model(args, adapter)
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
@@ -128,8 +127,7 @@ def _table(arms: list[RunRecord]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.data_file import grouped
-    from subtoken_train.evaluation.measures import MEASURES, measure_names
+    from subtoken_train.evaluation.runner.data_file import MEASURES, grouped, measure_names
     from subtoken_train.ledger.kv_budget import share_words
 
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
@@ -165,7 +163,7 @@ def _table(arms: list[RunRecord]) -> Table:
 def _differences(arms: list[RunRecord]) -> list[str]:
     """The first arm less each other one, in words: both answered the same questions, so that these pair."""
     from subtoken_train.evaluation.intervals import bootstrap_interval
-    from subtoken_train.evaluation.measures import MEASURES, measure_names, paired, verdict_words
+    from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
 
     first, *others = arms
     lines = []

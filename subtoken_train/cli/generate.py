@@ -217,7 +217,7 @@ def _answer_file(args: argparse.Namespace) -> int:
     from subtoken_train.cli.terminal import counter, quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.evaluation.prompt_file import answer_file
+    from subtoken_train.evaluation.runner.prompt_file import answer_file
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.pool import device_of
 

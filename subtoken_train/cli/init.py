@@ -14,7 +14,7 @@ from subtoken_train.errors import MAX_SEED, check_range, plain
 
 if TYPE_CHECKING:
     from subtoken_train.cli.init_recipe import Chosen
-    from subtoken_train.datasets.own.own_data import OwnData
+    from subtoken_train.datasets.own_data import OwnData
 
 HELP = """Make a recipe of your own data, without a question asked.
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.cli.anchor import anchor_text
     from subtoken_train.cli.init_recipe import choose_backbone, own_recipe, recipe_text, said
     from subtoken_train.cli.terminal import counter
-    from subtoken_train.datasets.own.own_data import read_own
+    from subtoken_train.datasets.own_data import read_own
 
     columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}
     data = read_own(args.folder, args.table, columns, args.seed, counter("images"))

@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 from subtoken_train.datasets.collate import encode
-from subtoken_train.datasets.own.own_data import OwnData
+from subtoken_train.datasets.own_data import OwnData
 from subtoken_train.datasets.record_format import image_names, record_id, used_turns
 from subtoken_train.datasets.records import Record, turns_of
 from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unknown, unknown_tokens

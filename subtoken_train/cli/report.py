@@ -86,8 +86,7 @@ def _writer(name: str) -> Callable[[Report], str]:
         from subtoken_train.evaluation.reporting.page import report_html
 
         return report_html
-    from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
-    from subtoken_train.evaluation.reporting.markdown import report_markdown
+    from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
 
     return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex}[name]
 
@@ -110,8 +109,7 @@ def _summary(scores: ScoreTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.reporting.estimates import Estimate
-    from subtoken_train.evaluation.reporting.score_tables import MEANS
+    from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
     from subtoken_train.evaluation.reporting.sections import NOTHING, share_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]

@@ -11,8 +11,7 @@ from typing import Any
 from subtoken_train.artifact.card import CardSections
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.data_file import answer_records
-from subtoken_train.evaluation.scores_file import read_scores
+from subtoken_train.evaluation.runner.data_file import answer_records, read_scores
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.training.panels.midway_scores import Evaluate, EvaluationConfig
 from subtoken_train.training.preflight import NominalPrompt, layer_bands, nominal_prompt, prompt_ledger

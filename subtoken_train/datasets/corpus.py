@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
-from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
-from subtoken_train.datasets.record_format import record_id
-from subtoken_train.datasets.record_index import checked_record
-from subtoken_train.datasets.row_kinds import row_kind
+from subtoken_train.datasets.record_format import record_id, row_kind
+from subtoken_train.datasets.record_index import checked_record, scan_records
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.online import hub_asked, silence

@@ -17,8 +17,7 @@ from subtoken_train.datasets.corpus import (
     packed_blocks,
     read_blocks,
 )
-from subtoken_train.datasets.loaders import AccumulationWindows
-from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
+from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.families.family import Family

@@ -11,8 +11,7 @@ from PIL import Image
 
 from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, SHORT_KINDS, ask
-from subtoken_train.datasets.scenes import SPLITS, draw_scene
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 
 _DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list
 _DESCRIPTION_EVERY = 10  # records, in dev and test

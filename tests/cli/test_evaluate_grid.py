@@ -11,8 +11,7 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import spec as suites
 from tests.support.eval_runs import ADAPTERS
 

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from subtoken_train.datasets import own_data, question_table
 from subtoken_train.datasets.english import write_english
-from subtoken_train.datasets.own import folder_scan, question_table, text_pieces
 from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
 
 
@@ -84,13 +84,13 @@ def test_huge_folders(mine, capsys, monkeypatch):
     own_images(mine)
     monkeypatch.setattr(question_table, "MAX_BYTES", 100)
     assert "questions.csv has more than 100 bytes; a recipe reads" in refused_init(capsys, "mine")
-    monkeypatch.setattr(folder_scan, "MAX_FILES", 5)
+    monkeypatch.setattr(own_data, "MAX_FILES", 5)
     assert "mine holds more than 5 files" in refused_init(capsys, "mine")
 
 
 def test_huge_texts(mine, capsys, monkeypatch):
     (mine / "a.txt").write_text("words " * 50)
-    monkeypatch.setattr(text_pieces, "MAX_TOTAL", 100)
+    monkeypatch.setattr(own_data, "MAX_TOTAL", 100)
     assert "more than 100 characters; make them Parquet or JSON lines" in refused_init(capsys, "mine")
 
 
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
         onerror(PermissionError(13, "Permission denied", f"{folder}/images"))
         return walk(folder)
 
-    monkeypatch.setattr(folder_scan.os, "walk", denied)
+    monkeypatch.setattr(own_data.os, "walk", denied)
     assert refused_init(capsys, "mine").startswith("Permission denied: mine/images; ")
 
 

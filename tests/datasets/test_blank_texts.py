@@ -6,12 +6,11 @@ import re
 import pytest
 
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
-from subtoken_train.datasets.own.folder_scan import look_into
-from subtoken_train.datasets.own.question_table import read_own_table
-from subtoken_train.datasets.own.text_pieces import read_texts
+from subtoken_train.datasets.own_data import look_into, read_texts
+from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import text_problem
-from subtoken_train.evaluation.prompt_file import TextPrompts
+from subtoken_train.evaluation.runner.prompt_file import TextPrompts
 from subtoken_train.evaluation.tasks.local import LocalText
 
 BLANK = {

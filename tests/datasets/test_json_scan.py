@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets import json_scan
-from subtoken_train.datasets.json_scan import scan_records
+from subtoken_train.datasets import record_index
+from subtoken_train.datasets.record_index import scan_records
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -29,11 +29,11 @@ def test_a_list_is_found_record_by_record(tmp_path_factory, rows, ascii_only, in
     path = tmp_path_factory.getbasetemp() / "list.json"
     text = mark + around + json.dumps(rows, ensure_ascii=ascii_only, indent=indent) + around
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    before, json_scan._BLOCK = json_scan._BLOCK, block
+    before, record_index._BLOCK = record_index._BLOCK, block
     try:
         found = list(scan_records(path))
     finally:
-        json_scan._BLOCK = before
+        record_index._BLOCK = before
     assert [row for *_, row in found] == rows
     data = path.read_bytes()
     assert [json.loads(data[start:stop]) for start, stop, _ in found] == rows
@@ -69,7 +69,7 @@ def test_lines_are_found_with_their_places(tmp_path_factory, rows, ascii_only, n
     ],
 )
 def test_what_is_no_list_is_refused(tmp_path, monkeypatch, block, text, message):
-    monkeypatch.setattr(json_scan, "_BLOCK", block)
+    monkeypatch.setattr(record_index, "_BLOCK", block)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         list(scan_records(tmp_path / "a.json"))
@@ -81,7 +81,7 @@ def test_what_is_no_list_is_refused(tmp_path, monkeypatch, block, text, message)
     [(b'["ab\xff"]', 4), ('["é'.encode() + b'\xe2\x82"]', 4), (b'["\xe2\x82', 2), (b'\xef\xbb\xbf["\xff"]', 5)],
 )
 def test_the_first_byte_that_is_not_utf8_is_named(tmp_path, monkeypatch, block, data, byte):
-    monkeypatch.setattr(json_scan, "_BLOCK", block)
+    monkeypatch.setattr(record_index, "_BLOCK", block)
     (tmp_path / "a.json").write_bytes(data)
     with pytest.raises(ValueError, match=rf"is not UTF-8 text \(byte {byte}\)"):
         list(scan_records(tmp_path / "a.json"))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.datasets.loaders import AccumulationWindows, outlive_stop_signals
+from subtoken_train.datasets.ordered import AccumulationWindows, outlive_stop_signals
 
 
 @pytest.mark.parametrize(

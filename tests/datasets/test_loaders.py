@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.loaders import ResumableSampler, validation_order
+from subtoken_train.datasets.ordered import ResumableSampler, validation_order
 
 
 def test_a_pass_holds_every_record_of_its_full_batches_once():

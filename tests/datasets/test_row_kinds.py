@@ -8,9 +8,9 @@ import pytest
 from subtoken_train.cli.init_recipe import choose_backbone
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
-from subtoken_train.datasets.own.question_table import read_own_table
+from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.evaluation.prompt_file import TextPrompts
+from subtoken_train.evaluation.runner.prompt_file import TextPrompts
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 
 TURN = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}

@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 from subtoken_train import SubTokenModel
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_questions import ask
-from subtoken_train.datasets.scenes import draw_scene
-from subtoken_train.evaluation.data_file import answer_records
+from subtoken_train.datasets.scenes import ask, draw_scene
+from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.resources import resource
 
 SAMPLES = resource("data/samples")

@@ -11,9 +11,8 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.evaluation.data_file import answer_records
-from subtoken_train.evaluation.scores_file import RunRecord, read_scores
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.evaluation.runner.data_file import RunRecord, answer_records, read_scores
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig

@@ -8,7 +8,7 @@ import torch
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evaluation.diagnostics import diagnose, global_budget, observe, value_norm_mask
-from subtoken_train.evaluation.runner.batches import record_prompts
+from subtoken_train.evaluation.runner.cell import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, sharpen

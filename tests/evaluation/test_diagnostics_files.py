@@ -6,8 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.evaluation.diagnostics import Diagnosis
-from subtoken_train.evaluation.diagnostics_files import draw_figures, layer_rows, rank_means, write_tables
+from subtoken_train.evaluation.diagnostics import Diagnosis, draw_figures, layer_rows, rank_means, write_tables
 from subtoken_train.routing import RoutingConfig
 
 GLOBAL = RoutingConfig(num_groups=4, kept_groups=1, budget="global")

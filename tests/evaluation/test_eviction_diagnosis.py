@@ -9,12 +9,14 @@ from PIL import Image
 
 from subtoken_train.evaluation.eviction_diagnosis import (
     PromptLayer,
+    WatchedEntries,
     diagnose_eviction,
+    draw_eviction,
+    eviction_layers,
     layer_measures,
     rank_agreement,
+    write_eviction_tables,
 )
-from subtoken_train.evaluation.eviction_diagnosis_files import draw_eviction, eviction_layers, write_eviction_tables
-from subtoken_train.evaluation.eviction_watch import WatchedEntries
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from tests.support.helpers import compress, random_mask, random_scores

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.evaluation.eviction_watch import THRESHOLD, watch_generation, watched
+from subtoken_train.evaluation.eviction_diagnosis import THRESHOLD, watch_generation, watched
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.measures import measure_names, paired, verdict_words
+from subtoken_train.evaluation.runner.data_file import measure_names, paired, verdict_words
 
 ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
 ENDS = st.tuples(st.floats(-1, 1), st.floats(-1, 1)).map(sorted).map(tuple)

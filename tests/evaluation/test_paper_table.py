@@ -15,9 +15,8 @@ import pytest
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.reporting.exports import latex_escape as latex
-from subtoken_train.evaluation.reporting.markdown import markdown_escape as markdown
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.reporting.exports import markdown_escape as markdown
+from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool

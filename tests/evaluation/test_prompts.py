@@ -3,7 +3,7 @@
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.evaluation.runner.batches import recall_prompts, record_prompts
+from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts
 from subtoken_train.types import Region
 from tests.support.text_families import text_family
 

@@ -8,7 +8,7 @@ import pytest
 
 from subtoken_train.artifact.card import model_index, score_table
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.scores_file import read_scores
+from subtoken_train.evaluation.runner.data_file import read_scores
 
 
 def run(arm, **changes):

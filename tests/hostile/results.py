@@ -347,7 +347,7 @@ def line(draw: random.Random, place: Place) -> Case:
     complete = _complete(content)
     path.write_bytes(content)
     if draw.random() < 0.3:
-        from subtoken_train.evaluation.results.store import read_samples
+        from subtoken_train.evaluation.results import read_samples
 
         def reference(answer: Answer) -> str | None:
             got = read_samples(path.parent)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.evaluation.runner.batches import model_inputs
+from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.text_prompts import in_chat, without_middle
 from subtoken_train.types import Region

@@ -13,7 +13,7 @@ from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.evaluation.reporting.exports import report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
 from tests.support.helpers import save_backbone

@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.results import SampleRecord, read_samples
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from subtoken_train.datasets.scene_questions import ask
-from subtoken_train.datasets.scenes import draw_scene
+from subtoken_train.datasets.scenes import ask, draw_scene
 from tests.support import benchmark_folders as layouts
 
 ROWS = 6

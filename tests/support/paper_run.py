@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from subtoken_train.cli.main import main
-from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.results import SampleRecord, read_samples
 from tests.support.eval_runs import ADAPTERS
 from tests.support.paper_folders import write_benchmarks
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
-from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest
+from subtoken_train.evaluation.results import ArmFacts, Manifest, SampleRecord, SampleWriter, prompt_digest
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.task import Sample, Task
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
-from subtoken_train.datasets.scenes import COLOR_NAMES, PLACES
+from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.evaluation.metrics.metric import MeanScores
 
 ATTRIBUTES = ("place", "color", "digit")

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.reporting.estimates import Estimate, mean_estimate, score_part
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import cost_of
+from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, mean_estimate, score_part
 
 AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
 """Of an eviction: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""

@@ -1,6 +1,6 @@
-r"""The report for other programs: CSV in long format, and LaTeX tables for ``\input`` where ``booktabs`` is loaded.
+r"""The report for other programs: CSV, LaTeX tables for ``\input`` where ``booktabs`` is loaded, and Markdown.
 
-The CSV has a row per arm, task and score; nothing is rounded away.
+The CSV is in long format, a row per arm, task and score; nothing is rounded away.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.estimates import Estimate, estimate_of, score_part
-from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import (
+    MEANS,
+    ArmRow,
+    Estimate,
+    KindScores,
+    ScoreTable,
+    estimate_of,
+    score_part,
+)
 from subtoken_train.evaluation.reporting.sections import (
+    NOTES,
     Cell,
     Section,
+    cell_text,
     query_aware_text,
     sections,
+    verdicts,
 )
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
@@ -105,7 +114,7 @@ def text_cell(text: str) -> str:
     return f"'{text}" if text != "-" and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-ESCAPES = {
+_LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
@@ -116,7 +125,7 @@ ESCAPES = {
     "Δ": r"$\Delta$",
     "†": r"\dag{}",
 }
-SPECIAL = re.compile("|".join(map(re.escape, ESCAPES)))
+_LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 
 def report_latex(report: Report) -> str:
@@ -146,4 +155,34 @@ def _latex_cell(cell: Cell, samples: int) -> str:
 
 def latex_escape(text: str) -> str:
     """Text that LaTeX prints as it is; one pass, so that nothing is escaped twice."""
-    return SPECIAL.sub(lambda found: ESCAPES[found[0]], " ".join(text.split()))
+    return _LATEX_SPECIAL.sub(lambda found: _LATEX_ESCAPES[found[0]], " ".join(text.split()))
+
+
+_MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def report_markdown(report: Report) -> str:
+    """All tables of the report; charts and pictures are in the HTML page."""
+    blocks = ["# Matched-budget report", *_markdown_list(verdicts(report)), *_markdown_list(NOTES)]
+    return "\n\n".join([*blocks, *(block for part in sections(report) for block in _markdown_blocks(part))]) + "\n"
+
+
+def markdown_escape(text: str) -> str:
+    """Text that Markdown prints as it is."""
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _markdown_blocks(part: Section) -> list[str]:
+    frame = part.written(_markdown_cell)
+    header = [markdown_escape(name) for name in frame.columns]
+    rows = [header, ["---"] * len(header), *frame.to_numpy().tolist()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return [f"{'#' * part.level} {markdown_escape(part.title)}", table, *_markdown_list(part.notes)]
+
+
+def _markdown_cell(cell: Cell, samples: int) -> str:
+    return markdown_escape(cell_text(cell, samples) if cell != "" else "")
+
+
+def _markdown_list(lines: tuple[str, ...] | list[str]) -> list[str]:
+    return ["\n".join(f"- {markdown_escape(line)}" for line in lines)] if lines else []

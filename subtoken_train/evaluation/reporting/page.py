@@ -1,28 +1,173 @@
-"""The report as one HTML page that needs nothing else: no script, no network, no other file.
+"""The report as one HTML page that needs nothing else: no script, no network, no other file; and its charts.
 
-Everything that comes from models or data sets is escaped by Jinja; drawings are SVG, pictures data URIs.
+Charts show accuracy against KV, differences to the anchors, and bars per question kind. An arm has one colour, marker
+and fill in all of them; arms of one curve share the colour. What compression could not change is grey. Everything that
+comes from models or data sets is escaped by Jinja; drawings are SVG, pictures data URIs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from subtoken_train.evaluation.charts import svg_of
+from subtoken_train.errors import plain
+from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled, svg_of
 from subtoken_train.evaluation.reporting import sections as words
 from subtoken_train.evaluation.reporting.curves import Curve
-from subtoken_train.evaluation.reporting.kind_scores import KindScores
-from subtoken_train.evaluation.reporting.plots import Series, curve_chart, difference_chart, kind_chart, series_of
 from subtoken_train.evaluation.reporting.regressions import data_uri
-from subtoken_train.evaluation.reporting.report import Report
-from subtoken_train.evaluation.reporting.score_tables import MEANS, ScoreTable
+from subtoken_train.evaluation.reporting.report import Report, spoken
+from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
 from subtoken_train.version import __version__
+
+WIDTH, LINE = 7.2, 0.19
+"""Inches: of every chart, and of a line of text."""
+MOOT = "#909090"
+MOOT_BAR: dict[str, Any] = {"facecolor": (MOOT, 0.4), "edgecolor": MOOT}
+MOOT_WORDS = "grey: acts after the one-word answer"
+
+
+class Series(NamedTuple):
+    """How an arm is drawn; ``turn`` counts the earlier arms of its colour."""
+
+    title: str
+    color: str
+    turn: int = 0
+
+    @property
+    def marker(self) -> str:
+        """The shape of its points."""
+        return MARKERS[self.turn % len(MARKERS)]
+
+    @property
+    def bar(self) -> dict[str, Any]:
+        """The look of its bars: an outline of its colour, filled more or less."""
+        return {"facecolor": (self.color, FILLS[self.turn % len(FILLS)]), "edgecolor": self.color}
+
+
+def series_of(report: Report) -> dict[str, Series]:
+    """Arm -> how it is drawn, for all arms of the report."""
+    compressed = [(point.arm.name, curve) for curve in report.curves for point in curve.points if point.arm.compressed]
+    groups = {arm: f"{curve.backbone} {curve.name}" for arm, curve in compressed}
+    colors: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    series = {}
+    for arm in report.arms:
+        color = colors.setdefault(groups.get(arm.name, arm.name), COLORS[len(colors) % len(COLORS)])
+        series[arm.name] = Series(report.titles[arm.name], color, used[color])
+        used[color] += 1
+    return series
+
+
+@styled
+def curve_chart(curves: Sequence[Curve], series: Mapping[str, Series]) -> Figure:
+    """Mean score over the share of KV that is kept (logarithmic), a line per method, whiskers of one standard error."""
+    figure, axes = _figure(3.6 + LINE * 1.2 * len(curves))
+    handles = []
+    for curve in curves:
+        lead = series[next(point.arm.name for point in curve.points if point.arm.compressed)]
+        places = [(100 * point.kv, 100 * point.estimate.value) for point in curve.points]
+        axes.plot(*zip(*places, strict=True), color=lead.color, zorder=2)
+        for point, place in zip(curve.points, places, strict=True):
+            its = series[point.arm.name]
+            color = MOOT if point.estimate.moot else its.color
+            axes.errorbar(*place, 100 * (point.estimate.error or 0), color=color, marker=its.marker, capsize=3)
+        handles.append(Line2D([], [], color=lead.color, marker=lead.marker, label=_lines(spoken(curve.name), 70)))
+    shares = [100 * point.kv for curve in curves for point in curve.points]
+    low, high = np.floor(np.log2(min(shares) / 100)), np.ceil(np.log2(max(shares) / 100))
+    ticks = 100 * 2.0 ** np.arange(low, high + 1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:.4g}%" for tick in ticks])
+    axes.set_xlim(ticks[0] * 0.9, ticks[-1] * 1.1)
+    axes.set(xlabel="KV of the compressed region that is kept, index included", ylabel="score, %")
+    _legend(figure, handles, any(point.estimate.moot for curve in curves for point in curve.points))
+    return figure
+
+
+@styled
+def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series]) -> Figure | None:
+    """Each arm's difference to its anchor with its interval, zero marked; None where no arm has one."""
+    pairs = [(row.arm.name, row.differences.get(column)) for row in table.rows]
+    rows = [(arm, its) for arm, its in pairs if isinstance(its, Estimate) and its.form == "fraction"]
+    if not rows:
+        return None
+    figure, axes = _figure(1.0 + 2.2 * LINE * len(rows))
+    for place, (arm, its) in enumerate(rows):
+        color = MOOT if its.moot else series[arm].color
+        _interval(axes, place, its, color, 2.5)
+        axes.plot(100 * its.value, place, color=color, marker=series[arm].marker, markersize=8, linestyle="")
+    axes.axvline(0, color=INK, linewidth=1)
+    _names(axes, [series[arm].title for arm, _ in rows])
+    axes.set(xlabel="points of % above (+) or below (-) the anchor")
+    _legend(figure, [], any(its.moot for _, its in rows))
+    return figure
+
+
+@styled
+def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
+    """Bars per question kind, an arm beside the other, with 95 % intervals; of many arms the first."""
+    step = 1 / (len(scores.drawn) + 1)
+    figure, axes = _figure(0.9 + 0.15 / step * len(scores.kinds) + 1.2 * LINE * len(scores.drawn))
+    found = [
+        (place + step * (number - (len(scores.drawn) - 1) / 2), series[arm], scores.arms[arm][kind])
+        for place, kind in enumerate(scores.kinds)
+        for number, arm in enumerate(scores.drawn)
+        if kind in scores.arms[arm]
+    ]
+    for y, its, estimate in found:
+        axes.barh(y, 100 * estimate.value, 0.86 * step, **(MOOT_BAR if estimate.moot else its.bar))
+        _interval(axes, y, estimate, INK, 1)
+    axes.set(xlabel="score, %", xlim=(0, 102))
+    _names(axes, scores.kinds)
+    axes.spines["left"].set_visible(True)
+    handles = [Patch(**series[arm].bar, label=_lines(series[arm].title, 70)) for arm in scores.drawn]
+    _legend(figure, handles, any(estimate.moot for *_, estimate in found))
+    return figure
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> None:
+    if its.low is not None and its.high is not None:
+        axes.hlines(y, 100 * its.low, 100 * its.high, color=color, linewidth=width, alpha=0.8)
+
+
+def _names(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from the top down."""
+    axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _lines(words: str, width: int) -> str:
+    """Words in lines of some width; of very long ones the middle goes, because names differ at their ends."""
+    shown, most = plain(words), 3 * width - 3
+    cut = shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-most // 2 :]}"
+    return textwrap.fill(cut, width)
+
+
+def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:
+    """Below the chart, so that it covers nothing."""
+    shown = [*handles, *([Patch(**MOOT_BAR, label=MOOT_WORDS)] if moot else [])]
+    if shown:
+        longest = max(len(str(handle.get_label())) for handle in shown)
+        figure.legend(handles=shown, loc="outside lower left", ncols=2 if longest <= 42 else 1)
+
 
 TEMPLATE = "page.html.j2"
 

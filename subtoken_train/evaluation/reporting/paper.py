@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 
 from subtoken_train.documents import read_json
-from subtoken_train.evaluation.reporting.estimates import Estimate, mean_difference, mean_estimate, score_estimate
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import MEANS, PAPER_TASKS, anchor_of
+from subtoken_train.evaluation.reporting.score_tables import (
+    MEANS,
+    PAPER_TASKS,
+    Estimate,
+    anchor_of,
+    mean_difference,
+    mean_estimate,
+    score_estimate,
+)
 from subtoken_train.typed import chosen
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}

@@ -24,8 +24,7 @@ from subtoken_train.datasets.video_sources import VideoSource
 from subtoken_train.evaluation.picture import dimmed
 from subtoken_train.evaluation.reporting.runs import ArmResults, Run
 from subtoken_train.evaluation.reporting.score_tables import anchor_of
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import SampleRecord, prompt_digest, read_samples
+from subtoken_train.evaluation.results import Manifest, SampleRecord, prompt_digest, read_samples
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.images import check_square, pad_to_square

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from subtoken_train.evaluation.reporting.curves import Curve, make_curves
-from subtoken_train.evaluation.reporting.kind_scores import KindScores, make_kinds
 from subtoken_train.evaluation.reporting.paper import PaperComparison, compare_paper
 from subtoken_train.evaluation.reporting.regressions import Regression, TaskFiles, worst_regressions
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
-from subtoken_train.evaluation.reporting.score_tables import ScoreTable, make_tables, ordered
-from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
+from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable, make_kinds, make_tables, ordered
+from subtoken_train.evaluation.results import ArmFacts, Manifest
 
 METHODS = {
     "fastv": "FastV",

@@ -18,8 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, SAMPLES_GLOB, ArmFacts, Manifest
-from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.results import (
+    MANIFEST_FILE,
+    SAMPLES_GLOB,
+    ArmFacts,
+    Manifest,
+    SampleRecord,
+    read_samples,
+)
 from subtoken_train.evaluation.tasks import TASKS, build_task
 
 

@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
-from subtoken_train.evaluation.reporting.estimates import MOOT, Estimate
-from subtoken_train.evaluation.reporting.kind_scores import KindScores
 from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import MEANS, ArmRow, ScoreTable
+from subtoken_train.evaluation.reporting.score_tables import MEANS, MOOT, ArmRow, Estimate, KindScores, ScoreTable
 from subtoken_train.ledger.kv_budget import share_words
 
 Cell = Estimate | str | None

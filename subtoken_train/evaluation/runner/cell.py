@@ -1,24 +1,134 @@
-"""One arm on one task: what is missing is answered, batch after batch, and kept as soon as it is there."""
+"""One arm on one task: samples become batches, what is missing is answered, and each record is kept at once.
+
+The cell's manifest is written before the first answer: only answers of the same kind may join those of a folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.recall import RecallRecords, RecallTask
+from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
-from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest, read_samples
+from subtoken_train.evaluation.results import (
+    MANIFEST_FILE,
+    Manifest,
+    SampleRecord,
+    SampleWriter,
+    prompt_digest,
+    read_samples,
+)
 from subtoken_train.evaluation.runner.arms import Arm
-from subtoken_train.evaluation.runner.batches import Continuations, model_inputs, plan_batches
 from subtoken_train.evaluation.runner.processes import Processes
-from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.inference.batched import Outcome, generate_batch, score_batch
+from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
+from subtoken_train.families.family import Family
+from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.inference.compression import Compression
-from subtoken_train.types import Batch, Protocol
+from subtoken_train.inference.text_prompts import (
+    EncodedText,
+    encode_chat,
+    encode_text,
+    in_chat,
+    text_batch,
+    without_middle,
+)
+from subtoken_train.reducers import split_settings
+from subtoken_train.types import Batch, Protocol, Turn
+from subtoken_train.version import __version__
+
+Continuations = list[tuple[tuple[int, ...], ...]]
+
+
+def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
+    """Which samples are answered together: places of ``samples``, the longest first, so that memory runs out at once.
+
+    Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
+    depends on samples and size only, never on what was answered already.
+    """
+
+    def asks(place: int) -> tuple[bool, int, tuple[str, ...]]:
+        sample = samples[place]
+        return bool(sample.choices), 0 if sample.choices else sample.max_new_tokens, sample.stop
+
+    def length(place: int) -> tuple[int, int]:
+        return len(samples[place].images), len(samples[place].prompt)
+
+    order = sorted(range(len(samples)), key=lambda place: (asks(place), *(-n for n in length(place)), place))
+    return [list(batch) for _, alike in groupby(order, key=asks) for batch in in_batches(list(alike), batch_size)]
+
+
+def model_inputs(
+    samples: Sequence[Sample], family: Family, modality: Modality, max_length: int | None
+) -> tuple[Batch, Continuations]:
+    """The batch of some samples' prompts and, for samples with choices, the choices' token ids.
+
+    Raises:
+        ValueError: an image cannot be read, or a prompt is longer than ``max_length``.
+    """
+    if modality == "image":
+        assert not any(sample.choices for sample in samples)
+        records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
+        return Collator(family, max_length or MAX_TOKENS, padding_side="left", generation=True)(records), []
+    encoded = [_encoded(sample, family, max_length) for sample in samples]
+    return text_batch(family, encoded), [text.continuations for text in encoded]
+
+
+def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
+    try:
+        prompt, context = sample.prompt, sample.context_characters
+        if sample.cut_middle:
+            assert context is not None
+            prompt, context = without_middle(family, prompt, context, max_length, sample.max_new_tokens, sample.chat)
+            max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
+        if sample.chat and sample.prefix_characters is not None:
+            assert context is not None
+            end = len(prompt) - sample.prefix_characters
+            parts = prompt[:context], prompt[context:end], prompt[end:]
+            return replace(encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
+        if sample.chat:
+            prompt, context = in_chat(family, prompt, context)
+        text = encode_text(family, prompt, sample.choices, context, max_length=max_length)
+    except ValueError as error:
+        raise ValueError(f"sample {sample.id!r}: {error}") from error
+    return replace(text, record_id=sample.id)
+
+
+def record_prompts(
+    family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, max_length: int = 2048
+) -> Iterator[Batch]:
+    """The first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
+    collate = Collator(family, max_length, padding_side="left", generation=True)
+    for places in in_batches(range(min(limit, len(records))), batch_size):
+        yield collate([records[i] for i in places])
+
+
+def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_length: int = 512) -> Iterator[Batch]:
+    """``limit`` contexts of ``context_length`` tokens with a question after them: dev samples of key-value recall.
+
+    See ``datasets/recall.py``: English that ships with the project, for a language model with any tokenizer.
+    """
+    records = RecallRecords(RecallTask(family.tokenizer, context_length), "dev", limit)
+    pad_id = padding_id(family.tokenizer)
+    for places in in_batches(range(limit), batch_size):
+        samples = [records[i].text for i in places]
+        yield collate_text(
+            [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples], pad_id
+        )
+
 
 Progress = Callable[[int, int], None]
 
@@ -130,3 +240,97 @@ def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRec
         score=metric.score(prediction, reference),
         **{field.name: getattr(outcome, field.name) for field in fields(Measured)},
     )
+
+
+def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processes) -> None:
+    """Write the cell's manifest, or compare it with the one that is there.
+
+    Raises:
+        ValueError: the folder's records were made by another arm, task or setting, or of other samples.
+    """
+    family, task, arm = backbone.family, cell.task, cell.arm
+    metric = task.metric()
+    manifest = Manifest(
+        arm=arm.facts,
+        task=task.name,
+        options=_as_read(task.options),
+        source=None if task.source is None else str(task.source),
+        rows=len(cell.samples),
+        expected_rows=task.expected_rows,
+        primary=task.primary,
+        points=sorted(metric.points),
+        samples_sha256=samples_digest(cell.samples),
+        settings={
+            "batch_size": cell.batch_size,
+            "max_length": cell.max_length,
+            "dtype": str(family.model.dtype).removeprefix("torch."),
+            "device": family.model.device.type,
+            "processes": processes.count,
+            "adapter_sha256": arm.adapter_sha256,
+            "reducer": _as_read(asdict(arm.reducer)),
+            "eviction_options": _as_read(dict(arm.spec.eviction_options)),
+            "calibration_sha256": arm.calibration_sha256,
+            "seed": arm.spec.seed,
+            "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
+        },
+    )
+    if (cell.folder / MANIFEST_FILE).is_file():
+        _check_same(Manifest.read(cell.folder), manifest, cell)
+    manifest.write(cell.folder)
+
+
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
+"""Settings that change answers and that ``ArmFacts`` do not tell."""
+
+
+COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
+"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
+
+
+def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
+    """Records may only be joined by records of the same arm, task and samples; more samples may be asked.
+
+    The anchor is no part of it: it only says whom the arm is compared with.
+    """
+    before, after = _pinned(there), _pinned(now)
+    for name, new in after.items():
+        if before[name] != new:
+            raise ValueError(
+                f"{cell.folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; choose another "
+                "results folder"
+            )
+    if there.rows > now.rows:
+        raise ValueError(
+            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or choose another "
+            "results folder"
+        )
+    if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
+        raise ValueError(
+            f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
+            "folder"
+        )
+
+
+def _pinned(manifest: Manifest) -> dict[str, Any]:
+    """What all answers of a folder share, by the name that messages give it."""
+    facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
+    settings = {key: manifest.settings.get(key) for key in SAME}
+    if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
+        settings["reducer"], _ = split_settings(settings["reducer"])
+        if settings["reducer"].get("name") not in COUNTED_ANEW:
+            settings["reducer"].setdefault("matches", None)
+    return {**facts, "task options": manifest.options, **settings}
+
+
+def samples_digest(samples: Sequence[Sample]) -> str:
+    """SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
+    asked = [
+        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    """As a manifest gives them back."""
+    content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return content

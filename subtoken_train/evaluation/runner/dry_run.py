@@ -20,8 +20,7 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import Arm, prepare
+from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
 from subtoken_train.evaluation.tasks.task import Task

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
-from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
+from subtoken_train.evaluation.results import SAMPLES_GLOB
 
 _PATIENCE = timedelta(days=1)  # between two meetings lies what one process answers of a task
 

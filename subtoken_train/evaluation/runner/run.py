@@ -8,10 +8,8 @@ from pathlib import Path
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import Arm, load_arm, prepare
-from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.cell_manifest import write_manifest
+from subtoken_train.evaluation.runner.arms import Arm, load_arm, prepare, with_anchors
+from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task

@@ -1,14 +1,128 @@
-"""Caption tasks: one prompt, reference captions, CIDEr."""
+"""Caption tasks: one prompt, reference captions, CIDEr (Vedantam et al., CVPR 2015) as pycocoevalcap computes it.
+
+PTB tokens, n-grams up to 4, sigma 6. Document frequencies come from the references of the very set that is scored, so
+a figure belongs to that set: a part of it has another scale, and a single image scores 0. The tokenizer is a Java
+program, started once per ``compute``.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.caption_cider import CaptionCider, check_tokenizer
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
+
+
+def check_tokenizer() -> None:
+    """Raise where captions could not be scored here, so that no model answers in vain.
+
+    Raises:
+        ValueError: pycocoevalcap or Java is missing, or the tokenizer's folder, in which it keeps a file while it
+            works, cannot be written.
+    """
+    found = importlib.util.find_spec("pycocoevalcap")
+    if found is None or not found.submodule_search_locations:
+        raise ValueError(
+            "CIDEr is computed by pycocoevalcap, which is missing; install it with: pip install 'subtoken_train[eval]'"
+        )
+    if shutil.which("java") is None:
+        raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")
+    folder = Path(next(iter(found.submodule_search_locations))) / "tokenizer"
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"CIDEr's PTB tokenizer writes to {folder}, which is read-only; install the package elsewhere")
+
+
+def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
+    """PTB tokens of each image's captions, without punctuation, in lower case, joined by spaces: one Java process.
+
+    Raises:
+        ValueError: see ``check_tokenizer``, or the Java program did not answer for each caption.
+    """
+    check_tokenizer()
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    # any run of white space separates tokens alike, but some of its characters would start a new line in Java
+    asked = {i: [{"caption": " ".join(one.split())} for one in some] for i, some in enumerate(captions)}
+    tokens: dict[int, list[str]] = PTBTokenizer().tokenize(asked)
+    found = [tokens.get(i, []) for i in range(len(captions))]
+    if [len(some) for some in found] != [len(some) for some in captions]:
+        raise ValueError("CIDEr's PTB tokenizer (Java) did not return every caption; its own message is above")
+    return found
+
+
+def cider(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
+    """CIDEr of the set and the terms it is the mean of, from tokens joined by spaces; references by image."""
+    from pycocoevalcap.cider.cider import Cider
+
+    numbers = range(len(predicted))
+    mean, terms = Cider().compute_score({i: list(references[i]) for i in numbers}, {i: [predicted[i]] for i in numbers})
+    return float(mean), [float(term) for term in terms]
+
+
+def word_overlap(predicted: str, reference: str) -> float:
+    """F1 of the two captions' words (letters and digits, in lower case), repeated words counted."""
+    ours, theirs = (Counter(re.findall(r"\w+", text.lower())) for text in (predicted, reference))
+    shared = (ours & theirs).total()
+    return 2 * shared / (ours.total() + theirs.total()) if shared else 0.0
+
+
+class CaptionCider(TaskMetric):
+    """``cider``, of references ``{"captions": [text, ...]}``.
+
+    ``score`` is *not* a term of CIDEr, which needs the whole set: it is the best ``word_overlap`` with a reference.
+    """
+
+    points = frozenset({"cider"})
+    line_bytes: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("line_bytes", [], dist_reduce_fx="cat")  # texts of any length, as lines of JSON in bytes
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Keep captions with their references."""
+        lines = [
+            json.dumps([prediction, reference["captions"]]) + "\n"
+            for prediction, reference in zip(predictions, references, strict=True)
+        ]
+        content = bytearray("".join(lines).encode())
+        self.line_bytes.append(torch.frombuffer(content, dtype=torch.uint8).to(self.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """CIDEr of all captions, by ``ptb_tokens``."""
+        content = bytes(dim_zero_cat(self.line_bytes).tolist())
+        rows = [json.loads(line) for line in content.splitlines()]
+        tokens = ptb_tokens([[predicted, *captions] for predicted, captions in rows])
+        mean, _ = cider([some[0] for some in tokens], [some[1:] for some in tokens])
+        return {"cider": torch.tensor(mean, dtype=torch.float64)}
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """The best word overlap with a reference."""
+        assert isinstance(prediction, str)
+        return max(word_overlap(prediction, caption) for caption in reference["captions"])
+
+    def _sync_dist(self, *arguments: Any, **options: Any) -> None:
+        """As ever, but a process without samples sends bytes, too: torchmetrics would send floats for it."""
+        if not self.line_bytes:
+            self.line_bytes = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
+        super()._sync_dist(*arguments, **options)
+
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
 _COCO = {2014: ("lmms-lab/COCO-Caption", 40_504), 2017: ("lmms-lab/COCO-Caption2017", 5_000)}

@@ -14,12 +14,12 @@ from typing import ClassVar
 from subtoken_train.datasets.english import SPLITS
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
 from subtoken_train.datasets.records import InstructionRecords, Record
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.metrics.string_match import RecallScore
+from subtoken_train.evaluation.tasks.long_context import not_at_hand, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.task_tokenizer import not_at_hand, read_tokenizer
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
 _WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:

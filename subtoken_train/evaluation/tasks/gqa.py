@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.evaluation.metrics.short_answers import ExactMatch
-from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, read_named, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_named
 
 QUESTIONS = "testdev_balanced_questions.json"
 IMAGES = "images"

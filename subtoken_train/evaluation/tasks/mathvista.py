@@ -2,21 +2,152 @@
 
 Read from the Hub's Parquet files, or from the project's own ``testmini.json`` beside its ``images`` folder. Neither
 captions nor detected texts of the images are in the prompt.
+
+An answer is extracted, normalised, and compared as text. The original asks a language model to extract it where simple
+rules fail; here rules do all of it, so that no service is needed, and an answer in running text may be read
+differently. Normalising and comparing are the original's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy
-from subtoken_train.evaluation.tasks.file_rows import FileRow
+from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.short_answers import levenshtein
+from subtoken_train.evaluation.tasks.file_rows import FileRow, read_named
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_named
+
+_SAID = re.compile(
+    r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])(?![\w'])|([a-z])\s*\.?$)"
+)  # a small letter must stand in brackets or at the end: "the answer is a triangle" names no choice
+_LEADING = re.compile(r"\(?([A-Z])(?:[.):]|$)|\(?([a-z])\)?\.?$")
+_ANSWER = re.compile(r"answer", re.IGNORECASE)
+_NUMBER = re.compile(r"-?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_KINDS = {"integer": int, "float": float}
+_LIST = re.compile(r"\[[^\[\]]*\]")
+_BOXED = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}")
+_QUOTED = re.compile(r'The answer is "(.*)"\.')
+
+
+def extract(response: str, choices: Sequence[str] | None, question_type: str, answer_type: str) -> str:
+    """What of ``response`` is the answer, by rules; the response itself where none fits.
+
+    In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
+    it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
+    number after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets, spaced
+    as answers are. Bold marks are dropped, a typographic minus is one, and where there is a box its content is read.
+    """
+    text = response.replace("**", "").replace("\N{MINUS SIGN}", "-").strip()
+    if boxed := _BOXED.findall(text):
+        text = boxed[-1].strip()
+    if question_type == "multi_choice":
+        return _extract_choice(text, choices or ())
+    if _is_number(text, answer_type):
+        return text
+    if quoted := _QUOTED.search(text):
+        return quoted.group(1)
+    if answer_type == "list":
+        found = (_LIST.findall(text) or [text])[-1]
+        return re.sub(r"\s*,\s*", ", ", re.sub(r"\[\s+|\s+\]", lambda bracket: bracket[0].strip(), found))
+    return _extract_number(text) if answer_type in _KINDS else text
+
+
+def _extract_number(text: str) -> str:
+    *_, after = _ANSWER.split(text)
+    stated = _NUMBER.search(after) if after != text else None
+    found = [stated.group()] if stated else _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else text
+
+
+def _extract_choice(text: str, choices: Sequence[str]) -> str:
+    if text in choices:
+        return text
+    if quoted := _QUOTED.search(text):
+        return quoted.group(1)
+    said = [match for match in (_LEADING.match(text), *reversed([*_SAID.finditer(text)])) if match]
+    if said:
+        return next(letter for letter in said[0].groups() if letter).upper()
+    contained = [choice for choice in choices if choice.lower() in text.lower()]
+    return contained[0] if len(contained) == 1 else text
+
+
+def _is_number(text: str, answer_type: str) -> bool:
+    try:
+        return answer_type in _KINDS and _KINDS[answer_type](text) is not None
+    except ValueError:
+        return False
+
+
+def normalise(
+    extraction: object,
+    choices: Sequence[str] | None,
+    question_type: str,
+    answer_type: str,
+    precision: float | None,
+) -> str | None:
+    """The extraction in the form that answers have; None where it has no such form.
+
+    A choice is meant by its letter, alone or in brackets, or else is the one at the least edit distance (the first of
+    equals): a choice is always found. ``precision`` is the decimals of a ``float`` answer and must be a whole number
+    *type*: with 1.0 every such answer is None, as in the original.
+    """
+    if question_type == "multi_choice":
+        return _normalise_choice(str(extraction).strip(), list(choices or ()))
+    try:
+        if answer_type == "integer":
+            return str(int(float(extraction)))  # type: ignore[arg-type]
+        if answer_type == "float":
+            return str(round(float(extraction), precision))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return str(extraction) if answer_type == "list" or extraction is not None else None
+
+
+def _normalise_choice(text: str, choices: list[str]) -> str:
+    letters = re.findall(r"\(([a-zA-Z])\)", text)
+    letter = letters[0].upper() if letters else text
+    place = ord(letter) - ord("A") if len(letter) == 1 else -1
+    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: levenshtein(letter, choice))
+
+
+def equal(normalised: object, answer: object) -> bool:
+    """Whether both are the same text, but for surrounding space."""
+    return str(normalised).strip() == str(answer).strip()
+
+
+def correct(prediction: str, reference: Mapping[str, Any], precision: float | None) -> bool:
+    """Whether an answer is right, with a given ``precision`` (see ``normalise``)."""
+    kinds = reference["choices"], reference["question_type"], reference["answer_type"]
+    return equal(normalise(extract(prediction, *kinds), *kinds, precision), reference["answer"])
+
+
+class MathVistaAccuracy(MeanScores):
+    """Shares of right answers.
+
+    Scores: ``accuracy``; ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0, so that no
+    answer of type ``float`` can be right (40 of the 1,000 questions of testmini).
+
+    A reference holds ``choices``, ``question_type``, ``answer_type``, ``precision`` and ``answer``.
+    """
+
+    names = ("accuracy", "lmms_accuracy")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """1 or 0, in both readings."""
+        decimals = reference["precision"]
+        whole, stored = (None, None) if decimals is None else (int(decimals), float(decimals))
+        return {
+            "accuracy": float(correct(prediction, reference, whole)),
+            "lmms_accuracy": float(correct(prediction, reference, stored)),
+        }
+
 
 _REFERENCE = ("choices", "question_type", "answer_type", "precision", "answer")
 _DECIMALS = {1: "one decimal place", 2: "two decimal places"}

@@ -1,21 +1,113 @@
 """MME (Fu et al., arXiv:2306.13394): 14 subtasks of yes/no questions, two to an image.
 
 Read from lmms-eval's Parquet form, or from the benchmark's own folders: ``SUBTASK/NAME.txt`` (question, tab, answer)
-and the image beside it, or in ``questions_answers_YN/`` and ``images/``.
+and the image beside it, or in ``questions_answers_YN/`` and ``images/``. Answers are read as MME's own program
+(``eval_tool/calculation.py``) and lmms-eval (``tasks/mme/utils.py``) read them.
+
+Legend: N samples, G pairs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from subtoken_train.evaluation.metrics.mme_scores import MME_SUBTASKS, MMEScores
-from subtoken_train.evaluation.tasks.file_rows import FileRow
+import torch
+from torch import Tensor
+
+from subtoken_train.evaluation.metrics.metric import GroupedMetric, Prediction, bits_of, group_key, groups_of
+from subtoken_train.evaluation.tasks.file_rows import FileRow, read_lines
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_lines
+
+MME_PERCEPTION = (
+    "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",
+)  # fmt: skip
+MME_COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+MME_SUBTASKS = MME_PERCEPTION + MME_COGNITION
+_READINGS = ("official", "lmms")
+
+
+class MMEScores(GroupedMetric):
+    """Accuracy, and the benchmark's points.
+
+    A reference holds ``answer`` (yes, no), ``category`` (a subtask) and ``pair``, the image's name; the two questions
+    of a pair are found by category and name, not by order.
+
+    Scores:
+        ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is
+            a reading: its figures are whole numbers of 2,374 questions, and it names no score.
+        ``official_accuracy``: the same, as MME's own program reads them.
+        ``official_perception``, ``official_cognition``, ``lmms_perception``, ``lmms_cognition``: points, the sum over
+            subtasks of 100 (accuracy + share of pairs with both answers right): up to 2000 and 800.
+        ``official_SUBTASK``: points of one subtask, up to 200.
+
+    A question without its partner, as a limited run leaves, counts for the accuracies but not for points.
+    """
+
+    points = frozenset(
+        [f"{reading}_{total}" for reading in _READINGS for total in ("perception", "cognition")]
+        + [f"official_{name}" for name in MME_SUBTASKS]
+    )
+
+    @staticmethod
+    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
+        """The pair of one image; whether both readings are right, and the subtask."""
+        category, answer = reference["category"], reference["answer"]
+        right = (official_answer(prediction) == answer) + 2 * (begun_answer(prediction) == answer)
+        return group_key(f"{category}/{reference['pair']}"), right + 4 * MME_SUBTASKS.index(category)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Scores by name; points of subtasks without a whole pair are left out."""
+        keys_N, marks_N = self.kept()
+        right_N2, subtask_N = bits_of(marks_N, 2), marks_N >> 2
+        accuracy_2 = right_N2.double().mean(dim=0)
+        scores = {"accuracy": accuracy_2[1], "official_accuracy": accuracy_2[0]}
+        by_subtask = {
+            name: _points(keys_N[subtask_N == number], right_N2[subtask_N == number])
+            for number, name in enumerate(MME_SUBTASKS)
+        }
+        found = {name: points_2 for name, points_2 in by_subtask.items() if points_2 is not None}
+        for total, names in (("perception", MME_PERCEPTION), ("cognition", MME_COGNITION)):
+            if own := [found[name] for name in names if name in found]:
+                points_2 = torch.stack(own).sum(dim=0)
+                scores |= {f"{reading}_{total}": points_2[i] for i, reading in enumerate(_READINGS)}
+        return scores | {f"official_{name}": points_2[0] for name, points_2 in found.items()}
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """The sample's term of ``accuracy``."""
+        assert isinstance(prediction, str)
+        return float(begun_answer(prediction) == reference["answer"])
+
+
+def official_answer(text: str) -> str:
+    """``yes`` or ``no``, whichever is within the first four characters in lower case (yes first); else ``other``."""
+    return _within_four(text.lower())
+
+
+def begun_answer(text: str) -> str:
+    """As ``official_answer``, but without surrounding space and full stops, and "y" and "n" alone are answers."""
+    text = text.lower().strip().replace(".", "")
+    return {"y": "yes", "n": "no"}.get(text) or _within_four(text)
+
+
+def _within_four(text: str) -> str:
+    return next((answer for answer in ("yes", "no") if answer in text[:4]), "other")
+
+
+def _points(keys_N: Tensor, right_N2: Tensor) -> Tensor | None:
+    """Points of one subtask in both readings; None where it has no whole pair."""
+    groups = groups_of(keys_N, right_N2)
+    whole_G = groups.sizes_G == 2
+    if not whole_G.any():
+        return None
+    accuracy_2 = groups.count_GM[whole_G].double().mean(dim=0) / 2
+    return 100 * (accuracy_2 + groups.all_GM[whole_G].double().mean(dim=0))
+
 
 YES_OR_NO = " Please answer yes or no."
 """What every question ends with; LLaVA and lmms-eval put their words for short answers in its place. Where two spaces

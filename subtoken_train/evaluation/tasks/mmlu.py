@@ -15,8 +15,7 @@ from typing import ClassVar
 from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.table_files import read_table
+from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 LETTERS = "ABCD"

@@ -2,21 +2,120 @@
 
 Read from lmms-eval's Parquet form, or from the benchmark's own ``coco_pope_*.json`` (JSON lines) with COCO's images.
 Both have 3,000 questions in each of three categories. LLaVA-1.5's paper used a random file of 2,910; the paper of this
-package, the 9,000.
+package, the 9,000. Answers are read as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval (``tasks/pope/utils.py``) read
+them.
+
+Legend: C categories, R readings (LLaVA, lmms-eval), P predictions (no, yes, other), L labels (no, yes).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.pope_scores import POPE_CATEGORIES, POPEScores
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_source
+import torch
+from torch import Tensor
+
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.parquet_sets import parquet_files, read_split
+from subtoken_train.evaluation.tasks.table_files import parquet_files, read_split
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_jsonl
+
+POPE_CATEGORIES = ("adversarial", "popular", "random")
+_NO, _YES, _OTHER = range(3)
+_ANSWERS = {"no": _NO, "yes": _YES}
+
+
+class POPEScores(TaskMetric):
+    """Scores over the counts of predictions and labels; a label belongs to its sample and is not matched by order.
+
+    A reference holds ``label`` (yes, no) and ``category``.
+
+    Scores:
+        ``accuracy``, ``precision``, ``recall``, ``f1``, ``yes_rate``: all samples together, answers as LLaVA reads
+            them (``first_sentence_answer``); the positive class is yes, and ``yes_rate`` is how often the *model* says
+            yes.
+        ``accuracy_CATEGORY``, ``f1_CATEGORY``: the same of one category that has samples.
+        ``llava_f1``: mean of the categories' F1, as LLaVA-1.5's table.
+        ``lmms_accuracy``, ``lmms_precision``, ``lmms_recall``, ``lmms_f1``: lmms-eval's, which wants exactly "yes" or
+            "no" (``bare_answer``): "Yes." is wrong, and a missed yes counts for recall only where the answer is "no".
+        ``lmms_yes_ratio``: as lmms-eval's code has it, the share of yes among the *labels*.
+
+    Where no answer or no label is yes, LLaVA's program stops with a ZeroDivisionError; here, as in lmms-eval, a
+    fraction of nothing is 0.
+    """
+
+    counts_CRPL: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        counts = torch.zeros(len(POPE_CATEGORIES), 2, 3, 2, dtype=torch.int64)
+        self.add_state("counts_CRPL", counts, dist_reduce_fx="sum")
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Count generated answers."""
+        for prediction, reference in zip(predictions, references, strict=True):
+            assert isinstance(prediction, str)
+            category, label = POPE_CATEGORIES.index(reference["category"]), _ANSWERS[reference["label"]]
+            self.counts_CRPL[category, 0, _ANSWERS[first_sentence_answer(prediction)], label] += 1
+            self.counts_CRPL[category, 1, _ANSWERS.get(bare_answer(prediction), _OTHER), label] += 1
+
+    def compute(self) -> dict[str, Tensor]:
+        """Scores by name."""
+        counts_CRPL = self.counts_CRPL.double()
+        counts_RPL = counts_CRPL.sum(dim=0)
+        scores = _fractions(counts_RPL[0])
+        scores["yes_rate"] = _ratio(counts_RPL[0, _YES].sum(), counts_RPL[0].sum())
+        f1 = []
+        for name, counts_PL in zip(POPE_CATEGORIES, counts_CRPL[:, 0], strict=True):
+            if counts_PL.sum() > 0:
+                own = _fractions(counts_PL)
+                scores |= {f"accuracy_{name}": own["accuracy"], f"f1_{name}": own["f1"]}
+                f1.append(own["f1"])
+        scores["llava_f1"] = torch.stack(f1 or [torch.zeros(())]).mean()
+        scores |= {f"lmms_{name}": value for name, value in _fractions(counts_RPL[1]).items()}
+        scores["lmms_yes_ratio"] = _ratio(counts_RPL[1, :, _YES].sum(), counts_RPL[1].sum())
+        return scores
+
+    @staticmethod
+    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+        """The sample's term of ``accuracy``."""
+        assert isinstance(prediction, str)
+        return float(first_sentence_answer(prediction) == reference["label"])
+
+
+def first_sentence_answer(text: str) -> str:
+    """``no`` if a word of the first sentence is No, no or not; ``yes`` for all other text, nothing and "NO" included.
+
+    The sentence ends at the first full stop, commas are removed, and words are separated by single spaces (a line break
+    separates nothing).
+    """
+    words = text.partition(".")[0].replace(",", "").split(" ")
+    return "no" if {"No", "not", "no"} & set(words) else "yes"
+
+
+def bare_answer(text: str) -> str:
+    """The text in lower case without surrounding space; it is right only if it is the label."""
+    return text.lower().strip()
+
+
+def _fractions(counts_PL: Tensor) -> dict[str, Tensor]:
+    true_yes, false_yes, false_no = counts_PL[_YES, _YES], counts_PL[_YES, _NO], counts_PL[_NO, _YES]
+    precision, recall = _ratio(true_yes, true_yes + false_yes), _ratio(true_yes, true_yes + false_no)
+    return {
+        "accuracy": _ratio(true_yes + counts_PL[_NO, _NO], counts_PL.sum()),
+        "precision": precision,
+        "recall": recall,
+        "f1": _ratio(2 * precision * recall, precision + recall),
+    }
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return part / whole if whole > 0 else torch.zeros_like(part)
+
 
 IMAGES = "val2014"
 

@@ -1,29 +1,36 @@
-"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks, as texts, or in the chat template as kvpress asks.
+"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks from files, or the six that need no other text, made here.
 
 Three forms of files are read: the Hub's Parquet rows (context, question, answer prefix: kvpress's form), RULER's own
 ``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes.
 Without the template (``chat: false``) a prompt is RULER's own text, in which the answer prefix follows the question as
 written. In it the user says context and question, and the answer begins with the prefix. Not here: kvpress's reading of
 a tokenizer without a template (a line break before the answer prefix).
+
+Made texts are a pure function of a random generator and a size. Their wording, structure and answers are RULER's (its
+``niah.py``, ``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``). Its words are not:
+keys and listed words are ours. So scores compare with others over the same texts, not with published ones.
 """
 
 from __future__ import annotations
 
 import re
+import string
+import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise, product
 from pathlib import Path
+from random import Random
 from typing import ClassVar
 
+from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
-from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
-from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
+from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext, not_at_hand, read_tokenizer
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_jsonl
 
 FILE = "validation.jsonl"
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
@@ -163,3 +170,298 @@ def ruler_sample(
         chat=asker.chat,
         prefix_characters=len(prefix) if asker.chat else None,
     )
+
+
+_NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
+_HIDDEN = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
+    "{kind} afterwards.\n"
+)
+_ASK = (
+    "What is the special magic {kind} for {key} mentioned in the provided text? The special magic {kind} for {key} "
+    "mentioned in the provided text is"
+)
+_TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+_ASK_TRACK = (  # "assgined" is RULER's
+    "Question: Find all variables that are assigned the value {value} in the text above. Answer: According to the "
+    "chain(s) of variable assignment in the text above, {count} variables are assgined the value {value}, they are: "
+)
+_COMMON = (
+    "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
+    "appear most often.\n"
+)
+_ASK_COMMON = (
+    "Question: What are the 10 most common words in the above list? Answer: The top 10 words that appear most often in "
+    "the list are:"
+)
+_CODED = (
+    "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
+    "coded words. "
+)
+_ASK_CODED = (
+    "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
+    "appeared words in the above coded text? Answer: According to the coded text above, the three most frequently "
+    "appeared words are:"
+)
+_WORDS = (*ADJECTIVES, *NOUNS, *NAMES, *(name + ending for name, ending in product(NAMES, ("ta", "ro", "mi", "su"))))
+_HOPS, _COMMON_WORDS, _CODED_LENGTH, _ZETA_2 = 4, 10, 6, 1.6449340668482264  # the sum of 1 / k^2
+
+
+@dataclass(frozen=True)
+class Text:
+    """One sample's text: what may be compressed, what asks, and the expected texts."""
+
+    context: str
+    rest: str
+    answers: list[str]
+
+
+def needle_in_noise(random: Random, size: int) -> Text:
+    """``niah_single_1``: one number among ``size`` times the same five sentences."""
+    return _niah(random, [_NOISE] * size, "number", _word_key)
+
+
+def needle_in_needles(random: Random, size: int) -> Text:
+    """``niah_multikey_2``: one number among ``size`` others of other keys."""
+    key = _word_key(random)
+    others = [_needle("number", _other(random, key, _word_key), _number(random)) for _ in range(size)]
+    return _niah(random, others, "number", lambda _: key)
+
+
+def uuid_in_uuids(random: Random, size: int) -> Text:
+    """``niah_multikey_3``: the same, where keys and values are UUIDs."""
+    others = [_needle("uuid", _uuid(random), _uuid(random)) for _ in range(size)]
+    return _niah(random, others, "uuid", _uuid)
+
+
+def variable_tracking(random: Random, size: int) -> Text:
+    """``vt``: a value handed from variable to variable, in order, among ``size`` lines of noise; first an example."""
+    example = _chain(random, 10, letters=3)
+    main = _chain(random, size, letters=5)
+    solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
+    return Text(solved + main.context, main.rest, main.answers)
+
+
+def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
+    """``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
+
+    Args:
+        random: generator.
+        size: the others' number, at most what there are words for.
+        often: how many times a common and another word is listed.
+    """
+    example = _numbered(random, 30, (10, 3) if often[0] > 10 else (3, 1))
+    main = _numbered(random, size, often)
+    solved = example.context + example.rest + " " + _listed(example.answers) + "\n"
+    return Text(solved + main.context, main.rest, main.answers)
+
+
+def frequent_words(random: Random, size: int) -> Text:
+    """``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is dots: noise."""
+    vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
+    vocabulary[0] = "..."
+    words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
+    random.shuffle(words)
+    return Text(f"{_CODED}{' '.join(words)}\n", _ASK_CODED, vocabulary[1:4])
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How a task's texts are made.
+
+    Attributes:
+        make: of a generator and a size.
+        smallest: size below which the task has no single right answer.
+        largest: size at which the words run out; None: they do not.
+    """
+
+    make: Callable[[Random, int], Text]
+    smallest: int
+    largest: int | None = None
+
+
+MAKERS = {
+    "niah_single_1": Maker(needle_in_noise, 1),
+    "niah_multikey_2": Maker(needle_in_needles, 1),
+    "niah_multikey_3": Maker(uuid_in_uuids, 1),
+    "vt": Maker(variable_tracking, _HOPS + 1),
+    "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
+    "fwe": Maker(frequent_words, 60),
+}
+
+
+def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Random], str]) -> Text:
+    key, value = draw_key(random), _uuid(random) if kind == "uuid" else _number(random)
+    place = random.randrange(len(haystack))
+    sentences = [*haystack[:place], _needle(kind, key, value), *haystack[place:]]
+    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
+    return Text(context, _ASK.format(kind=kind, key=key), [value])
+
+
+def _needle(kind: str, key: str, value: str) -> str:
+    return _NEEDLE.format(kind=kind, key=key, value=value)
+
+
+def _chain(random: Random, size: int, letters: int) -> Text:
+    variables = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
+    value = str(random.randrange(10_000, 100_000))
+    links = [f"VAR {variables[0]} = {value}"]
+    links += [f"VAR {ours} = VAR {before} " for before, ours in pairwise(variables)]
+    lines = [f"{_NOISE}\n"] * size
+    for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
+        lines.insert(place + moved, link)
+    return Text(f"{_TRACK}{' '.join(lines)}\n", _ASK_TRACK.format(value=value, count=len(variables)), variables)
+
+
+def _numbered(random: Random, size: int, often: tuple[int, int]) -> Text:
+    words = random.sample(_WORDS, _COMMON_WORDS + size)
+    common, others = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
+    listed = common * often[0] + others * often[1]
+    random.shuffle(listed)
+    return Text(f"{_COMMON}{_listed(listed)}\n", _ASK_COMMON, common)
+
+
+def _listed(words: list[str]) -> str:
+    return " ".join(f"{place}. {word}" for place, word in enumerate(words, 1))
+
+
+def _distinct(random: Random, count: int, letters: str, length: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found["".join(random.choices(letters, k=length))] = None
+    return list(found)
+
+
+def _other(random: Random, key: str, draw: Callable[[Random], str]) -> str:
+    while (found := draw(random)) == key:
+        pass
+    return found
+
+
+def _word_key(random: Random) -> str:
+    return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
+
+
+def _number(random: Random) -> str:
+    return str(random.randrange(1_000_000, 10_000_000))
+
+
+def _uuid(random: Random) -> str:
+    return str(uuid.UUID(int=random.getrandbits(128), version=4))
+
+
+_SHORT = 4096  # RULER lists words less often below it
+
+
+@dataclass
+class RulerSynthetic(LongContext):
+    """Six of RULER's tasks at a given length. Not the published texts: their words are others.
+
+    See ``LongContext`` for ``chat`` and ``question``.
+
+    Attributes:
+        tasks: which of the six.
+        length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
+            words (what white space separates) without one. A chat template's tokens come on top.
+        tokenizer: folder or Hub id; special tokens are not counted.
+        samples_per_task: of each task.
+        seed: other seeds, other texts.
+    """
+
+    tasks: tuple[str, ...] = tuple(MAKERS)
+    length: int = 4096
+    tokenizer: str | None = None
+    samples_per_task: int = 100
+    seed: int = 0
+
+    name = "ruler_synthetic"
+    modality = "text"
+    primary = "string_match"
+    scored_by = RulerMatch
+    needs_files = False
+    allowed: ClassVar = {"tasks": tuple(MAKERS), "question": QUESTIONS}
+    ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
+    where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
+
+    @property
+    def expected_rows(self) -> int:
+        """``samples_per_task`` of each of ``tasks``."""
+        return self.samples_per_task * len(self.tasks)
+
+    def check_options(self) -> None:
+        """Refuse a ``length`` that is too short for one of the samples; only the smallest texts are made."""
+        if not_at_hand(self.tokenizer) is not None:
+            return  # ``check_requirements`` says it: it may be there when the task runs
+        count = _counter(self.tokenizer)
+        for task in self.tasks:
+            for number in range(self.samples_per_task):
+                _check_room(task, self._maker(task, number), self._budget(task), count)
+
+    def check_requirements(self) -> None:
+        """A tokenizer that is on the Hub must be at hand."""
+        if (error := not_at_hand(self.tokenizer)) is not None:
+            raise error
+
+    def _budget(self, task: str) -> int:
+        """What is left of ``length`` for a prompt."""
+        return self.length - NEW_TOKENS[family(task)]
+
+    def samples(self) -> list[Sample]:
+        """Task by task; a ``length`` that is too short for one is refused."""
+        count = _counter(self.tokenizer)
+        return [sample for task in self.tasks for sample in self._task_samples(task, count)]
+
+    def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
+        samples, size = [], 0
+        for number in range(self.samples_per_task):
+            make = self._maker(task, number)
+            size = _largest_size(task, make, size, self._budget(task), count)
+            text = make(size)
+            parts = text.context, *parts_of(self, text.rest, task)
+            samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
+        return samples
+
+    def _maker(self, task: str, number: int) -> Callable[[int], Text]:
+        """The sample's text by its size; the same one for the same size."""
+        often = {"often": (6, 1)} if task == "cwe" and self.length < _SHORT else {}
+        return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
+
+
+def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int, count: Callable[[str], int]) -> int:
+    """The largest size whose text is no longer than ``budget``, found from ``near`` outwards, then by halving."""
+
+    def fits(size: int) -> bool:
+        return _length(make(size), count) <= budget
+
+    _check_room(task, make, budget, count)
+    low, most = MAKERS[task].smallest, MAKERS[task].largest
+    step, high = 1, max(near, low)
+    if fits(high):
+        low = high
+        while (most is None or low < most) and fits(high := min(low + step, most or low + step)):
+            low, step = high, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _check_room(task: str, make: Callable[[int], Text], budget: int, count: Callable[[str], int]) -> None:
+    """Raise a worded ``ValueError`` where a sample's smallest text is longer than ``budget``."""
+    if (least := _length(make(MAKERS[task].smallest), count)) > budget:
+        raise ValueError(
+            f"length leaves {budget} tokens or words for a prompt of {task}, and its shortest text has {least}; "
+            f"raise length to {least + NEW_TOKENS[family(task)]} or more, or leave {task} out of tasks"
+        )
+
+
+def _length(text: Text, count: Callable[[str], int]) -> int:
+    return count(text.context + text.rest)
+
+
+def _counter(tokenizer: str | None) -> Callable[[str], int]:
+    if tokenizer is None:
+        return lambda text: len(text.split())
+    loaded = read_tokenizer(tokenizer)
+    return lambda text: len(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.datasets.image_sources import inside
-from subtoken_train.evaluation.metrics.choices import ScienceQAScores
-from subtoken_train.evaluation.metrics.named_letters import LETTERS
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.metrics.choices import LETTERS, ScienceQAScores
+from subtoken_train.evaluation.tasks.file_rows import FileRow, benchmark_json, find_file, read_named, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, about_image, lettered
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import benchmark_json, read_named
 
 PROBLEMS, SPLITS = "problems.json", "pid_splits.json"
 SUBSETS = {"img": 2017, "full": 4241}

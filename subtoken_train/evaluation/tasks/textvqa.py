@@ -14,10 +14,9 @@ from pathlib import Path
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_entries, read_jsonl
 
 QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
 ANSWERS = "TextVQA_0.5.1_val.json"

@@ -15,10 +15,9 @@ from typing import ClassVar
 from subtoken_train.datasets.video_sources import evenly_spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results.store import SampleRecord, read_samples
+from subtoken_train.evaluation.results import SampleRecord, read_samples
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
-from subtoken_train.evaluation.tasks.table_files import read_table
+from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
 

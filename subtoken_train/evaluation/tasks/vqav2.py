@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.text_files import read_entries
 from subtoken_train.typed import shown
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"

@@ -20,10 +20,9 @@ from typing import ClassVar
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.likelihoods import Perplexity
-from subtoken_train.evaluation.tasks.file_rows import task_source
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.file_rows import benchmark_text, task_source
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.text_files import benchmark_text
 
 _WORD = re.compile(r"\s*\S+")
 TEXT_FILES = ("test.txt", "wiki.test.raw", "wiki.test.tokens")

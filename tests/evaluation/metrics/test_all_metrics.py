@@ -9,8 +9,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from subtoken_train.evaluation.metrics import caption_cider
-from subtoken_train.evaluation.tasks import TASKS, build_task
+from subtoken_train.evaluation.tasks import TASKS, build_task, captions
 from tests.support.metric_cases import CASES
 
 
@@ -21,7 +20,7 @@ def words(rows):
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch):
-    monkeypatch.setattr(caption_cider, "ptb_tokens", words)
+    monkeypatch.setattr(captions, "ptb_tokens", words)
 
 
 def metric_of(name):
@@ -73,7 +72,7 @@ class TestEach:
 def one_of_two(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
-    caption_cider.ptb_tokens = words
+    captions.ptb_tokens = words
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     found = {
         name: {

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from subtoken_train.evaluation.metrics import caption_cider
-from subtoken_train.evaluation.metrics.caption_cider import (
+from subtoken_train.evaluation.tasks import captions
+from subtoken_train.evaluation.tasks.captions import (
     CaptionCider,
     check_tokenizer,
     cider,
@@ -26,7 +26,7 @@ def cases(shared):
 @pytest.fixture
 def plain_tokens(monkeypatch):
     """Words in lower case in the tokenizer's place: no Java."""
-    monkeypatch.setattr(caption_cider, "ptb_tokens", lambda rows: [[text.lower() for text in row] for row in rows])
+    monkeypatch.setattr(captions, "ptb_tokens", lambda rows: [[text.lower() for text in row] for row in rows])
 
 
 def test_cider_of_golden_tokens(cases):

@@ -3,15 +3,13 @@
 import pytest
 
 from subtoken_train.evaluation.metrics.choices import (
+    LETTERS,
     MMBenchScores,
     ScienceQAScores,
     llava_choice,
     llava_letter,
-    lmms_right,
-)
-from subtoken_train.evaluation.metrics.named_letters import (
-    LETTERS,
     lmms_letter,
+    lmms_right,
     lmms_static_letter,
     plain_letter,
     vlmevalkit_letter,

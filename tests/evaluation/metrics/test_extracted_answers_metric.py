@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.extracted_answers import MathVistaAccuracy, equal, extract, normalise
+from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, equal, extract, normalise
 from tests.support.vqa_cases import reference_cases
 
 CHOICES = ["135°", "140°", "145°"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evaluation.metrics.local_scores import RULES, LocalScores
+from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from subtoken_train.evaluation.metrics import longbench_scores
-from subtoken_train.evaluation.metrics.longbench_scores import (
+from subtoken_train.evaluation.tasks import longbench
+from subtoken_train.evaluation.tasks.longbench import (
     SETS,
     LongBenchScores,
     check_jieba,
@@ -104,8 +104,8 @@ def test_the_mean_is_over_sets():
 
 
 def test_without_jieba(monkeypatch):
-    monkeypatch.setattr(longbench_scores, "find_spec", lambda name: None)
-    longbench_scores._chinese.cache_clear()
+    monkeypatch.setattr(longbench, "find_spec", lambda name: None)
+    longbench._chinese.cache_clear()
     with pytest.raises(ValueError, match=r"LongBench's dureader, vcsum are cut into words by jieba, .*\[eval\]'"):
         check_jieba(["vcsum", "qasper", "dureader"])
     with pytest.raises(ValueError, match="by jieba, which is missing"):

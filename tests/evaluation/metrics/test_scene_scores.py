@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.scene_questions import DESCRIPTION_KINDS, ask
-from subtoken_train.datasets.scenes import COLOR_NAMES, PLACES, draw_scene
+from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES, ask, draw_scene
 from subtoken_train.evaluation.metrics.scene_scores import (
     ATTRIBUTES,
     SceneScore,

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from subtoken_train.evaluation.metrics.mme_scores import MME_SUBTASKS, MMEScores, begun_answer, official_answer
-from subtoken_train.evaluation.metrics.pope_scores import POPEScores, bare_answer, first_sentence_answer
+from subtoken_train.evaluation.tasks.mme import MME_SUBTASKS, MMEScores, begun_answer, official_answer
+from subtoken_train.evaluation.tasks.pope import POPEScores, bare_answer, first_sentence_answer
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 LLAVA = {

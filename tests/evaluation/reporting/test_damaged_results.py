@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
-from subtoken_train.evaluation.reporting.markdown import report_markdown
+from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from tests.support.report_results import answers, facts, register, write_run

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.intervals import bootstrap_interval, quantile_interval, resampled_means
-from subtoken_train.evaluation.reporting.estimates import (
+from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
+from subtoken_train.evaluation.reporting.score_tables import (
     Estimate,
     difference_estimate,
     mean_difference,
     mean_estimate,
     score_estimate,
 )
-from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from tests.support.report_results import answers, facts, register, write_run
 
 

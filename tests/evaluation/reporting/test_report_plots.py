@@ -9,8 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from subtoken_train.evaluation.charts import COLORS, svg_of
-from subtoken_train.evaluation.reporting.kind_scores import MAX_ARMS
-from subtoken_train.evaluation.reporting.plots import (
+from subtoken_train.evaluation.reporting.page import (
     MOOT,
     MOOT_WORDS,
     curve_chart,
@@ -19,6 +18,7 @@ from subtoken_train.evaluation.reporting.plots import (
     series_of,
 )
 from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.score_tables import MAX_ARMS
 from tests.support.drawings import clipped_texts
 from tests.support.report_results import KINDS, answers, facts, register, write_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.results.manifest import MANIFEST_FILE
+from subtoken_train.evaluation.results import MANIFEST_FILE
 from tests.support.report_results import answers, facts, register, write_run
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, make_tables
-from subtoken_train.evaluation.results.manifest import SAMPLES_GLOB
+from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 

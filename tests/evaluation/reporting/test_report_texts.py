@@ -9,8 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.evaluation.reporting.exports import HEADINGS, latex_escape, report_csv, report_latex
-from subtoken_train.evaluation.reporting.markdown import markdown_escape, report_markdown
+from subtoken_train.evaluation.reporting.exports import (
+    HEADINGS,
+    latex_escape,
+    markdown_escape,
+    report_csv,
+    report_latex,
+    report_markdown,
+)
 from subtoken_train.evaluation.reporting.report import human_names, make_report
 from subtoken_train.evaluation.reporting.sections import query_aware_text, verdicts
 from tests.support.report_results import answers, facts, register, write_run

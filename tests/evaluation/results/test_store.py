@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.results.manifest import ArmFacts, Manifest
-from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter, prompt_digest, read_samples
+from subtoken_train.evaluation.results import (
+    ArmFacts,
+    Manifest,
+    SampleRecord,
+    SampleWriter,
+    prompt_digest,
+    read_samples,
+)
 from tests.support.measured import MEASURED
 
 RECORD = SampleRecord(

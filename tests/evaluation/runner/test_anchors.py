@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from subtoken_train.evaluation.runner.anchors import solve, with_anchors
-from subtoken_train.evaluation.runner.arms import prepare
+from subtoken_train.evaluation.runner.arms import prepare, solve, with_anchors
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.runner.batches import plan_batches
+from subtoken_train.evaluation.runner.cell import plan_batches
 from subtoken_train.evaluation.tasks.task import Sample
 
 samples = st.lists(

@@ -11,8 +11,7 @@ import pytest
 
 from subtoken_train.cli.grid_check import check_lines, planned_adapter
 from subtoken_train.cli.main import main
-from subtoken_train.evaluation.runner.anchors import with_anchors
-from subtoken_train.evaluation.runner.arms import load_arm, prepare
+from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.dry_run import LayoutPool, dry_run
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool

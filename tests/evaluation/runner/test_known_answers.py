@@ -8,8 +8,7 @@ from statistics import mean
 import pytest
 
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.evaluation.results.manifest import Manifest
+from subtoken_train.evaluation.results import Manifest
 from subtoken_train.resources import resource
 
 ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))

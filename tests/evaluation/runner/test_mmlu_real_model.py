@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import load_arm, prepare
 from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.processes import ONE

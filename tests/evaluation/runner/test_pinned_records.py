@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.identity import identify
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.results.manifest import MANIFEST_FILE, Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec

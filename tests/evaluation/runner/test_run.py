@@ -13,8 +13,7 @@ import pytest
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import make_tables
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec

@@ -17,7 +17,7 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.main import main
 from subtoken_train.engine.build import build
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings

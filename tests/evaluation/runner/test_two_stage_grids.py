@@ -15,8 +15,7 @@ from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.engine.build import build
 from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.results.manifest import Manifest
-from subtoken_train.evaluation.results.store import read_samples
+from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
 from subtoken_train.families.backbone_config import BackboneConfig

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.evaluation.runner.batches import model_inputs
+from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.ruler import asked_parts
-from subtoken_train.evaluation.tasks.ruler_texts import MAKERS
+from subtoken_train.evaluation.tasks.ruler import MAKERS, asked_parts
 from subtoken_train.inference.text_prompts import encode_chat
 from subtoken_train.types import Region
 from tests.support.text_families import text_family

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from subtoken_train.evaluation.metrics.longbench_scores import SETS
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.longbench import NEW_TOKENS, ROWS, WITHOUT_CHAT
+from subtoken_train.evaluation.tasks.longbench import NEW_TOKENS, ROWS, SETS, WITHOUT_CHAT
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 

@@ -11,9 +11,9 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.evaluation.tasks import parquet_sets
+from subtoken_train.evaluation.tasks import table_files
 from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
-from subtoken_train.evaluation.tasks.parquet_sets import read_split
+from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
 
@@ -182,7 +182,7 @@ class TestHub:
                 raise ValueError(f"Unknown split {split!r}")
             return table([5])
 
-        monkeypatch.setattr(parquet_sets, "load_dataset", load)
+        monkeypatch.setattr(table_files, "load_dataset", load)
         return calls
 
     @pytest.mark.parametrize("source", [None, "lmms-lab-encoder/birds"])
@@ -216,7 +216,7 @@ class TestHub:
             calls.append(name)
             raise ConnectionError("no route")
 
-        monkeypatch.setattr(parquet_sets, "load_dataset", load)
+        monkeypatch.setattr(table_files, "load_dataset", load)
         with pytest.raises(ValueError, match=r"cannot be loaded \(no route\)\. hf download"):
             read_split(Birds(), "test", ["question"])
         assert calls == ["lmms-lab/birds"]

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, context_end, family
-from subtoken_train.evaluation.tasks.ruler_texts import MAKERS
+from subtoken_train.evaluation.tasks.ruler import MAKERS, NEW_TOKENS, context_end, family
 
 NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S+) is: (\S+)\.")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from subtoken_train.evaluation.tasks.file_rows import benchmark_json, read_entries, read_jsonl, read_lines, read_named
 from subtoken_train.evaluation.tasks.table_files import read_table
-from subtoken_train.evaluation.tasks.text_files import benchmark_json, read_entries, read_jsonl, read_lines, read_named
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from datasets import Dataset
 from PIL import Image
 
 from subtoken_train.datasets.video_sources import evenly_spaced
-from subtoken_train.evaluation.results.store import SampleRecord, SampleWriter
+from subtoken_train.evaluation.results import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.video import write_judge_file
 from tests.support.measured import MEASURED

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from subtoken_train.datasets.loaders import ResumableSampler
+from subtoken_train.datasets.ordered import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.trained_tensors import trained_tensors
 from tests.support.strategy_runs import GLOBAL_BATCH, assert_same

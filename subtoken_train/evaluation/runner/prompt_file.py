@@ -21,14 +21,12 @@ from subtoken_train.datasets.image_sources import find_image, inside
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results.store import SampleRecord
+from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import Cell
-from subtoken_train.evaluation.runner.cell_manifest import write_manifest
+from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, alone
-from subtoken_train.evaluation.tasks.file_rows import FileRow, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.text_files import read_jsonl
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool, family_named

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
-from subtoken_train.datasets.json_scan import scan_records
 from subtoken_train.datasets.record_fields import is_on, is_switch, refused_column
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id
-from subtoken_train.datasets.record_index import checked_record
-from subtoken_train.datasets.row_kinds import row_kind
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
+from subtoken_train.datasets.record_index import checked_record, scan_records
 from subtoken_train.documents import check_regular, read_text, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks

@@ -1,0 +1,474 @@
+"""One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
+
+Files are told apart by name: images, tables, texts. Records go to train, dev and test by picture, so that none is seen
+in training and asked about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
+from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
+from subtoken_train.datasets.record_format import image_names, used_turns, video_names
+from subtoken_train.datasets.unknown_tokens import spread
+from subtoken_train.documents import check_regular, read_text, text_problem
+
+TABLES = (".csv", ".tsv", ".json", ".jsonl")
+TEXTS = (".txt", ".md")
+MAX_FILES = 2_000_000
+_ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
+"""Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
+
+
+@dataclass(frozen=True)
+class OwnFolder:
+    """The files of a folder and of those below it, as paths relative to it, sorted.
+
+    Attributes:
+        path: the folder.
+        images: by their suffix; none is opened.
+        tables: CSV, TSV, JSON and JSON lines.
+        texts: plain text.
+        left_out: texts and tables that tell about the data.
+    """
+
+    path: Path
+    images: tuple[str, ...]
+    tables: tuple[str, ...]
+    texts: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def look_into(folder: Path) -> OwnFolder:
+    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out.
+
+    Raises:
+        ValueError: it is no folder, holds nothing that could be data, or too much.
+        OSError: it, or a folder in it, cannot be read.
+    """
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist; name the folder of your data")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
+    found: dict[str, list[str]] = {}
+    left_out = []
+    for number, name in enumerate(_names(folder)):
+        if number >= MAX_FILES:
+            raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
+        stem, suffix = map(str.lower, os.path.splitext(name))
+        if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
+            left_out.append(name)
+        else:
+            found.setdefault(suffix, []).append(name)
+    kinds_of_files = (PICTURE_SUFFIXES, TABLES, TEXTS)
+    images, tables, texts = (
+        tuple(sorted(name for suffix in kinds for name in found.get(suffix, ()))) for kinds in kinds_of_files
+    )
+    if not (images or tables or texts):
+        kinds = ", ".join((*TABLES, *TEXTS))
+        beside = f" (but {', '.join(sorted(left_out))}, about the data)" if left_out else ""
+        raise ValueError(f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}")
+    return OwnFolder(folder, images, tables, texts, tuple(sorted(left_out)))
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for place, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        below = os.path.relpath(place, folder)
+        for name in names:
+            if not name.startswith("."):
+                yield Path(below, name).as_posix()
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+MAX_TOTAL = 2**30
+"""Bytes of all texts together; more is a corpus, which recipes read as it lies."""
+ENOUGH = 30
+"""Documents; fewer are cut."""
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
+
+
+def read_texts(own: OwnFolder) -> list[str]:
+    """The text files of a folder.
+
+    Raises:
+        ValueError: one is too large, is not UTF-8 or is no file; all are too large together, or empty.
+    """
+    texts, total = [], 0
+    for name in own.texts:
+        text = read_text(own.path / name).removeprefix("\ufeff")
+        total += len(text)
+        if total > MAX_TOTAL:
+            raise ValueError(
+                f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet or JSON lines, "
+                "which a recipe reads itself (data.train)"
+            )
+        if "\0" in text:
+            raise ValueError(f"{own.path / name} holds NUL characters, so it is no text; take it out")
+        if text.strip() and (problem := text_problem(text)):
+            raise ValueError(f"{own.path / name} {problem}; mend it, or move it away")
+        texts.append(text)
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"the texts of {own.path} are empty")
+    return texts
+
+
+def documents_of(texts: Sequence[str]) -> list[str]:
+    """Documents: the texts themselves where there are many, else runs of their paragraphs of about equal length."""
+    whole = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
+    if len(whole) >= ENOUGH:
+        return whole
+    length = max(1, sum(map(len, whole)) // ENOUGH)
+    return [piece for text in whole for piece in _pieces(text, length)]
+
+
+def _pieces(text: str, length: int) -> Iterator[str]:
+    """Whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
+    parts = _BLANK_LINES.split(text)
+    parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.split("\n"), "\n")
+    piece: list[str] = []
+    gathered = 0
+    for part in parts:
+        piece.append(part)
+        gathered += len(part)
+        if gathered >= length:
+            yield joint.join(piece)
+            piece, gathered = [], 0
+    if piece:
+        yield joint.join(piece)
+
+
+_BLOCK = 2**20
+
+
+class PictureNames:
+    """Finds the images of a folder by what a table calls them.
+
+    A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
+    without, in folders that do not contradict those of the name.
+
+    Args:
+        own: the folder.
+        table: the table's path below it.
+    """
+
+    def __init__(self, own: OwnFolder, table: str) -> None:
+        self._own, self._beside = own, PurePosixPath(table).parent
+        self._there = set(own.images)
+        self._by_name: dict[str, list[str]] = defaultdict(list)
+        for name in own.images:
+            path = PurePosixPath(name)
+            for called in {path.name, path.stem}:
+                self._by_name[called].append(name)
+
+    def placed(self, record: OwnRecord) -> OwnRecord:
+        """The record with the paths of its images from the folder; an image that is not found keeps its name.
+
+        Raises:
+            ValueError: a name leads out of the folder, or could mean several images.
+        """
+        names = image_names(record.row)
+        if not names:
+            return record
+        found = [self._path(name, record.place) for name in names]
+        return OwnRecord({**record.row, "image": found[0] if len(found) == 1 else found}, record.place)
+
+    def missing(self, records: Iterable[OwnRecord]) -> list[tuple[str, str]]:
+        """(name, place) of the images of placed records that are not there."""
+        return [(name, each.place) for each in records for name in image_names(each.row) if name not in self._there]
+
+    def _path(self, name: str, place: str) -> str:
+        folder, beside = self._own.path, self._beside
+        if os.path.isabs(name):
+            name = os.path.relpath(name, os.path.abspath(folder))
+        for start in (PurePosixPath(), beside):
+            path = os.path.normpath(start / name)
+            if path in self._there:
+                return _within(folder, path, place)
+        _within(folder, os.path.normpath(beside / name), place)
+        called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
+        if len(called) > 1:
+            raise ValueError(f"{place}: image {name[:80]!r} could be {called[0]} or {called[1]}; write its path")
+        return _within(folder, called[0], place) if called else name
+
+
+def _may_be(name: str, path: str) -> bool:
+    """Whether the folders of a name are the last ones of a path, or the other way round: ``train/`` is not ``val/``."""
+    given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
+    return all(one == other for one, other in zip(given, there, strict=False))
+
+
+def _within(folder: Path, name: str, place: str) -> str:
+    try:
+        inside(folder, name)
+    except ValueError:
+        raise ValueError(
+            f"{place}: image {name[:80]!r} lies outside of {folder} (a path or a link); copy it in"
+        ) from None
+    return name
+
+
+def check_pictures(folder: Path, names: list[str], show: Callable[[int, int], None]) -> int:
+    """Open images, evenly spread where there are many; returns how many.
+
+    Raises:
+        ValueError: one is no image that can be read, or too large.
+    """
+    some = spread(len(names))
+    for done, place in enumerate(some, 1):
+        open_image(folder / names[place])
+        show(done, len(some))
+    return len(some)
+
+
+def same_pictures(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """For each image the name of the first that has the very same bytes; only files of equal sizes are read."""
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        by_size[(folder / name).stat().st_size].append(name)
+    first = {}
+    for alike in by_size.values():
+        seen: dict[bytes, str] = {}
+        for name in alike:
+            first[name] = name if len(alike) == 1 else seen.setdefault(_digest(folder / name), name)
+    return first
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    check_regular(path)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()
+
+
+SHARE = 0.1
+"""Of the pictures (or questions, or texts) that dev gets, and test; one at least, ``MOST_HELD`` at most."""
+MOST_HELD = 1000
+SPLITS = ("train", "dev", "test")
+T = TypeVar("T")
+
+
+def split_by(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[str, list[T]]:
+    """Whole groups by split, in their own order; which group goes where depends on its name and the seed alone.
+
+    Args:
+        groups: what belongs together, by a name.
+        seed: another one deals anew.
+        what: a group in words, for the message.
+
+    Raises:
+        ValueError: fewer than three groups.
+    """
+    if len(groups) < len(SPLITS):
+        raise ValueError(f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least")
+    held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
+    drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
+    parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}
+    return {split: [each for name in groups if name in parts[split] for each in groups[name]] for split in SPLITS}
+
+
+def group_records(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, list[OwnRecord]]:
+    """Records that share a picture, directly or through others; those without one that ask the same.
+
+    Args:
+        records: with paths of images.
+        same: see ``same_pictures``.
+    """
+    roots: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while roots.setdefault(name, name) != name:
+            roots[name] = name = roots[roots[name]]
+        return name
+
+    keys = []
+    for record in records:
+        names = [f"image {same[name]}" for name in image_names(record.row)] or [f"asks {_asked(record)}"]
+        for name in names[1:]:
+            roots[root(name)] = root(names[0])
+        keys.append(names[0])
+    groups: dict[str, list[OwnRecord]] = defaultdict(list)
+    for record, key in zip(records, keys, strict=True):
+        groups[root(key)].append(record)
+    return dict(groups)
+
+
+def check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
+    """Raise a ``ValueError`` where one question about the same images has two answers."""
+    said: dict[tuple[str, ...], tuple[str, str]] = {}
+    for record in records:
+        turns = used_turns(record.row)
+        if len(turns) != 2:
+            continue  # conversations differ in what was said before
+        question = (*(same[name] for name in image_names(record.row)), " ".join(turns[0]["value"].split()))
+        answer, place = said.setdefault(question, (turns[1]["value"].strip(), record.place))
+        if answer != turns[1]["value"].strip():
+            about = "about the same image " if image_names(record.row) else ""
+            raise ValueError(
+                f"{record.place} answers a question {about}otherwise than {place.rpartition(', ')[2]} does "
+                f"({turns[1]['value'].strip()[:40]!r}, {answer[:40]!r}); keep one of them"
+            )
+
+
+def _asked(record: OwnRecord) -> str:
+    turns = used_turns(record.row)
+    return " ".join(turns[0]["value"].split()) if turns else ""
+
+
+_LISTED = 3  # names in a message
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Records of three splits.
+
+    Attributes:
+        kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
+        splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
+        found: what was read, a line each.
+    """
+
+    kind: str
+    splits: dict[str, list[dict[str, Any]]]
+    found: tuple[str, ...]
+
+
+def read_own(
+    folder: Path,
+    table: str | None,
+    columns: dict[str, str | None],
+    seed: int,
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> OwnData:
+    """Look at a folder and read what it holds.
+
+    Args:
+        folder: images and a table of questions and answers, a file of conversations, or plain texts.
+        table: the file to read, below the folder; None: the one that is there.
+        columns: see ``read_own_table``.
+        seed: of the split.
+        show: told (done, total) while images are opened.
+
+    Raises:
+        ValueError: the folder is empty or mixed, or what it holds is broken, missing or too much.
+        OSError: something cannot be read.
+    """
+    own = look_into(folder)
+    data = _read(own, _table(own, table), columns, seed, show)
+    if not (names := own.left_out):
+        return data
+    left_out = f"{len(names):,} file{'s' if len(names) > 1 else ''} about the data left out ({', '.join(names)})"
+    return replace(data, found=(*data.found, left_out))
+
+
+def _read(
+    own: OwnFolder, name: str | None, columns: dict[str, str | None], seed: int, show: Callable[[int, int], None]
+) -> OwnData:
+    """What the table holds, or the texts where it is None."""
+    if name is None:
+        if named := [kind for kind, column in columns.items() if column is not None]:
+            raise ValueError(f"--{named[0]}-column names a column, but {own.path} holds no table")
+        return _text_data(own, read_texts(own), seed, f"{len(own.texts):,} text files")
+    read = read_own_table(own.path / name, columns)
+    if read.texts and own.images:
+        raise ValueError(
+            f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
+            "--image-column, --question-column and --answer-column, or move the images away"
+        )
+    if read.texts:
+        return _text_data(own, read.texts, seed, f"{name}: {len(read.texts):,} texts", unread_words(read))
+    return _record_data(own, name, read, seed, show)
+
+
+def _table(own: OwnFolder, chosen: str | None) -> str | None:
+    """The table that is meant; None where the folder is one of texts."""
+    if chosen is not None:
+        if chosen not in own.tables and not (own.path / chosen).is_file():
+            there = f"its tables are {', '.join(own.tables[:_LISTED])}" if own.tables else "it holds no table"
+            raise ValueError(f"{own.path} has no table {chosen!r}; {there}")
+        return chosen
+    if len(own.tables) > 1:
+        more = f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
+        listed = ", ".join(own.tables[:_LISTED])
+        raise ValueError(f"{own.path} holds several tables ({listed}{more}); say which one with --table")
+    if own.tables and own.texts:
+        raise ValueError(
+            f"{own.path} holds a table ({own.tables[0]}) and texts ({own.texts[0]}); say --table {own.tables[0]}, or "
+            "move the texts to a folder of their own"
+        )
+    if own.images and not own.tables:
+        other = f", but texts ({own.texts[0]}): move one kind away, or" if own.texts else ";"
+        raise ValueError(
+            f"{own.path} holds {len(own.images):,} images and no table of questions and answers{other} add a CSV file "
+            "with the columns image, question, answer"
+        )
+    return own.tables[0] if own.tables else None
+
+
+def _text_data(own: OwnFolder, texts: list[str], seed: int, what: str, unread: str = "") -> OwnData:
+    documents = documents_of(texts)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for document in documents:
+        groups.setdefault(document, []).append({"text": document})
+    cut = "" if len(documents) == len(texts) else f", {len(documents):,} documents"
+    found = (f"{what} ({sum(map(len, texts)):,} characters){cut}", unread)
+    return OwnData("texts", split_by(groups, seed, "documents"), tuple(filter(None, found)))
+
+
+def _record_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
+    records = _placed(own, name, read)
+    names = list(dict.fromkeys(each for record in records for each in image_names(record.row)))
+    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})"]
+    if unread := unread_words(read):
+        found.append(unread)
+    same: dict[str, str] = {}
+    if names:
+        opened = check_pictures(own.path, names, show)
+        same = same_pictures(own.path, names)
+        copies = len(names) - len(set(same.values()))
+        unused = len(own.images) - len(names)
+        found.append(
+            f"{len(names):,} images, {'all' if opened == len(names) else f'{opened:,} of them'} opened"
+            + (f"; {copies:,} are copies of others" if copies else "")
+            + (f"; {unused:,} more are in the folder and in no record" if unused else "")
+        )
+    elif own.images:
+        raise ValueError(
+            f"{own.path} holds {len(own.images):,} images, and {name} names none of them; say which column does with "
+            "--image-column, or move the images away"
+        )
+    # chats without an image may well begin alike and go on otherwise
+    check_answers([record for record in records if read.columns or image_names(record.row)], same)
+    split = split_by(group_records(records, same), seed, "pictures" if names else "questions")
+    rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
+    return OwnData("images" if names else "conversations", rows, tuple(found))
+
+
+def _placed(own: OwnFolder, table: str, read: OwnTable) -> list[OwnRecord]:
+    """The records with images that are there."""
+    finder = PictureNames(own, table)
+    for record in read.records:
+        if video_names(record.row):
+            raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
+    records = [finder.placed(record) for record in read.records]
+    if missing := finder.missing(records):
+        name, place = missing[0]
+        total = sum(len(image_names(record.row)) for record in records)
+        raise ValueError(
+            f"{len(missing):,} of {total:,} images are not in {own.path} (first: {name[:80]!r}, {place}); add them, or "
+            "drop their lines"
+        )
+    return records

@@ -1,1 +1,0 @@
-"""Results on disk: one folder per arm and task."""
