@@ -11,6 +11,7 @@ from making.families import families_page
 from making.fields import fields_page
 from making.methods import evictions_page, reducers_page, selectors_page
 from making.pictures import cache_picture, stages_picture
+from making.settings import arguments_page, arms_page
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {
@@ -19,6 +20,8 @@ PAGES = {
     "selectors.md": selectors_page,
     "families.md": families_page,
     "data_fields.md": fields_page,
+    "evaluation.md": arms_page,
+    "plugins.md": arguments_page,
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }

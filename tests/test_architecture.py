@@ -11,7 +11,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
 
 ROOMS = [
-    {"types", "errors", "forks", "resources", "documents", "outputs", "typed", "registry", "calibrations", "version"},
+    {
+        "types",
+        "errors",
+        "forks",
+        "resources",
+        "documents",
+        "outputs",
+        "typed",
+        "registry",
+        "calibrations",
+        "version",
+        "settings",
+    },
     {"functional"},
     {"ledger"},
     {"kernels"},

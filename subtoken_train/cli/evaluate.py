@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from subtoken_train.cli.arm_flags import add_compression_options, arm_options
+from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import plain, unknown_name
 from subtoken_train.resources import named_recipe
+from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable"
     )
-    parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
+    add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
@@ -187,12 +188,8 @@ def _interval(metric: str, figures: list[float], sign: Literal["", "+"] = "") ->
     return f"{printed(metric, sum(figures) / len(figures), sign)} [{low}, {high}]"
 
 
-ARM_OPTIONS = (
-    "adapter", "backbone", "reducer", "keep_ratio", "selector", "eviction", "eviction_keep", "eviction_every",
-    "eviction_option", "scope", "key_channels", "merge", "protocol", "prefill_chunk", "rerotate", "dtype",
-    "max_pixels",
-)  # fmt: skip
-"""Options that say who answers; a grid file says it itself."""
+ARM_OPTIONS = tuple(flag_name(name) for name in FLAGGED if name != "kv_dtype")
+"""Options that say who answers, beside the precision, which has a default; a grid file says them itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
 GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
@@ -201,14 +198,7 @@ FILE_ONLY = ("image_folder", "max_new_tokens")
 def add_grid_options(parser: argparse.ArgumentParser) -> None:
     """Options of grids alone."""
     parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
-    parser.add_argument(
-        "--selector", metavar="NAME", help="untrained control: none, value_norm, random, ... instead of the routers"
-    )
-    parser.add_argument(
-        "--protocol",
-        metavar="NAME",
-        help="query_aware (default), or context_first: the context is compressed before the question is seen",
-    )
+    add_settings(parser, "selector", "protocol")
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     parser.add_argument(
         "--check", action="store_true", help="say what the grid would run and what it wants; no weights, no files read"

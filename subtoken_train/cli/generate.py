@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, arm_options
+from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import real_path
 from subtoken_train.errors import plain
@@ -36,7 +36,7 @@ of its cache. The same command goes on where it stopped, also after Ctrl-C; OUT.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
+    add_settings(parser, "backbone")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image; repeatable, one per <image>"
     )

@@ -7,7 +7,7 @@ A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from subtoken_train.artifact.hub import adapter_folder
@@ -19,88 +19,23 @@ from subtoken_train.inference.compression import Compression, parse_keep
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
+from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
 
 DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
-NUMBERS = (
-    ("keep_ratio", (int, float), "a number"),
-    ("key_channels", (int, float), "a number"),
-    ("eviction_every", (int,), "a whole number of tokens"),
-    ("max_pixels", (int,), "a whole number of pixels"),
-)
-"""Options that are numbers, and of which types."""
-_TEXTS = (
-    "adapter",
-    "backbone",
-    "name",
-    "reducer",
-    "selector",
-    "eviction",
-    "scope",
-    "kv_dtype",
-    "merge",
-    "protocol",
-    "dtype",
-)
 
 
 @dataclass(frozen=True)
-class ArmSpec:
-    """One arm.
+class ArmSpec(ArmSettings):
+    """One arm: its settings, checked, and the model that they name.
 
     Attributes:
-        adapter: folder or Hub id of an adapter; None: ``backbone`` alone.
-        backbone: path or Hub id; with ``adapter``: where its backbone is.
-        name: None: made of the other attributes.
-        reducer: token reducer; None: the adapter's own (a backbone alone: none). Another one than the adapter was
-            trained under makes the arm untrained, and tables say so.
-        keep_ratio: share of the tokens that the reducer keeps; None: the adapter's own.
-        reducer_options: further settings of the reducer, see its class.
-        selector: what chooses value groups: None: the adapter's own; ``none``: nothing, all groups stay; or a
-            router-free selector (``value_norm``, ``random``, ...) at the adapter's S and K.
-        eviction: KV eviction after the prompt; None: none.
-        eviction_keep: what it keeps: ``0.1`` of the entries, ``256tokens`` per layer, ``20MB``.
-        eviction_every: evict again after this many generated tokens; None: only after the prompt.
-        eviction_options: settings of the eviction.
-        scope: what it chooses among, ``context`` (the default, also ``visual``) or ``all``.
-        kv_dtype: precision of the stored prompt: ``model``, ``int8`` or ``int4``.
-        key_channels: share of the channels that stay of the keys in scope; 1 cuts none.
-        merge: what becomes of evicted entries: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the
-            eviction does of itself.
-        protocol: ``query_aware``: the question is there when the cache is compressed; ``context_first``: the context is
-            compressed before the question is read.
-        prefill_chunk: rows of a prompt that run through a layer at a time; None: all.
-        rerotate: turn the keys that an eviction leaves to closed-up positions.
-        dtype: of the frozen weights, ``float32``, ``bfloat16`` or ``float16``; None: the adapter's, or fp32.
-        max_pixels: cap of an image, where images keep their own size; None: the adapter's, or the family's.
-        seed: of the reducer, selector or eviction ``random``, or of the selector ``static``; None: what they have.
-        written: how messages spell the options.
+        written: how messages spell the settings.
     """
 
-    adapter: str | None = None
-    backbone: str | None = None
-    name: str | None = None
-    reducer: str | None = None
-    keep_ratio: float | None = None
-    reducer_options: Mapping[str, Any] = field(default_factory=dict)
-    selector: str | None = None
-    eviction: str | None = None
-    eviction_keep: str | float | None = None
-    eviction_every: int | None = None
-    eviction_options: Mapping[str, Any] = field(default_factory=dict)
-    scope: Any = None
-    kv_dtype: Any = "model"
-    key_channels: float = 1.0
-    merge: Any = None
-    protocol: Protocol = "query_aware"
-    prefill_chunk: int | None = None
-    rerotate: bool = False
-    dtype: Any = None
-    max_pixels: int | None = None
-    seed: int | None = None
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -141,28 +76,21 @@ class ArmSpec:
             raise ValueError(f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}")
 
     def _check_types(self) -> None:
-        """A file may hold anything."""
+        """Refuse values of another type, which a file may hold, and a seed that nothing draws with."""
         place = " of an arm" if self.written == "key" else ""
-        for key in _TEXTS:
-            value = getattr(self, key)
-            if value is not None and not (isinstance(value, str) and value):
-                raise ValueError(f"{self.spelled(key)}{place} must be text; got {value!r}")
+        for name, setting in ARM_SETTINGS.items():
+            value = getattr(self, name)
+            if name in _CHECKED_ELSEWHERE or (value is None and name not in _ALWAYS):
+                continue
+            if not _is_of(setting.kind, value):
+                raise ValueError(f"{self.spelled(name)}{place} must be {setting.kind_words}; got {value!r}")
         if self.name is not None:
             check_file_name(self.name, "name of an arm")
-        if not isinstance(self.rerotate, bool):
-            raise ValueError(f"rerotate{place} must be true or false; got {self.rerotate!r}")
-        for key, kinds, kind in NUMBERS:
-            value = getattr(self, key)
-            if type(value) not in kinds and (value is not None or key == "key_channels"):
-                raise ValueError(f"{self.spelled(key)}{place} must be {kind}; got {value!r}")
         if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
             raise ValueError(
                 f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
                 f"{' or '.join(DRAWING)}"
             )
-        for key in ("reducer_options", "eviction_options"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise ValueError(f"{key}{place} must be a mapping of settings; got {getattr(self, key)!r}")
 
     def compression(self, round_up: bool = False) -> Compression:
         """Eviction and precision; ``round_up`` is for anchors.
@@ -178,19 +106,8 @@ class ArmSpec:
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        return Compression(
-            method,
-            keep,
-            unit,
-            self.scope,
-            self.kv_dtype,
-            round_up,
-            self.key_channels,
-            self.merge,
-            every=self.eviction_every,
-            prefill_chunk=self.prefill_chunk,
-            rerotate=self.rerotate,
-        )
+        settings = {name: getattr(self, name) for name in _OF_CACHES}
+        return Compression(method, keep, unit, round_up=round_up, every=self.eviction_every, **settings)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
@@ -235,5 +152,16 @@ class ArmSpec:
         )
 
 
-ARM_OPTIONS = tuple(option.name for option in fields(ArmSpec) if option.name != "written")
-"""What may be written of an arm."""
+def _is_of(kind: type, value: object) -> bool:
+    """Return whether a value is of a setting's type; an empty text is none, and a whole number is a number."""
+    if kind is dict:
+        return isinstance(value, Mapping)
+    return type(value) in ((int, float) if kind is float else (kind,)) and value != ""
+
+
+_CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed")
+"""Settings whose types ``parse_keep`` and ``Compression`` check, or that go with what draws."""
+_ALWAYS = ("key_channels", "rerotate", "reducer_options", "eviction_options")
+"""Settings for which None is no value."""
+_OF_CACHES = tuple(name for name in ARM_SETTINGS if name in Compression.__annotations__ and name != "eviction")
+"""Settings that ``Compression`` calls by the same name."""

@@ -9,7 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
 
@@ -17,23 +17,22 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
 from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import check_context_first
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
+from subtoken_train.settings import Setting, settings_of
 from subtoken_train.types import Batch, Protocol
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
 OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
 """Without effect where nothing is sampled."""
-UNOFFERED = ("name", "reducer_options", "selector", "seed")
-"""Options of an arm that only grids have."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,22 @@ class ModelArguments(ArmSpec):
 
     ``eviction_options`` are written ``key=value``, separated by ``;``. A reducer is for a backbone alone.
 
-    Attributes:
-        revision: branch, tag or commit of a Hub id.
-        dtype: of the backbone's weights; None: the adapter's own, float32 for a backbone alone.
-        context: language models, what may be compressed. ``auto``: the prompt up to its last blank line, else all but
-            its last 64 tokens; a number N: all but its last N tokens.
-        batch_size: prompts run together.
-        device: ``auto``: the first GPU where there is one.
+    ``context="auto"`` compresses a language model's prompt up to its last blank line, else all but its last 64 tokens.
     """
 
-    revision: str | None = None
-    dtype: str | None = None
-    context: str = "auto"
-    batch_size: str = "1"
-    device: str = "auto"
+    revision: Annotated[str | None, Setting("branch, tag or commit of a Hub id")] = None
+    context: Annotated[
+        str,
+        Setting("auto, or the number of last prompt tokens that are not compressed"),
+    ] = "auto"
+    batch_size: Annotated[str, Setting("the number of prompts run together (automatic sizes are not offered)")] = "1"
+    device: Annotated[str, Setting("auto (the first GPU, if any), cpu, cuda:0")] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.context != "auto":
-            _whole("context", self.context, "auto, or the number of last prompt tokens that are not compressed")
-        _whole("batch_size", self.batch_size, "the number of prompts run together (automatic sizes are not offered)")
+            _whole("context", self.context)
+        _whole("batch_size", self.batch_size)
 
     @property
     def query_tokens(self) -> int | None:
@@ -106,22 +101,11 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     Raises:
         ValueError: an unknown name, a value that is not allowed, or one that needs another which is missing.
     """
-    known = [*ARM_OPTIONS, *ModelArguments.__annotations__]
-    known = [name for name in known if name not in (*UNOFFERED, *unavailable)]
+    known = [name for name, each in MODEL_SETTINGS.items() if each.harness and name not in unavailable]
     texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
-    for name in texts:
-        if name not in known:
-            raise unknown_name("model argument", name, known)
-    for name in {"keep_ratio", "key_channels"} & set(texts):
-        texts[name] = _number(name, texts[name])
-    if (chunk := texts.get("prefill_chunk")) is not None:
-        _whole("prefill_chunk", chunk, "rows of a prompt that run at a time")
-        texts["prefill_chunk"] = int(chunk)
-    if (rerotate := texts.get("rerotate")) is not None:
-        check_word("value of rerotate", rerotate.lower(), SWITCHES)
-        texts["rerotate"] = SWITCHES[rerotate.lower()]
-    if (every := texts.get("eviction_every")) is not None:
-        texts["eviction_every"] = _whole("eviction_every", every, "generated tokens between two evictions")
+    for name, text in texts.items():
+        check_word("model argument", name, known)
+        texts[name] = _read(name, text)
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -132,17 +116,27 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     return ModelArguments(**texts, written="argument")
 
 
-def _whole(name: str, text: str, meaning: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name}={text} must be a whole number of at least 1: {meaning}")
-    return int(text)
+MODEL_SETTINGS = settings_of(ModelArguments)
 
 
-def _number(name: str, text: str) -> float:
+def _read(name: str, text: str) -> object:
+    """Return an argument's text as what its setting is; a method's own settings stay a text."""
+    kind = MODEL_SETTINGS[name].kind
+    if kind is int:
+        return _whole(name, text)
+    if kind is bool:
+        check_word(f"value of {name}", text.lower(), SWITCHES)
+        return SWITCHES[text.lower()]
     try:
-        return float(text)
+        return float(text) if kind is float else text
     except ValueError:
         raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}={text} must be a whole number of at least 1: {MODEL_SETTINGS[name].words}")
+    return int(text)
 
 
 @dataclass(frozen=True)

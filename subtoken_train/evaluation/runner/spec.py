@@ -15,9 +15,10 @@ from filelock import FileLock
 
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import read_yaml
-from subtoken_train.errors import check_range, unknown_name
-from subtoken_train.inference.arm_spec import ARM_OPTIONS, ArmSpec, Written
+from subtoken_train.errors import check_range, check_word, unknown_name
+from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.resources import named_recipe, resource
+from subtoken_train.settings import ARM_SETTINGS
 from subtoken_train.typed import checked
 
 Anchors = Literal["auto", "none"]
@@ -69,7 +70,7 @@ class Grid:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
 
 
-AXES = tuple(name for name in ARM_OPTIONS if not name.endswith("options") and name != "name")
+AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is not dict and name != "name")
 """What may be a list in a grid's arm: every combination becomes an arm."""
 
 
@@ -82,8 +83,7 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
     if not isinstance(content, Mapping):
         raise ValueError(f"an arm must be a mapping, for instance {{adapter: DIR}}; got {content!r}")
     for key in content:
-        if key not in ARM_OPTIONS:
-            raise unknown_name("key of an arm", key, ARM_OPTIONS)
+        check_word("key of an arm", key, ARM_SETTINGS)
     axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, list | tuple)}
     for key, values in axes.items():
         if not values:

@@ -1,0 +1,152 @@
+"""Settings of an arm, each declared once: name, type, default, and the words that explain it.
+
+Flags, keys of a grid's arms, a harness's ``model_args``, type checks and the tables of the docs are made from
+``ArmSettings``. Nothing here imports torch. Ranges, and what goes together, are for ``Compression`` and
+the methods to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from subtoken_train.types import Protocol
+
+KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false", dict: "a mapping of settings"}
+"""Types of settings in words."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Type and explanation of one setting.
+
+    Attributes:
+        words: what it is, as a phrase. ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names,
+            other settings stand in backticks.
+        metavar: what stands for a value in ``--help``.
+        unit: what a number of it counts.
+        flagged: whether it is an option of the commands that run an arm.
+        harness: whether a harness's ``model_args`` may hold it.
+        kind: type of its values, one of ``KINDS``; read off the annotation.
+    """
+
+    words: str
+    metavar: str = ""
+    unit: str = ""
+    flagged: bool = True
+    harness: bool = True
+    kind: type = str
+
+    @property
+    def kind_words(self) -> str:
+        """Its type in words: ``a whole number of tokens``."""
+        return f"{KINDS[self.kind]} of {self.unit}" if self.unit else KINDS[self.kind]
+
+
+Words = str | None
+"""A text that may be left out."""
+
+
+@dataclass(frozen=True)
+class ArmSettings:
+    """Which model answers, and how its prompts are compressed."""
+
+    adapter: Annotated[Words, Setting("folder or Hub id of an adapter", "DIR|ID")] = None
+    backbone: Annotated[Words, Setting("a backbone alone; with `adapter`: where its backbone is", "PATH")] = None
+    name: Annotated[
+        Words,
+        Setting("name of its folder and rows (default: made of the other settings)", flagged=False, harness=False),
+    ] = None
+    reducer: Annotated[
+        Words, Setting("token reducer of a backbone alone: {reducers}; an adapter has its own", "NAME")
+    ] = None
+    keep_ratio: Annotated[float | None, Setting("share of the tokens that `reducer` keeps", "R")] = None
+    reducer_options: Annotated[
+        Mapping[str, Any], Setting("further settings of `reducer`", flagged=False, harness=False)
+    ] = field(default_factory=dict)
+    selector: Annotated[
+        Words,
+        Setting(
+            "untrained control in the routers' place: none (whole values), value_norm, output_norm, random or static",
+            "NAME",
+            harness=False,
+        ),
+    ] = None
+    eviction: Annotated[
+        Words,
+        Setting(
+            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
+            "NAME",
+        ),
+    ] = None
+    eviction_keep: Annotated[
+        str | float | None, Setting("what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB", "BUDGET")
+    ] = None
+    eviction_every: Annotated[
+        int | None, Setting("evict again whenever this many tokens were generated", "TOKENS", "tokens")
+    ] = None
+    eviction_options: Annotated[Mapping[str, Any], Setting("settings of the eviction method", "KEY=VALUE")] = field(
+        default_factory=dict
+    )
+    scope: Annotated[
+        Words,
+        Setting("what it chooses among: context (the default, also written visual) or all (text too)", "context|all"),
+    ] = None
+    kv_dtype: Annotated[str, Setting("precision of the stored prompt (default: model)", "model|int8|int4")] = "model"
+    key_channels: Annotated[
+        float,
+        Setting("share of the key channels in scope that stay, with an eviction or without (default: 1)", "SHARE"),
+    ] = 1.0
+    merge: Annotated[
+        Words,
+        Setting(
+            "how evicted entries join kept ones: none, weighted, pivot or position (default: the method's)",
+            "KIND",
+        ),
+    ] = None
+    protocol: Annotated[
+        Protocol,
+        Setting(
+            "query_aware (default), or context_first: the context is compressed before the question is seen", "NAME"
+        ),
+    ] = "query_aware"
+    prefill_chunk: Annotated[
+        int | None, Setting("rows of a prompt that run at a time, e.g. 4096 (default: all)", "ROWS", "rows")
+    ] = None
+    rerotate: Annotated[bool, Setting("turn the keys that stay to closed-up positions")] = False
+    dtype: Annotated[
+        Words,
+        Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME"),
+    ] = None
+    max_pixels: Annotated[
+        int | None, Setting("largest image, where images keep their own size (Qwen-VL, InternVL)", "N", "pixels")
+    ] = None
+    seed: Annotated[
+        int | None,
+        Setting(
+            "seed of a reducer, selector or eviction random, or of the selector static", flagged=False, harness=False
+        ),
+    ] = None
+
+
+def settings_of(declared: type) -> dict[str, Setting]:
+    """Return the settings that a dataclass declares by ``Annotated``, by name, in order."""
+    found: dict[str, Setting] = {}
+    for name, hint in get_type_hints(declared, include_extras=True).items():
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, Setting):
+                found[name] = replace(note, kind=_kind(hint.__origin__))
+    return found
+
+
+def _kind(hint: Any) -> type:
+    """Return the kind of an annotation: the first of a union, ``str`` for words, ``dict`` for a mapping."""
+    first = get_args(hint)[0] if get_origin(hint) is UnionType else hint
+    return dict if get_origin(first) is Mapping else first if first in KINDS else str
+
+
+ARM_SETTINGS = settings_of(ArmSettings)
+FLAGGED = tuple(name for name, each in ARM_SETTINGS.items() if each.flagged)
+"""Settings that commands offer as options."""
