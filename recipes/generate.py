@@ -187,7 +187,7 @@ class Arm:
     @property
     def fill(self) -> Fill:
         """What a dropped group reads as."""
-        return "mean" if "_mean" in self.variant else "learned" if "_learned" in self.variant else "zero"
+        return "mean" if "_mean" in self.variant else "zero"
 
     @property
     def routed(self) -> bool:

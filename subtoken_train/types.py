@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Layout = Literal["contiguous", "per_head"]
 """Of value groups: pieces of the whole value vector, or the same piece of every head."""
 
-Fill = Literal["zero", "mean", "learned"]
-"""What a dropped value group reads as (``routing/fill.py``)."""
+Fill = Literal["zero", "mean"]
+"""Value that a dropped value group reads as (``routing/bank.py``)."""
 
 Protocol = Literal["query_aware", "context_first"]
 """What a prompt's compression sees: the whole prompt, or its context before the question (``inference/prefill.py``)."""

@@ -205,11 +205,9 @@ def _routing_words(config: RoutingConfig | None) -> str:
     prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
     fill = "" if config.fill == "zero" else f"fill {config.fill}, "
     gate = "value gate, " if config.value_gate else ""
-    scope = "" if config.balance_scope == "sample" else f" per {config.balance_scope}"
-    temperature = "" if config.temperature == 1 else f", temperature {config.temperature:g}"
     return (
         f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
-        f"{config.budget} budget, {fill}{prior}{gate}balance weight {config.balance_weight:g}{scope}{temperature}"
+        f"{config.budget} budget, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
     )
 
 

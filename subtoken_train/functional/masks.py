@@ -72,40 +72,35 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
     return mask.reshape(batch, length, num_groups)
 
 
-def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None, temperature: float = 1.0) -> Tensor:
-    """The hard mask in the forward pass, exactly; the gradient of a sigmoid in the backward pass.
+def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
+    """Return the hard mask, exactly, with the gradient of a sigmoid in the backward pass.
 
-    The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits / temperature), in as few operations as it
-    takes: the forward pass has no use for the sigmoid. It has a first derivative only.
+    The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits), in as few operations as it takes: the
+    forward pass has no use for the sigmoid. It has a first derivative only.
 
     READING. The paper (section 3.6, appendix B.1) says "a straight-through estimator" and not whose gradient it passes:
-    the sigmoid of each logit, at temperature 1 unless asked otherwise, is ours.
+    the sigmoid of each logit is ours.
 
     Args:
         hard: bool mask of any shape.
         logits: router logits of the same shape, floating point.
         learns: bool, broadcast to that shape; where False, the gradient is zero. None: True everywhere.
-        temperature: of the sigmoid; a higher one gives a lower slope that reaches further from 0.
 
     Returns:
         A tensor of ``logits``' dtype that is exactly 0 or 1.
     """
     masked: Callable[..., Tensor] = _StraightThrough.apply
-    return masked(hard, logits, learns, temperature)
+    return masked(hard, logits, learns)
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hard: Tensor, logits: Tensor, learns: Tensor | None, temperature: float) -> Tensor:
+    def forward(ctx: Any, hard: Tensor, logits: Tensor, learns: Tensor | None) -> Tensor:
         ctx.save_for_backward(logits, learns)
-        ctx.temperature = temperature
         return hard.to(logits.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
         logits, learns = ctx.saved_tensors
-        scaled = ctx.temperature != 1
-        soft = (logits / ctx.temperature if scaled else logits).sigmoid()
-        slope: Tensor = torch.ops.aten.sigmoid_backward(gradients[0], soft)
-        slope = slope / ctx.temperature if scaled else slope
-        return None, slope if learns is None else slope * learns, None, None
+        slope: Tensor = torch.ops.aten.sigmoid_backward(gradients[0], logits.sigmoid())
+        return None, slope if learns is None else slope * learns, None

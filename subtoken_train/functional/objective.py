@@ -49,8 +49,7 @@ def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Ten
 
     Only routed tokens count (``routed_BN``, bool [B, N]). A sample without one gives 0, still connected to the
     logits, so that every router takes part in every step (DDP). 1 is perfect balance. Computed in fp32. Averaging
-    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one. (Samples
-    that are read as one, [1, B * N], give the loss of the batch, which is not.)
+    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one.
 
     READING. The paper gives its weight, 0.01, but neither form nor scale of "a small load-balancing auxiliary loss"
     (appendix B.1). This is the form of mixture-of-experts routers, scaled so that balance is 1 for every S; the layers'

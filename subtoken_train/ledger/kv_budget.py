@@ -209,7 +209,7 @@ def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
     if kept < 1:
         raise ValueError(
             f"fill mean stores a value vector per sample, which {tokens} tokens with {kept_groups} of {num_groups} "
-            "groups do not pay for; keep more tokens or groups, or take fill learned"
+            "groups do not pay for; keep more tokens or groups, or leave fill out"
         )
     return kept
 

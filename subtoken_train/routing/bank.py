@@ -35,7 +35,6 @@ from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, buil
 from subtoken_train.routing.linear import fp32_linear, init_router
 from subtoken_train.routing.output_norm import OutputNorms
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Fill
 
 
 class ValueGate(nn.Module):
@@ -52,36 +51,6 @@ class ValueGate(nn.Module):
     def forward(self, logits_BNS: Tensor) -> Tensor:
         """Factors [B, N, S] in fp32, between 0 and 2."""
         return 2 * torch.sigmoid(self.beta.float() * logits_BNS)
-
-
-class LearnedFill(nn.Module):
-    """One layer's vector; it starts at 0, where a dropped group reads as zero."""
-
-    def __init__(self, value_dim: int) -> None:
-        super().__init__()
-        self.vector = nn.Parameter(torch.zeros(value_dim, dtype=torch.float32))
-
-    def forward(self) -> Tensor:
-        """The vector, [1, V] in fp32."""
-        return self.vector.float()[None]
-
-
-def fill_of(kind: Fill, value_BNV: Tensor, routed_BN: Tensor, learned: nn.Module | None) -> Tensor | None:
-    """What dropped groups of a layer read as, [B, V] or [1, V] in fp32; None: zero.
-
-    Args:
-        kind: of the routing.
-        value_BNV: the value projection's output; a mean's gradient flows to it.
-        routed_BN: tokens that are routed, bool; a sample without one has the mean 0.
-        learned: the layer's own vector, under ``learned``.
-    """
-    if kind == "zero":
-        return None
-    if kind == "mean":
-        return masked_mean(value_BNV, routed_BN)
-    assert learned is not None
-    filled: Tensor = learned()
-    return filled
 
 
 class FeatureMap(nn.Module):
@@ -112,7 +81,11 @@ class FeatureMap(nn.Module):
 
 
 class RouterBank(nn.Module):
-    """One selector per decoder layer, with its value gate and its fill; ``attach`` hooks them to the value projections.
+    """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
+
+    A dropped group reads as zero or, with the fill ``mean`` (ours), as the mean of the sample's routed tokens in that
+    layer: one value vector per layer and sample, which a cache stores and every budget counts. Routing then acts on
+    what is left of a value without it, v' = mu + f * (v - mu), and so do the norms that choose.
 
     A score prior is added to a router's logits, and everything reads the sum: the choice, the straight-through
     sigmoid and the balance loss, whose probabilities would otherwise be of another router than the one that chooses,
@@ -128,8 +101,6 @@ class RouterBank(nn.Module):
         self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
         self.features = nn.ModuleList([FeatureMap(config) for _ in self.selectors] if config.features else [])
-        filled = range(shape.num_layers if config.fill == "learned" else 0)
-        self.fills = nn.ModuleList([LearnedFill(shape.value_dim) for _ in filled])
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -137,7 +108,7 @@ class RouterBank(nn.Module):
 
     @property
     def learned(self) -> bool:
-        """Whether the selectors, gates or fills have parameters to train."""
+        """Whether the selectors or gates have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
@@ -165,12 +136,12 @@ class RouterBank(nn.Module):
 
     def freeze_below(self, layer: int) -> None:
         """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
-        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer], *self.fills[:layer]):
+        for part in (*self.selectors[:layer], *self.gates[:layer], *self.features[:layer]):
             part.requires_grad_(False)
 
     def place(self, devices: Sequence[torch.device]) -> None:
-        """Put every layer's selector, gate, map of features and fill where the layer lies."""
-        for parts in (self.selectors, self.gates, self.features, self.fills):
+        """Put every layer's selector, gate and map of features where the layer lies."""
+        for parts in (self.selectors, self.gates, self.features):
             for part, device in zip(parts, devices, strict=False):
                 part.to(device)
 
@@ -212,12 +183,11 @@ class RouterBank(nn.Module):
         """
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         state, routed_BN = state.on(device), routed_BN.to(device)
-        fill_BV = fill_of(config.fill, value_BND, routed_BN, self.fills[layer] if self.fills else None)
+        fill_BV = masked_mean(value_BND, routed_BN) if config.fill == "mean" else None  # with the mean's gradient
         left_BND = value_BND
         if fill_BV is not None:
             left_BND = value_BND.detach() - fill_BV.detach()[:, None].to(value_BND.dtype)
-            own_weight = config.fill == "learned"  # is noted itself, not a copy
-            state.fills[layer] = fill_BV.detach() if own_weight else fill_BV.detach().to(value_BND.dtype)
+            state.fills[layer] = fill_BV.detach().to(value_BND.dtype)
         scores_BNS = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
         hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
@@ -276,7 +246,7 @@ class RouterBank(nn.Module):
         chosen = self.config.kept_groups < self.config.num_groups
         factors_BNS = mask_BNS.to(logits_BNS.dtype)
         if chosen:
-            factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1, self.config.temperature)
+            factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1)
         if not self.config.value_gate:
             return factors_BNS
         return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.types import Fill, Layout
 
 BudgetKind = Literal["per_token", "global", "ranked"]
-BalanceScope = Literal["sample", "batch"]
 FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
@@ -37,19 +36,16 @@ class RoutingConfig:
             many pairs, of which a token gets the more the higher the token reducer ranks it.
         value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
             With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
-        fill: what a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the layer,
-            which a cache stores; ``learned``, a vector per layer. Norms are then of what is left of a value without it.
+        fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
+            layer, which a cache stores. Norms are then of what is left of a value without it.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
         query_rank: rank of the product of token and query in ``bilinear``; others have none.
         features: what joins a learned router's logits through a learned map: ``norm`` (value norms of the groups),
             ``attention`` (the query's attention to the token; costs the layer's q and k projections a second time).
         balance_weight: lambda, weight of the load-balance loss of learned routers; 0 trains without it.
-        balance_scope: ``sample``: every sample is to use its groups alike, and the loss is linear in the batch;
-            ``batch``: all routed tokens of a micro-batch together, so that samples may differ. Then it is not linear:
-            it depends on how samples are split into micro-batches and over processes. Learned routers only.
-        temperature: of the sigmoid that the straight-through gradient is of, ``sigmoid(logit / temperature)``; the
-            forward pass has none. Learned routers only.
+        balance_scope: ``sample``, the only one; kept since adapters and recipes of version 0.2 say it.
+        temperature: 1, likewise.
         seed: seed of the ``random`` and ``static`` selectors.
     """
 
@@ -59,13 +55,13 @@ class RoutingConfig:
     layout: Layout = "contiguous"
     budget: BudgetKind = "per_token"
     value_gate: bool = False
-    fill: Fill = "zero"
+    fill: str = "zero"
     score_prior: ScorePrior = "none"
     query_conditioned: bool = False
     query_rank: int = 16
     features: tuple[FeatureName, ...] = ()
     balance_weight: float = 0.01
-    balance_scope: BalanceScope = "sample"
+    balance_scope: str = "sample"
     temperature: float = 1.0
     seed: int = 0
 
@@ -77,16 +73,19 @@ class RoutingConfig:
             check_word("routing feature", name, get_args(FeatureName))
             if self.features.count(name) > 1:
                 raise ValueError(f"routing features names {name!r} twice; once is enough")
-        check_range("routing temperature", self.temperature, 0.001, 1000)
+        for setting, kept in _RETIRED.items():
+            if getattr(self, setting) != kept:
+                raise _retired(setting, getattr(self, setting), f"leave it out, or set it to {kept!r}")
+        if self.fill == "learned":
+            raise _retired("fill", self.fill, "take zero or mean")
+        check_word("fill", self.fill, get_args(Fill))
         check_range("routing seed", self.seed, 0, MAX_SEED)
 
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
         check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
         check_word("budget", self.budget, get_args(BudgetKind))
-        check_word("balance_scope", self.balance_scope, get_args(BalanceScope))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
-        check_word("fill", self.fill, get_args(Fill))
         if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
             raise ValueError(
                 f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: "
@@ -101,28 +100,27 @@ class RoutingConfig:
     @property
     def token_budget(self) -> KVBudget:
         """What a routed token stores, and what is stored beside all of them; without a keep ratio."""
-        return KVBudget(1.0, self.num_groups, self.kept_groups, fill=self.fill)
+        return KVBudget(1.0, self.num_groups, self.kept_groups, fill=cast("Fill", self.fill))
 
     def of_routers(self) -> list[str]:
         """Settings away from their defaults that only learned routers have."""
         return [name for name in _OF_ROUTERS if getattr(self, name) != getattr(RoutingConfig, name)]
 
     def without_router(self, selector: str) -> RoutingConfig:
-        """The same under a router-free selector: what only routers have, or was learned with one, is as by default."""
-        fill: Fill = "zero" if self.fill == "learned" else self.fill
-        plain = {name: getattr(RoutingConfig, name) for name in _OF_ROUTERS}
-        return replace(self, selector=selector, fill=fill, **plain)
+        """Return the same under a router-free selector; settings that only routers have take their defaults."""
+        return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
 
 
-_OF_ROUTERS = (
-    "query_conditioned",
-    "value_gate",
-    "score_prior",
-    "query_rank",
-    "features",
-    "balance_scope",
-    "temperature",
-)
+_OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "features")
+_RETIRED = {"balance_scope": "sample", "temperature": 1.0}
+"""Settings of version 0.2 that brought nothing, and the value that is still read."""
+
+
+def _retired(setting: str, value: object, remedy: str) -> ValueError:
+    return ValueError(
+        f"routing {setting} {value!r} is gone, since it brought nothing where we measured it; {remedy}, or use version "
+        "0.2, which has it"
+    )
 
 
 @dataclass

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.functional.objective import balance_loss
-from subtoken_train.routing.base import BalanceScope
 
 
 @dataclass
@@ -31,8 +30,8 @@ class RoutingState:
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
         deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
             waits.
-        fills: per layer what dropped groups read as, without gradient, on the layer's device: [B, d_v] in the values'
-            dtype, or [1, d_v], which is the layer's own weight; empty where they read as zero.
+        fills: per layer the value that dropped groups read as, without gradient, on the layer's device, [B, d_v] in the
+            values' dtype; empty where they read as zero.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
             the balance loss is made of. Learned selectors only.
         ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
@@ -61,14 +60,12 @@ class RoutingState:
         tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **tensors)
 
-    def mean_balance(self, scope: BalanceScope = "sample") -> Tensor:
-        """Balance loss averaged over layers and what ``scope`` counts alone, a scalar; 0 where nothing is learned."""
-        return self.balances(scope).mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+    def mean_balance(self) -> Tensor:
+        """Return the balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
+        return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
 
-    def balances(self, scope: BalanceScope = "sample") -> Tensor:
-        """Balance loss per layer of ``choices`` (in its order, at least one), and per sample where ``scope`` says so.
-
-        [layers, B]; under the scope ``batch``, whose samples are read as one, [layers, 1].
+    def balances(self) -> Tensor:
+        """Return the balance loss per layer of ``choices`` (in its order, at least one) and sample, [layers, B].
 
         All layers at once: the tensors are small, and a layer would cost as many operations as all of them. Rows that
         layers above a cut no longer have are filled up with unrouted ones.
@@ -77,7 +74,4 @@ class RoutingState:
             pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
             for parts in zip(*self.choices.values(), strict=True)
         )
-        if scope == "batch":
-            samples = len(self.choices), -1
-            scores, hard, routed = (part.reshape(*samples, *part.shape[2:]) for part in (scores, hard, routed))
         return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)

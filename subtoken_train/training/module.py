@@ -199,7 +199,7 @@ class SubTokenModule(L.LightningModule):
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
             weight = self.routing_config.balance_weight
-            balance = result.state.mean_balance(self.routing_config.balance_scope)
+            balance = result.state.mean_balance()
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
         self.last_step = StepRecord.of(micro, result)

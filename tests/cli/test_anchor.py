@@ -86,7 +86,7 @@ def test_the_decoder_stage_is_solved_from_the_ledger(tmp_path):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("fill", "tokens"), [("mean", 10), ("learned", 9.5)])
+@pytest.mark.parametrize(("fill", "tokens"), [("mean", 10), ("zero", 9.5)])
 def test_a_filled_arms_anchor_has_its_real_bytes_and_fills_nothing(tmp_path, fill, tokens, gated):
     """16 tokens with 3 of 16 groups are 9.5 whole ones; a stored mean is half a token more."""
     path = changed(tmp_path, routing={"kept_groups": 3, "fill": fill, "value_gate": gated})

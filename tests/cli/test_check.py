@@ -147,8 +147,6 @@ def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
     assert "visual 64 16 8,192 3,072 32 17.1875 %" in lines
     plain = "routing linear, S=16, K=4, contiguous, per_token budget, balance weight 0.01"
     assert plain in checked(capsys, [*tiny, "--offline"])
-    learning = ["--model.routing.balance_scope=batch", "--model.routing.temperature=0.5"]
-    assert f"{plain} per batch, temperature 0.5" in checked(capsys, [*tiny, "--offline", *learning])
 
 
 def test_a_token_only_arm_has_no_anchor(capsys, tiny):

@@ -15,10 +15,19 @@ def test_a_stored_mean_is_counted(capsys):
     assert "routers (linear) 12 12,384" in lines
 
 
-def test_a_learned_fill_trains_and_costs_no_byte(capsys):
-    lines = checked(capsys, [*TINY, "--model.routing.fill=learned"])
-    assert "routers (linear) 18 13,152" in lines  # 128 channels more in each of 6 layers
-    assert "visual 64 16 8,192 1,536 32 14.8438 %" in lines
+def test_what_is_gone_is_refused_in_words(capsys):
+    for setting in ("fill=learned", "temperature=0.5", "balance_scope=batch"):
+        name, value = setting.split("=")
+        words = refused(capsys, [*TINY, f"--model.routing.{setting}"])
+        assert f"routing {name}" in words
+        assert value in words
+        assert "is gone" in words
+        assert "or use version 0.2, which has it" in words
+    neutral = ["--model.routing.temperature=1.0", "--model.routing.balance_scope=sample", "--model.routing.fill=zero"]
+    said, plain = (
+        [line for line in checked(capsys, argv) if not line.startswith("ready:")] for argv in ([*TINY, *neutral], TINY)
+    )
+    assert said == plain
 
 
 def test_nothing_dropped_is_nothing_to_fill(capsys):

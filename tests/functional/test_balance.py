@@ -69,31 +69,26 @@ def state_of(*layers):
 
 @settings(max_examples=50, deadline=None)
 @given(first=batches(), cut=st.integers(0, 4))
-def test_a_batch_is_one_long_sample(first, cut):
-    """The scope ``batch`` against loops; a layer above a cut has fewer rows.
-
-    A cut may leave tokens of which a global budget chose no group: a share of nothing is 0.
-    """
+def test_layers_are_those_of_a_loop(first, cut):
+    """A layer above a cut has fewer rows; it may leave tokens of which a global budget chose no group."""
     second = tuple(part[:, cut:] if cut < part.shape[1] else part for part in first)
     state = state_of(first, second)
-    expected = [slow_balance(*(part.flatten(0, 1) for part in layer)) for layer in (first, second)]
-    assert torch.allclose(state.balances("batch"), torch.tensor(expected)[:, None], atol=1e-5)
-    assert torch.allclose(state.mean_balance("batch"), torch.tensor(expected).mean(), atol=1e-5)
-    assert torch.equal(state.mean_balance("sample"), state.mean_balance())
+    expected = torch.stack([balance_loss(*layer) for layer in (first, second)])
+    assert torch.allclose(state.balances(), expected, atol=1e-5)
+    assert torch.equal(state.mean_balance(), state.balances().mean())
 
 
-def test_samples_that_differ_are_balanced_as_a_batch_alone():
+def test_samples_are_balanced_one_by_one():
     """Two samples that each use half of the groups: even together, uneven each."""
     logits = torch.tensor([[[9.0, 9, 0, 0]], [[0.0, 0, 9, 9]]]).requires_grad_()
     state = state_of((logits, fixed_mask(logits.detach(), 2), torch.ones(2, 1, dtype=torch.bool)))
-    assert state.mean_balance("batch").item() == pytest.approx(1.0, abs=1e-5)
-    assert state.mean_balance("sample").item() == pytest.approx(2.0, abs=1e-3)
+    assert state.mean_balance().item() == pytest.approx(2.0, abs=1e-3)
 
 
 def test_a_batch_without_routed_tokens_gives_zero_still_connected():
     logits = random_scores(0, 2, 3, 4).requires_grad_()
     state = state_of((logits, fixed_mask(logits.detach(), 1), torch.zeros(2, 3, dtype=torch.bool)))
-    loss = state.mean_balance("batch")
+    loss = state.mean_balance()
     loss.backward()
     assert loss.item() == 0
     assert logits.grad is not None
@@ -105,7 +100,7 @@ def test_routed_tokens_of_which_no_group_is_chosen_give_zero():
     logits, hard = random_scores(0, 2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.bool)
     routed = torch.ones(2, 3, dtype=torch.bool)
     assert balance_loss(logits, hard, routed).tolist() == [0.0, 0.0]
-    assert state_of((logits, hard, routed)).mean_balance("batch").item() == 0.0
+    assert state_of((logits, hard, routed)).mean_balance().item() == 0.0
 
 
 def test_padding_does_not_count():

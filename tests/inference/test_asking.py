@@ -40,7 +40,7 @@ CELLS = {
     "llama pages": {"family": "llama", **PLAIN, "eviction": "quest_steps"},
     "qwen3": {"family": "qwen3", **PLAIN, "eviction": "kvcompose", "keys": "cut"},
     "mistral_window": {"family": "mistral_window", **PLAIN, "eviction": "ada(knorm)"},
-    "qwen2_window": {"family": "qwen2_window", "reducer": "none", "selector": "learned_fill", "eviction": "none"},
+    "qwen2_window": {"family": "qwen2_window", "reducer": "none", "selector": "mean", "eviction": "none"},
 }
 
 

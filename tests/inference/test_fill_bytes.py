@@ -49,7 +49,7 @@ def allocated(cache):
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("fill", ["mean", "learned", "zero"])
+@pytest.mark.parametrize("fill", ["mean", "zero"])
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 @torch.no_grad()
@@ -67,13 +67,6 @@ def test_counted_is_allocated(tiny_family, fill, stage, budget):
         shape,
     )
     assert measured.ledger.bytes_of() - without.bytes_of() == beside
-
-
-@torch.no_grad()
-def test_a_learned_fill_is_the_models_own_weight(tiny_family):
-    backbone, _, _, cache = filled(tiny_family, RoutingConfig(fill="learned"))
-    for layer, part in zip(cache.layers, backbone.bank.fills, strict=True):
-        assert layer.filler.vectors_Bhd.data_ptr() == part.vector.data_ptr()
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
@@ -124,7 +117,7 @@ def test_budgets_in_bytes_hold_it(tiny_family, chain):
         assert 0.65 * budget < prompt.kv_bytes - prompt.index_bytes <= budget
 
 
-@pytest.mark.parametrize("selector", ["mean", "learned_fill"])
+@pytest.mark.parametrize("selector", ["mean", "gated"])
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
 @torch.no_grad()
 def test_samples_that_are_chosen_take_theirs_along(selector, eviction):

@@ -178,10 +178,9 @@ def test_a_stored_mean_is_paid_with_groups():
 
 @given(budgets(), st.integers(1, 600))
 def test_equal_groups_are_the_most_that_take_no_more(budget, tokens):
-    """And a fill of zero or a learned one costs nothing, nor does any where no group is dropped."""
+    """And a fill of zero costs nothing, nor does any where no group is dropped."""
     kept, plain = kept_count(tokens, budget.keep_ratio), budget.exact_total
-    for fill in ("zero", "learned"):
-        assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill=fill).total_of(tokens) == plain
+    assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill="zero").total_of(tokens) == plain
     assert KVBudget(1.0, 16, 16, fill="mean").total_of(tokens) == 1
 
     def vectors(groups):
@@ -200,5 +199,5 @@ def test_a_mean_is_stored_once_per_sample_and_routed_layer(samples):
     tokens, budget = {"visual": 64 * samples, "query": 9, "context": 0}, KVBudget(0.25, 16, 4, fill="mean")
     given = {"cut_layer": 1, "samples": samples}
     with_mean = nominal_ledger(TINY, tokens, budget, **given).bytes_of()
-    without = nominal_ledger(TINY, tokens, KVBudget(0.25, 16, 4, fill="learned"), **given).bytes_of()
+    without = nominal_ledger(TINY, tokens, KVBudget(0.25, 16, 4), **given).bytes_of()
     assert with_mean - without == samples * 3 * TINY.side_bytes

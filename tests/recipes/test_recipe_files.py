@@ -20,7 +20,7 @@ NAME = re.compile(
     r"(?:lora_only|(?P<reducer>[a-z]+(?:_[a-z]+)*)(?P<keep>\d+(?:p\d+)?)"
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
-    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean|learned))?"
+    r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean))?"
     r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?"
     r"(?:(?P<anchor>_anchor)|(?P<stage2>_stage2)|(?P<best>_best))?)"
 )
@@ -206,7 +206,7 @@ def test_routing(recipe):
         ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None, None]),
         ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, None, "_anchor"]),
         ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None, None]),
-        ("tiny_fastv25_s16k4_gated_learned_lf4", ["16", "4", None, None, None, "_gated", "learned", "4", None]),
+        ("tiny_fastv25_s16k4_gated_mean_lf4", ["16", "4", None, None, None, "_gated", "mean", "4", None]),
         ("tiny_fastv25_s16k3_mean", ["16", "3", None, None, None, None, "mean", None, None]),
         ("tiny_fastv25_s16k3_mean_gated", None),
         ("tiny_fastv25_s16k4_gated_prior", None),

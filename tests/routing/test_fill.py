@@ -29,7 +29,7 @@ def run_layer(backbone, batch):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
-@pytest.mark.parametrize("fill", ["mean", "learned"])
+@pytest.mark.parametrize("fill", ["mean", "zero"])
 @pytest.mark.parametrize(("selector", "gate"), [("linear", True), ("mlp", False), ("value_norm", False)])
 @torch.no_grad()
 def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, layout):
@@ -37,8 +37,6 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
     backbone = compress(
         tiny_family, RoutingConfig(selector, **groups, layout=layout, value_gate=gate, fill=fill), **FASTV
     )
-    for part in backbone.bank.fills:
-        part.vector.normal_()
     factors = {}
     if gate:
         for each in backbone.bank.gates:
@@ -48,9 +46,9 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
     heads, mask = tiny_family.shape.num_kv_heads, state.masks[LAYER]
     for sample in range(len(value)):
         tokens = state.routed_BN[sample].nonzero()[:, 0].tolist()
-        mu = torch.stack([value[sample, token] for token in tokens]).mean(0) if tokens else torch.zeros(value.shape[2])
-        if fill == "learned":
-            mu = backbone.bank.fills[LAYER].vector
+        mu = torch.zeros(value.shape[2])
+        if tokens and fill == "mean":
+            mu = torch.stack([value[sample, token] for token in tokens]).mean(0)
         for token in range(value.shape[1]):
             own = value[sample, token]
             factor = mask[sample, token].float()
@@ -67,13 +65,12 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
 
 
 @torch.no_grad()
-def test_a_learned_fill_starts_as_zero_and_a_mean_does_not(tiny_family):
+def test_a_mean_reads_as_another_value_than_zero(tiny_family):
     logits = {}
-    for fill in ("zero", "learned", "mean"):
+    for fill in ("zero", "mean"):
         torch.manual_seed(0)
         backbone = compress(tiny_family, RoutingConfig(fill=fill), **FASTV)
         logits[fill] = backbone.logits(backbone.run(make_batch(MIXED)))
-    assert torch.equal(logits["zero"], logits["learned"])
     assert not torch.allclose(logits["zero"], logits["mean"], atol=1e-4)
 
 
@@ -123,7 +120,7 @@ def test_the_gradient_flows_through_the_mean(tiny_family):
 
 
 @pytest.mark.parametrize("budget", ["per_token", "global", "ranked"])
-@pytest.mark.parametrize("fill", ["mean", "learned"])
+@pytest.mark.parametrize("fill", ["mean", "zero"])
 def test_checkpointing_gives_the_same_gradients(tiny_family, fill, budget):
     add_lora(tiny_family, LoraSettings(dropout=0.0))
     found = []
@@ -136,16 +133,8 @@ def test_checkpointing_gives_the_same_gradients(tiny_family, fill, budget):
         total_loss(backbone, make_batch(MIXED)).backward()
         trained = [p for p in backbone.parameters() if p.requires_grad]
         found.append(torch.cat([p.grad.flatten() for p in trained]))
-        if fill == "learned":
-            assert all(part.vector.grad.abs().sum() > 0 for part in backbone.bank.fills)
         backbone.detach()
     assert torch.allclose(*found, atol=1e-5)
-
-
-def test_a_text_only_batch_touches_every_fill(tiny_family):
-    backbone = compress(tiny_family, RoutingConfig(fill="learned"), **FASTV)
-    total_loss(backbone, make_batch([(0, 8), (0, 6)])).backward()
-    assert all(not part.vector.grad.any() for part in backbone.bank.fills)
 
 
 @torch.no_grad()
@@ -158,22 +147,19 @@ def test_a_sample_does_not_depend_on_the_batch_around_it(tiny_family):
         assert torch.allclose(together[layer][:1], fill_1V, atol=1e-5)
 
 
-def test_layers_below_a_cut_train_no_fill(tiny_family):
-    reducer = {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 2}
-    backbone = compress(tiny_family, RoutingConfig(fill="learned"), **reducer)
-    assert [part.vector.requires_grad for part in backbone.bank.fills][:3] == [False, False, True]
-
-
-@pytest.mark.parametrize("fill", ["mean", "learned"])
-def test_nothing_dropped_nothing_filled(fill):
+def test_nothing_dropped_nothing_filled():
     shape = KVShape(2, 4, 8)
-    with pytest.raises(ValueError, match=rf"fill '{fill}' does nothing where kept_groups = num_groups = 16"):
-        RoutingConfig(num_groups=16, kept_groups=16, fill=fill).check(shape)
-    RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill=fill).check(shape)
+    with pytest.raises(ValueError, match="fill 'mean' does nothing where kept_groups = num_groups = 16"):
+        RoutingConfig(num_groups=16, kept_groups=16, fill="mean").check(shape)
+    RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill="mean").check(shape)
     with pytest.raises(ValueError, match=r"unknown fill 'meen'\. Did you mean 'mean'\?"):
         RoutingConfig(fill="meen").check(shape)
 
 
-def test_a_learned_fill_goes_with_its_router():
-    kept, gone = (RoutingConfig(fill=fill).without_router("value_norm").fill for fill in ("mean", "learned"))
-    assert (kept, gone) == ("mean", "zero")
+def test_a_learned_fill_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"routing fill 'learned' is gone, .*; take zero or mean, or use version 0\.2"):
+        RoutingConfig(fill="learned")
+
+
+def test_a_fill_stays_without_a_router():
+    assert RoutingConfig(fill="mean").without_router("value_norm").fill == "mean"

@@ -186,8 +186,6 @@ def test_unknown_names_name_the_nearest():
         {"query_conditioned": True},
         {"value_gate": True},
         {"score_prior": "value_norm"},
-        {"balance_scope": "batch"},
-        {"temperature": 2.0},
         {"features": ("norm",)},
         {"query_rank": 4},
     ],
@@ -203,8 +201,8 @@ def test_wrong_settings_are_worded():
     shape = KVShape(4, 4, 32)
     with pytest.raises(ValueError, match=r"routing balance_weight is -0\.1; it must be 0 to"):
         RoutingConfig(balance_weight=-0.1)
-    with pytest.raises(ValueError, match=r"routing temperature is 0; it must be 0\.001 to 1,000"):
-        RoutingConfig(temperature=0)
+    with pytest.raises(ValueError, match=r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"):
+        RoutingConfig(temperature=2.0)
     with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
         RoutingConfig(query_rank=0)
     with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: take"):
@@ -213,8 +211,9 @@ def test_wrong_settings_are_worded():
         RoutingConfig(features=("norms",))
     with pytest.raises(ValueError, match=r"routing features names 'norm' twice"):
         RoutingConfig(features=("norm", "norm"))
-    with pytest.raises(ValueError, match=r"unknown balance_scope 'batches'\. Did you mean 'batch'\?"):
-        RoutingConfig(balance_scope="batches").check(shape)
+    with pytest.raises(ValueError, match=r"routing balance_scope 'batch' is gone, .*; leave it out"):
+        RoutingConfig(balance_scope="batch")
+    RoutingConfig(balance_scope="sample", temperature=1).check(shape)  # as files of version 0.2 say it
     with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
         RoutingConfig(num_groups=12).check(shape)
     for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones

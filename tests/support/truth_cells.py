@@ -62,7 +62,6 @@ SELECTORS = {
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),
     "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
     "mean_norm": RoutingConfig("value_norm", fill="mean"),
-    "learned_fill": RoutingConfig("mlp", value_gate=True, fill="learned"),
 }
 FACTORS = {
     "family": FAMILIES,
@@ -244,8 +243,6 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
     backbone = compress(family, routing, **reducer).eval()
     for gate in () if backbone.bank is None else backbone.bank.gates:
         gate.beta.data.fill_(2.0)
-    for fill in () if backbone.bank is None else backbone.bank.fills:
-        fill.vector.data.normal_()
     KV_HEADS[0] = family.shape.num_kv_heads
     return backbone
 

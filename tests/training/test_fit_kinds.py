@@ -28,13 +28,12 @@ KINDS = {
     "pyramiddrop-linear": ["--model.reducer.name=pyramiddrop", "--model.reducer.keep_ratio=0.6"],
     "fastv-decoder": ["--model.reducer.stage=decoder"],
     "fastv-query": ["--model.routing.query_conditioned=true"],
-    "fastv-hot-batch": ["--model.routing.temperature=2", "--model.routing.balance_scope=batch"],
     "fastv-bilinear": ["--model.routing.selector=bilinear", "--model.routing.features=[norm, attention]"],
     "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
     "fastv-ranked-prior": ["--model.routing.budget=ranked", "--model.routing.score_prior=value_norm"],
     "fastv-output-prior-mlp": ["--model.routing.score_prior=output_norm", "--model.routing.selector=mlp"],
     "fastv-mean": ["--model.routing.fill=mean", "--model.routing.value_gate=true"],
-    "fastv-learned": ["--model.routing.fill=learned", "--model.routing.selector=value_norm"],
+    "fastv-mean-norm": ["--model.routing.fill=mean", "--model.routing.selector=value_norm"],
     "gated-anchor": ["--model.routing.kept_groups=16", "--model.routing.value_gate=true"],
     "output-norm": ["--model.routing.selector=output_norm"],
 }
@@ -59,7 +58,7 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
         "fastv-bilinear",
         "fastv-global-gated",
         "fastv-ranked-prior",
-        "fastv-learned",
+        "fastv-mean-norm",
     ],
 )
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
@@ -67,7 +66,6 @@ def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
     assert backbone.reducer.name == config.reducer.name == kind.split("-")[0]
     assert backbone.bank.config == config.routing
-    assert all(part.vector.any() for part in backbone.bank.fills)
 
 
 def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):
