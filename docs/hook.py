@@ -37,6 +37,8 @@ MADE = {
     "papers.md": paper_items_page,
 }
 """Pages that only the site has, by path."""
+MOVED = {"choose_budget": "budgets", "equal_bytes": "budgets"}
+"""Old addresses of pages, and the pages that hold their text now."""
 _PAGES = {*SHOWN, "recipes/catalogue.md"}
 
 
@@ -59,3 +61,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The text as the site's reader takes it."""
     return Links(ROOT, _PAGES, config.extra["repository"] or "").page_text(page.file.src_uri, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Leave a page at every old address that leads to the new one."""
+    for old, new in MOVED.items():
+        page = Path(config.site_dir) / old / "index.html"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(
+            f'<meta http-equiv="refresh" content="0; url=../{new}/"><a href="../{new}/">Moved to {new}</a>\n',
+            encoding="utf-8",
+        )

@@ -1,6 +1,7 @@
 """Rules of the source tree that a program can check: import direction, function length, docstrings."""
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,32 @@ def test_a_public_name_means_one_thing():
 @pytest.mark.parametrize("path", SOURCES, ids=label)
 def test_public_names_have_docstrings(path):
     assert list(undocumented(ast.parse(path.read_text()), path.stem)) == []
+
+
+OPENINGS = ("What", "How", "Where", "Which", "Whether", "Of", "Those", "That", "Whose", "So many")
+"""A docstring says with a verb what the thing does or returns; a module's or class's may begin with a noun."""
+ALLOWED_OPENINGS = 431
+"""May only shrink."""
+
+
+def odd_openings(tree: ast.AST) -> list[str]:
+    """Return the first lines of docstrings, public and private, that open with a word of ``OPENINGS``."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    return [words.splitlines()[0] for words in docstrings if re.match(rf"(?:{'|'.join(OPENINGS)})\b", words)]
+
+
+def test_docstrings_say_what_a_thing_does():
+    found = {label(path): odd_openings(ast.parse(path.read_text())) for path in SOURCES}
+    total = sum(map(len, found.values()))
+    assert total <= ALLOWED_OPENINGS, {name: lines for name, lines in found.items() if lines}
+
+
+def test_the_opening_rule_itself():
+    tree = ast.parse(
+        '"""Offer words."""\nclass A:\n    """Whose."""\n    def _b(self):\n        """Of one.\n\n        No."""\n'
+    )
+    assert odd_openings(tree) == ["Whose.", "Of one."]
 
 
 def long_functions(tree: ast.AST) -> dict[str, int]:

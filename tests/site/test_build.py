@@ -54,6 +54,8 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
     assert pages["cli/index.html"].anchors >= set(COMMANDS)
     assert pages["evictions/index.html"].anchors >= set(EVICTIONS)
     assert "subtoken_train.inference.model.SubTokenModel.from_pretrained" in pages["api/index.html"].anchors
+    for old in ("choose_budget", "equal_bytes"):  # old addresses still lead somewhere
+        assert 'url=../budgets/"' in (tmp_path / old / "index.html").read_text(encoding="utf-8")
     found = {each["location"] for each in json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
     assert {"glossary/#slack", "faq/#flash-attention", "cli/#fit"} <= found
 
