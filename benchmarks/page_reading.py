@@ -19,9 +19,8 @@ import torch.nn.functional as F
 
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS
-from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.pack import Packing, PageReading, pack_layer, with_pages
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.prompt_pass import layer_plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,8 +32,7 @@ from transformers.masking_utils import create_causal_mask
 
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
-from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.cache.plan_marks import plan_marks, read_counts
+from subtoken_train.cache.pack import Packing, pack_layer, plan_marks, read_counts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.prompt_pass import layer_plan

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.forks import undoing
-from subtoken_train.kernels.fused_state import Workspace
+from subtoken_train.kernels.row_table import Workspace
 
 RESERVED = 1024
 """Tokens that are given room at once at most; an answer that goes on grows by slacks."""

@@ -1,12 +1,17 @@
 """Pack one layer's dense keys and values: what a plan keeps, and nothing else.
 
+A plan is first read by the rows of the storage (``plan_marks``). How much of it there is are shapes, which whoever
+packs has to read from the device: ``read_counts`` reads them of many layers at once, because a plan stands before its
+keys and values are looked at. ``with_pages`` adds page indices: full storage, of which a step reads chosen pages.
+
 Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block,
-c heads of a row (h where heads share entries, else 1), M entries of the plan, P pieces of an entry, w channels of a
-piece.
+c heads of a row (h where heads share entries, else 1), M entries of the plan or of a block, P pieces of an entry (or
+pages), w channels of a piece, K kinds, k channels of a cut key.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,11 +19,158 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.plan_marks import PlanMarks, RowCounts, plan_marks, read_counts
-from subtoken_train.kernels.bit_index import pack_bits
+from subtoken_train.cache.by_sample import select_part
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, places_of
-from subtoken_train.types import LayerPlan, Layout
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, RoutedValues, pack_bits, places_of
+from subtoken_train.types import CutKeys, LayerPlan, Layout
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Entries of a row that are stored alike.
+
+    Attributes:
+        routed: in pieces, else with the whole value.
+        cut: with a part of the key.
+        marks_RM: which they are, bool.
+    """
+
+    routed: bool
+    cut: bool
+    marks_RM: Tensor
+
+
+@dataclass(frozen=True)
+class PlanMarks:
+    """A layer's plan, by the rows of its storage.
+
+    Attributes:
+        rows_RM: the row of the prompt that each entry is, int64.
+        kinds: routed ones first, of these the cut ones; without those that a plan has none of.
+        flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
+        piece_bit: which of the bits rules each piece, int64 [P]; None alike.
+        bit_of: the same on the host; empty alike.
+        cut: which keys are cut; None: none.
+    """
+
+    rows_RM: Tensor
+    kinds: list[Kind]
+    flags_RSM: Tensor | None
+    piece_bit: Tensor | None
+    bit_of: list[int]
+    cut: CutKeys | None
+
+    def numbers(self) -> Tensor:
+        """Of every row the entries of each kind, of routed ones the set bits, then a cut key's channels, [R, n]."""
+        counts = [torch.stack([kind.marks_RM.sum(-1) for kind in self.kinds], -1)]
+        if self.flags_RSM is not None:
+            counts += [(self.flags_RSM & kind.marks_RM[:, None]).sum(-1) for kind in self.kinds if kind.routed]
+        if self.cut is not None:
+            counts.append(self.cut.channels_Bhd[0, 0].sum().expand(len(self.rows_RM), 1))
+        return torch.cat(counts, -1)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """``PlanMarks.numbers`` on the host.
+
+    Attributes:
+        kinds: of every row the entries of each kind.
+        bits: per routed kind of every row the entries that store each bit.
+        channels: that a cut key keeps; 0 where none is cut.
+    """
+
+    kinds: list[tuple[int, ...]]
+    bits: list[list[list[int]]]
+    channels: int
+
+
+def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> PlanMarks:
+    """A plan's entries by how they are stored.
+
+    Args:
+        plan: of one layer.
+        kv_heads: h.
+        width: d.
+        layout: of the value groups.
+    """
+    valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
+    rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
+    times = 1 if shared else kv_heads
+
+    def each_head(marks_BM: Tensor) -> Tensor:
+        return marks_BM if shared else marks_BM.repeat_interleave(times, 0)
+
+    keep_RM = valid_BM
+    if plan.heads_BNh is not None:
+        keep_RM = (plan.heads_BNh & valid_BM[..., None]).transpose(1, 2).flatten(0, 1)
+    kinds = [Kind(False, False, keep_RM)]
+    flags_RSM = piece_bit = None
+    bit_of: list[int] = []
+    if groups_BMS is not None:
+        flags_RSM, piece_bit = _bits(groups_BMS, kv_heads, width, layout, shared)
+        bit_of = _bit_of(groups_BMS.shape[-1], kv_heads, width, layout)
+        bit_of = bit_of if shared else list(range(len(bit_of) // kv_heads))
+        whole_RM = each_head(groups_BMS.all(-1))
+        kinds = [Kind(True, False, keep_RM & ~whole_RM), Kind(False, False, keep_RM & whole_RM)]
+    if plan.cut_keys is not None:
+        cut_RM = each_head(plan.cut_keys.entries_BN)
+        kinds = [Kind(kind.routed, cut, kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)]
+    return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, plan.cut_keys)
+
+
+def read_counts(layers: Sequence[PlanMarks]) -> list[RowCounts]:
+    """What layers store, read from the device at once."""
+    if not layers:
+        return []
+    numbers = [layer.numbers() for layer in layers]
+    flat = iter(torch.cat([each.flatten().to(numbers[0].device) for each in numbers]).tolist())
+    return [
+        _counts(layer, [[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])])
+        for layer, each in zip(layers, numbers, strict=True)
+    ]
+
+
+def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
+    num_kinds, routed = len(marks.kinds), sum(kind.routed for kind in marks.kinds)
+    bits = 0 if marks.flags_RSM is None else marks.flags_RSM.shape[1]
+    starts = [num_kinds + bits * i for i in range(routed)]
+    return RowCounts(
+        [tuple(row[:num_kinds]) for row in rows],
+        [[row[start : start + bits] for row in rows] for start in starts],
+        0 if marks.cut is None else rows[0][-1],
+    )
+
+
+def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[int]:
+    """Which group rules each piece of an entry's whole value."""
+    if layout == "per_head":
+        return list(range(num_groups)) * kv_heads
+    group_width = kv_heads * width // num_groups
+    return [start // group_width for start in range(0, kv_heads * width, math.gcd(group_width, width))]
+
+
+def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
+    """What says which pieces of an entry are stored: flags bool [R, S, M], and each piece's flag, int64 [P].
+
+    Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
+    pieces.
+    """
+    num_groups, device = groups_BMS.shape[-1], groups_BMS.device
+    if layout == "per_head":
+        piece_bit = torch.arange(num_groups, device=device).repeat(kv_heads)
+    else:
+        group_width = kv_heads * width // num_groups
+        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
+        piece_bit = starts.div(group_width, rounding_mode="floor")
+    flags_BSM = groups_BMS.transpose(1, 2)
+    if shared:
+        return flags_BSM, piece_bit
+    flags_BPM = flags_BSM.index_select(1, piece_bit)
+    pieces = len(piece_bit) // kv_heads
+    by_head = flags_BPM.reshape(len(flags_BPM) * kv_heads, pieces, flags_BPM.shape[-1])
+    return by_head, torch.arange(pieces, device=device)
+
 
 MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
 
@@ -174,3 +326,62 @@ def with_index(
     else:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
     return RoutedValues(index, pieces, offsets, piece_bit.int(), flags_RSM.shape[-1], heads, bounds or [])
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """How much of a layer a step reads.
+
+    Attributes:
+        size: entries of a page.
+        least: pages that are read at least, what is left over after the whole ones counting as one.
+        chosen_BM: entries of the layer's plan that a step chooses among, bool; pages with others are always read.
+        budget_B: how many of these it reads at most, int64, unless ``least`` or what is always read are more.
+    """
+
+    size: int
+    least: int
+    chosen_BM: Tensor
+    budget_B: Tensor
+
+
+def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
+    """The blocks with their page indices; samples that read unlike numbers of pages come to lie in blocks of their own.
+
+    A block without an index is read in full: it has no more than a step may read.
+
+    Args:
+        blocks: of one layer, whose heads share their entries and store them whole, in the plan's order.
+        reading: of the layer.
+    """
+    paged = []
+    for block in blocks:
+        (part,) = block.parts
+        keys_RcMd, size = part.keys.read(), reading.size
+        rows_R = torch.arange(block.num_rows, device=keys_RcMd.device) if block.rows is None else block.rows
+        number = part.entries // size
+        chosen_RM = reading.chosen_BM[rows_R, : part.entries]
+        forced_RP = ~chosen_RM[:, : number * size].reshape(block.num_rows, number, size).all(-1)
+        if number * size == part.entries:
+            forced_RP[:, -1:] = True  # the latest entries; a page that is begun holds them otherwise
+        count_R = _page_counts(reading, rows_R, chosen_RM, forced_RP)
+        for count in sorted(set(count_R.tolist())):
+            own_R = (count_R == count).nonzero()[:, 0]
+            all_alike = len(own_R) == block.num_rows
+            own = Block(block.rows, [part]) if all_alike else Block(rows_R[own_R], [select_part(part, own_R)])
+            if count < number:
+                keys = keys_RcMd[own_R, :, : number * size]
+                by_page = keys.reshape(*keys.shape[:2], number, size, keys.shape[-1])
+                own.pages = PageIndex(size, count, by_page.amin(3), by_page.amax(3), forced_RP[own_R])
+            paged.append(own)
+    return paged
+
+
+def _page_counts(reading: PageReading, rows_R: Tensor, chosen_RM: Tensor, forced_RP: Tensor) -> Tensor:
+    """Whole pages that a step reads of each row, int64 [R]."""
+    pages, size = forced_RP.shape[1], reading.size
+    free_R = (~forced_RP).sum(-1)
+    always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; pages that are not forced hold no others
+    spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
+    begun = int(chosen_RM.shape[1] > pages * size)
+    return (pages - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=pages)

@@ -1,10 +1,12 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
-in full to a tail (``cache/tail_room.py``). Where tokens are evicted while decoding, a *record* says of each entry which
-one it is, and ``keep`` packs what stays of the tail.
+in full to a tail, in tensors that have room in advance: by whole slacks, or all at once where it is known how many
+tokens will come. While a step has *one shape* (``inference/fixed_step.py``) the number of tokens is read from the
+device: tokens are written at the places that it says, and attention reads the whole room. Where tokens are evicted
+while decoding, a *record* says of each entry which one it is, and ``keep`` packs what stays of the tail.
 
-Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail tokens, N stored entries and tail
+Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.
 """
 
@@ -13,18 +15,152 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
-from subtoken_train.cache.entries import keep_entries
-from subtoken_train.cache.entry_record import EntryRecord
-from subtoken_train.cache.stored_prompt import StoredPrompt
-from subtoken_train.cache.tail_room import TailRoom
+from subtoken_train.cache.entries import EntryRecord, keep_entries
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.fused_state import Workspace
-from subtoken_train.kernels.reach import Reach
+from subtoken_train.kernels.row_table import FusedState, Workspace, unserved
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.tail import Fill, Reach, Tail
+
+SLACK = 64  # tokens by which a full tail grows
+
+
+class TailRoom(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values [B, h, T, d], the first ``tail_length`` places of which are tokens.
+
+    Attributes:
+        reserved: places that stay, whether tokens are there or not.
+        tail_start_B: see ``Tail``.
+        written: see ``Tail``; of all layers of a cache, which counts it up before a step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail_length = 0
+        self.reserved = 0
+        self.tail_start_B: Tensor | None = None
+        self.written: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """An empty tail like the given [B, h, q, d] states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
+        self.values = self.keys.clone()
+        self.is_initialized = True
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more tokens at once; it stays, and counts as slack until they come."""
+        self.reserved = max(self.reserved, self.tail_length + tokens)
+        if self.reserved > self.keys.shape[2]:
+            self._widen(self.reserved)
+
+    def write(self, key_Bhqd: Tensor, value_Bhqd: Tensor) -> None:
+        """Append states. A step copies neither the prompt nor, in most steps, the tail."""
+        new = key_Bhqd.shape[2]
+        if self.written is not None:
+            places_q = self.written + torch.arange(-new, 0, device=self.written.device)
+            self.keys.index_copy_(2, places_q, key_Bhqd.to(self.dtype))  # autocast's differ
+            self.values.index_copy_(2, places_q, value_Bhqd.to(self.dtype))
+            return
+        length = self.tail_length + new
+        if length > self.keys.shape[2]:
+            self._widen(-(-length // SLACK) * SLACK)
+        self.keys[:, :, self.tail_length : length] = key_Bhqd
+        self.values[:, :, self.tail_length : length] = value_Bhqd
+        self.tail_length = length
+
+    def shorten(self, tokens: int) -> None:
+        """Forget the last tokens; more than a slack of room that was not reserved is given back."""
+        self.tail_length -= tokens
+        if self.keys is not None and self.keys.shape[2] - max(self.tail_length, self.reserved) >= SLACK:
+            self._narrow(max(-(-self.tail_length // SLACK) * SLACK, self.reserved))
+
+    def clear(self) -> None:
+        """Forget all tokens; room that was not reserved is given back."""
+        self.tail_length, self.tail_start_B = 0, None
+        if self.keys.shape[2] > self.reserved:
+            self._narrow(self.reserved)
+
+    @property
+    def tail(self) -> Tail:
+        """As attention reads it."""
+        return Tail(self.keys, self.values, self.tail_length, self.tail_start_B, self.written)
+
+    @property
+    def reach_length(self) -> int:
+        """Tokens of the tail at most: those that are there, or places of its room while steps have one shape."""
+        return self.tail_length if self.written is None else int(self.keys.shape[2])
+
+    @property
+    def tail_bytes(self) -> tuple[int, int]:
+        """(bytes of the tail's tokens, bytes of its slack)."""
+        if not self.is_initialized:
+            return 0, 0
+        total, capacity = self.keys.nbytes + self.values.nbytes, max(1, self.keys.shape[2])
+        used = total * self.tail_length // capacity
+        return used, total - used
+
+    def _widen(self, places: int) -> None:
+        missing = (0, 0, 0, places - self.keys.shape[2])
+        self.keys, self.values = (F.pad(states, missing) for states in (self.keys, self.values))
+
+    def _narrow(self, places: int) -> None:
+        self.keys, self.values = (states[:, :, :places].clone() for states in (self.keys, self.values))
+
+
+class StoredPrompt(CacheLayerMixin):  # type: ignore[misc]
+    """Blocks of a prompt's entries; ``workspace`` is the scratch of the cache that the layer belongs to.
+
+    Attributes:
+        filler: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
+    """
+
+    def __init__(self, workspace: Workspace | None = None) -> None:
+        super().__init__()
+        self.fused = FusedState(workspace or Workspace())
+        self.filler: Fill | None = None
+        self.blocks = []
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The prompt's entries; set anew, never changed in place."""
+        return self._blocks
+
+    @blocks.setter
+    def blocks(self, blocks: list[Block]) -> None:
+        """What was made of the earlier ones is forgotten."""
+        self._blocks, self.fused.table = blocks, None
+
+    def prepare(self) -> None:
+        """Make what the fused kernels need of the entries, so that no step does; nothing where others run."""
+        if choose_kernel(self.device.type).path == "triton" and unserved(self.blocks, self.keys) is None:
+            batch, kv_heads, _, width = self.keys.shape
+            self.fused.table_of(self.blocks, batch, kv_heads, width, self.filler)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the prompt's keys and values, and of what pieces that are not stored read as."""
+        return sum(payload.nbytes for block in self.blocks for payload in block.payloads) + self.fill_bytes
+
+    @property
+    def fill_bytes(self) -> int:
+        """Of them, those of what pieces that are not stored read as: as many for each sample."""
+        return 0 if self.filler is None else self.filler.nbytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
+        return sum(block.index_bytes for block in self.blocks)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
+        return sum(block.unread_bytes for block in self.blocks)
 
 
 class PackedLayer(StoredPrompt, TailRoom):

@@ -26,9 +26,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, plan_marks, read_counts
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.cache.plan_marks import RowCounts, plan_marks, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
@@ -37,8 +36,8 @@ from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import BITS, Compression
-from subtoken_train.kernels.fill import Fill
 from subtoken_train.kernels.storage import Block, RoutedValues
+from subtoken_train.kernels.tail import Fill
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
 

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.entries import read_keys, read_values
-from subtoken_train.cache.entry_record import STAYS, EntryRecord
+from subtoken_train.cache.entries import STAYS, EntryRecord, read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
 from subtoken_train.evictions.online_views import OnlineView

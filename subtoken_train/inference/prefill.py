@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.cache.paging import PageReading, with_pages
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan

@@ -5,25 +5,231 @@ made. The only index work of a step is to gather the probabilities that meet the
 calls of operations cost more than what they do, so the tail of all rows is one product, and a block of few rows takes
 views of what belongs to them: rows of unequal counts cost few operations each.
 
+Scores have keys first: a few rows times many columns is slow on a CPU. One query row of a head takes a bag of vectors,
+which a CPU reads faster than a product with one row. Of rounded payloads the integers are multiplied unscaled, a
+stretch at a time: a product with a vector is that with its integers, times its scale. Two codes of a byte stay beside
+each other's halves: even channels come first, then the odd ones, and what they meet is put in the same order.
+
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
-block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, d head
-width.
+block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P
+pieces of a row, w channels of a piece, n stored pieces, k channels of a cut key, m entries of a stretch, d head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.cpu_scores import block_scores, causal, in_dtype
-from subtoken_train.kernels.cpu_values import weighted_sums
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.paged import read_pages
-from subtoken_train.kernels.reach import Reach
-from subtoken_train.kernels.storage import Block, RoutedValues
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels import storage
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, Picked, RoutedValues, read_pages
+from subtoken_train.kernels.tail import Fill, Reach, Tail
+
+
+class Integers:
+    """Reads codes as whole numbers in fp32, always into the same memory: new pages cost more than the numbers."""
+
+    def __init__(self, payload: Payload, vectors: int) -> None:
+        """Room for so many vectors of a payload."""
+        self.packed, width = payload.data.dtype == torch.uint8, payload.data.shape[-1]
+        numbers = vectors * width * (2 if self.packed else 1)
+        self.room = torch.empty(numbers, device=payload.data.device)
+        self.bytes = torch.empty(numbers if self.packed else 0, dtype=torch.uint8, device=payload.data.device)
+
+    def of(self, codes: Tensor) -> Tensor:
+        """All of [..., width], with channels in ``stored_order``; valid until the next call."""
+        if self.packed:
+            half = codes.shape[-1]
+            own = self.bytes[: 2 * codes.numel()].view(*codes.shape[:-1], 2 * half)
+            torch.bitwise_and(codes, 15, out=own[..., :half])
+            torch.bitwise_right_shift(codes, 4, out=own[..., half:])
+            codes = own.view(torch.int8).sub_(8)
+        return self.room[: codes.numel()].view(codes.shape).copy_(codes)
+
+
+def stored_order(vectors: Tensor, payload: Payload) -> Tensor:
+    """Channels of the last axis in the order of ``Integers``."""
+    return torch.cat([vectors[..., ::2], vectors[..., 1::2]], -1) if payload.data.dtype == torch.uint8 else vectors
+
+
+def given_order(vectors: Tensor, payload: Payload) -> Tensor:
+    """Channels of the last axis as they were, from the order of ``Integers``."""
+    return (
+        vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
+        if payload.data.dtype == torch.uint8
+        else vectors
+    )
+
+
+def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(first entry, integers [X, m, d], scales [X, m, 1]) of a payload [R, c, M, d], stretch after stretch."""
+    length, step = payload.entries, min(payload.entries, payload.stretch)
+    rows, heads = payload.data.shape[:2]
+    integers = Integers(payload, rows * heads * step)
+    for start in range(0, length, step):
+        part = payload.narrow(2, start, min(step, length - start))
+        own = part.gathered() if isinstance(part, Picked) else part
+        assert own.scale is not None
+        yield start, integers.of(own.data).flatten(0, 1), own.scale.flatten(0, 1)
+
+
+FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch faster than one alone
+
+
+def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
+    """Scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
+    thin = query_XGd if block.channels is None else _channels_of(query_XGd, block.channels.flatten(0, 1))
+    return [
+        scores for part in block.parts if part.entries for scores in _part_scores(thin if part.cut else query_XGd, part)
+    ]
+
+
+def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
+    """The queries in the channels of each head that cut keys keep, [X, G, k]."""
+    return query_XGd.gather(2, channels_Xk.long()[:, None].expand(-1, query_XGd.shape[1], -1))
+
+
+def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
+    keys, dtype = part.keys, query_XGd.dtype
+    if keys.scale is not None:  # in fp32: whole numbers times a query may pass what fp16 holds
+        turned = stored_order(query_XGd, keys).float().mT
+        return [(codes.bmm(turned) * scale).to(dtype) for _, codes, scale in rounded_stretches(keys)]
+    if len(query_XGd) == 1 and query_XGd.shape[1] <= FEW and keys.data.dtype == dtype and part.halves is not None:
+        return _halved(query_XGd, part.halves, part.entries)
+    turned, step = query_XGd.mT, keys.stretch
+    if step >= keys.entries:
+        return [in_dtype(keys.read(), dtype).flatten(0, 1).bmm(turned)]
+    starts = range(0, keys.entries, step)
+    stretches = [keys.narrow(2, start, min(step, keys.entries - start)) for start in starts]
+    return [in_dtype(stretch.read(), dtype).flatten(0, 1).bmm(turned) for stretch in stretches]
+
+
+def in_dtype(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    """In a dtype: a prompt that ran under autocast left keys and values of unlike ones. A call costs time."""
+    return vectors if vectors.dtype == dtype else vectors.to(dtype)
+
+
+def _halved(query_1Gd: Tensor, halves: Tensor, entries: int) -> list[Tensor]:
+    """Scores [1, m, G] of one head.
+
+    A CPU multiplies a matrix and a vector at a fraction of the memory's speed, and two of both in a batch at all of it.
+    """
+    both = halves.bmm(query_1Gd.mT.expand(2, -1, -1))
+    if entries % 2 == 0:
+        return [both.view(1, entries, -1)]
+    return [both[:1], both[1:, 1:]]
+
+
+def causal(scores_XTG: Tensor, own_q: Tensor, start_X: Tensor | None) -> Tensor:
+    """Hide from each new token, which stands at its own place, those that come after it.
+
+    The query axis is G * new, new fastest. Padding before ``start_X`` is hidden too; a row of padding sees itself,
+    because one that sees nothing turns NaN.
+    """
+    length, columns = scores_XTG.shape[1:]
+    places_T = torch.arange(length, device=scores_XTG.device)[:, None]
+    own_G = own_q.repeat(columns // len(own_q))
+    hidden = places_T > own_G
+    if start_X is not None:
+        hidden = hidden | (places_T < start_X[:, None, None]) & (places_T != own_G)
+    return scores_XTG.masked_fill(hidden, -torch.inf)
+
+
+MANY = 4  # query rows of a head from which one product per piece beats one bag per query row
+
+
+def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
+    """Sums of a part's values, [X, G, d]; at least one entry."""
+    if isinstance(values, RoutedValues):
+        return _of_pieces(weight_XMG, values)
+    if values.scale is not None:
+        return _of_rounded(weight_XMG, values)
+    length, columns = weight_XMG.shape[1:]
+    as_stored = values.data.shape[2] == length and values.data.is_contiguous()
+    if columns == 1 and as_stored and weight_XMG.device.type == "cpu":
+        vectors = in_dtype(values.data, weight_XMG.dtype).flatten(0, 2)
+        offsets = torch.arange(0, len(vectors), length, dtype=torch.int32)
+        return _bags(vectors, offsets, weight_XMG.reshape(-1)).unsqueeze(1)
+    turned, step = weight_XMG.mT, values.stretch
+    starts = range(0, length, step)
+    sums = [
+        turned.narrow(2, start, vectors.entries).bmm(in_dtype(vectors.read(), turned.dtype).flatten(0, 1))
+        for start, vectors in ((start, values.narrow(2, start, min(step, length - start))) for start in starts)
+    ]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
+    """Whole values; the scales go into the weights."""
+    sums = [
+        (weight_XMG.narrow(1, start, codes.shape[1]) * scale.float()).mT.bmm(codes)
+        for start, codes, scale in rounded_stretches(values)
+    ]
+    whole = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return given_order(whole, values).to(weight_XMG.dtype)
+
+
+def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
+    """One bag of pieces per (row, piece), weighted by its probabilities."""
+    columns, pieces = weight_XMG.shape[2], values.pieces
+    if columns == 1:  # one axis is gathered faster than two
+        weight_nG = weight_XMG.reshape(-1).index_select(0, values.places()).unsqueeze(1)
+    else:
+        weight_nG = weight_XMG.reshape(-1, columns).index_select(0, values.places())
+    if pieces.scale is None:
+        stored = in_dtype(pieces.data, weight_nG.dtype)
+        sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
+    else:
+        weight_nG = weight_nG * pieces.scale.float()
+        sums = given_order(_of_rounded_pieces(weight_nG, values), pieces).to(weight_XMG.dtype)
+    if columns == 1:
+        return sums.view(len(weight_XMG), 1, -1)
+    return sums.view(len(weight_XMG), -1, columns, sums.shape[-1]).transpose(1, 2).flatten(2)
+
+
+def _of_rounded_pieces(weight_nG: Tensor, values: RoutedValues) -> Tensor:
+    """Sums [R * P, G, w] in ``stored_order``, run after run of bags; the scales are in the weights."""
+    bounds, codes = values.bounds, values.pieces.data
+    runs = list(_runs(bounds, storage.CHUNK // codes.shape[-1]))
+    integers, sums = Integers(values.pieces, max(bounds[last] - bounds[first] for first, last in runs)), []
+    for first, last in runs:
+        start, end = bounds[first], bounds[last]
+        inside = [bound - start for bound in bounds[first : last + 1]]
+        stored, offsets = integers.of(codes[start:end]), values.offsets[first:last] - start
+        sums.append(_bag_sums(weight_nG[start:end], stored, offsets, inside))
+    return torch.cat(sums)
+
+
+def _runs(bounds: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of consecutive bags that hold at most so many vectors, or of one bag."""
+    first = 0
+    for bag in range(1, len(bounds) - 1):
+        if bounds[bag + 1] - bounds[first] > most:
+            yield first, bag
+            first = bag
+    yield first, len(bounds) - 1
+
+
+def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
+    """Sums [bags, G, w] of bags that start at ``offsets``; ``bounds`` are the same and n, on the host."""
+    columns = weight_nG.shape[1]
+    if columns == 1:
+        return _bags(stored_nw, offsets, weight_nG.view(-1)).unsqueeze(1)
+    if columns > MANY:
+        sums = weight_nG.new_empty(len(offsets), columns, stored_nw.shape[-1])
+        for bag, (start, end) in enumerate(pairwise(bounds)):
+            torch.mm(weight_nG[start:end].T, stored_nw[start:end], out=sums[bag])
+        return sums
+    return torch.stack([_bags(stored_nw, offsets, weight_n) for weight_n in weight_nG.T.contiguous()], 1)
+
+
+def _bags(vectors_nw: Tensor, offsets: Tensor, weight_n: Tensor) -> Tensor:
+    """Weighted sums of consecutive vectors; each bag starts at its offset."""
+    index = torch.arange(len(vectors_nw), dtype=torch.int32, device=vectors_nw.device)
+    sums: Tensor = torch.embedding_bag(vectors_nw, index, offsets, False, 0, False, weight_n)[0]
+    return sums
 
 
 def packed_attention(

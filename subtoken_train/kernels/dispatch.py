@@ -15,13 +15,10 @@ from torch import Tensor
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import VARIABLE, choose_kernel
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.fused_state import FusedState
-from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.row_table import unserved
+from subtoken_train.kernels.row_table import FusedState, unserved
 from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.tail import Fill, Reach, Tail
 
 
 def attend(

@@ -13,12 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.dense import dense_keys, dense_values
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.paged import read_pages
-from subtoken_train.kernels.reach import Reach
-from subtoken_train.kernels.storage import Block, RoutedValues
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Block, RoutedValues, dense_keys, dense_values, read_pages
+from subtoken_train.kernels.tail import Fill, Reach, Tail
 
 
 def reference_attention(

@@ -12,15 +12,47 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.bit_index import pack_bits, unpack_bits
-from subtoken_train.kernels.dense import stored_flags
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.row_fields import Field, fill_fields
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
+from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, pack_bits, stored_flags, unpack_bits
+from subtoken_train.kernels.tail import Fill
+
+
+class Field(IntEnum):
+    """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
+
+    KEYS = 0
+    KEY_SCALES = 1
+    KEY_WIDTH = 2  # channels of a stored key
+    CHANNELS = 3  # their numbers, where keys are cut
+    VALUES = 4  # where values are routed, of the part's first piece
+    VALUE_SCALES = 5
+    FLAGS = 6  # uint8 [S, FLAG_BYTES]
+    FLAG_BYTES = 7
+    PIECE_BIT = 8  # int32 [P]
+    STARTS = 9  # int32 [P, J]: the first stored piece of each stretch
+    STRETCHES = 10  # J
+    POSITIONS = 11  # int32 [M]
+    ENTRIES = 12  # M
+    SAMPLE = 13
+    HEAD = 14  # the row's first head
+    SLOTS = 15  # of each of its heads
+    FILL = 16  # of the row's first head, where values are routed and pieces that are not stored read as something
+    FILL_STEP = 17  # bytes from head to head
+
+
+def fill_fields(fill: Fill | None, sample: int, head: int) -> dict[Field, int]:
+    """Where the fill of a row of a sample lies, whose first head is ``head``; none without one."""
+    if fill is None:
+        return {}
+    vectors = fill.vectors_Bhd
+    assert vectors.stride(2) == 1
+    first = vectors.data_ptr() + (sample * vectors.stride(0) + head * vectors.stride(1)) * vectors.element_size()
+    return {Field.FILL: first, Field.FILL_STEP: vectors.stride(1) * vectors.element_size()}
+
 
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
@@ -232,3 +264,47 @@ def _slots(
         owners += [[slots + head * len(of_row), len(of_row)] for head in range(heads)]
         slots += heads * len(of_row)
     return items, owners, slots
+
+
+@dataclass
+class Workspace:
+    """Scratch of the fused kernels, one piece a device; grows where a launch needs more, and stays."""
+
+    held: dict[torch.device, Tensor] = field(default_factory=dict)
+
+    def take(self, size: int, device: torch.device) -> Tensor:
+        """``size`` numbers in fp32, whatever they were."""
+        there = self.held.get(device)
+        if there is None or len(there) < size:
+            there = self.held[device] = torch.empty(size, dtype=torch.float32, device=device)
+        return there[:size]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(x.nbytes for x in self.held.values())
+
+
+@dataclass
+class FusedState:
+    """Of one layer; the table is made when it is asked for, and forgotten when the layer's blocks change.
+
+    Attributes:
+        workspace: of the cache.
+        table: None until a fused kernel reads the layer.
+    """
+
+    workspace: Workspace = field(default_factory=Workspace)
+    table: RowTable | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the table: a copy's entries lie elsewhere."""
+        return vars(self) | {"table": None}
+
+    def table_of(
+        self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None
+    ) -> RowTable:
+        """The layer's table; arguments as of ``row_table``."""
+        if self.table is None:
+            self.table = row_table(blocks, batch, kv_heads, width, fill)
+        return self.table

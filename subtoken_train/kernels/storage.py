@@ -1,13 +1,20 @@
 """Packed keys and values of one layer, as attention reads them.
 
 A *block* holds the entries of some rows of the cache that have equally many of each *part*: of entries that are stored
-alike (a routed one in pieces, another whole). A row is a sample with all its
-heads where heads share their entries (c = h), else one head of one sample (c = 1). Nothing is padded: rows of other
-lengths are in other blocks. A value slice of one head is cut into P / c *pieces* of w channels, the largest pieces that
-a group mask never cuts; ``bits`` says which pieces of a routed entry are stored.
+alike (a routed one in pieces, another whole). A row is a sample with all its heads where heads share their entries
+(c = h), else one head of one sample (c = 1). Nothing is padded: rows of other lengths are in other blocks. A value
+slice of one head is cut into P / c *pieces* of w channels, the largest pieces that a group mask never cuts; ``bits``
+says which pieces of a routed entry are stored.
 
-Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, S bits of
-an entry, P pieces of an entry in all heads of the row, w channels of a piece, n stored pieces, k channels of a cut key.
+The bits are stored eight entries a byte. A step decodes them with a few gathers over bytes and stored pieces, none over
+flags: how many pieces are stored is known on the host, so that no shape depends on data and nothing waits for a device.
+
+Where a step reads chosen *pages*, they are gathered a stretch at a time, into memory small enough to stay in a
+processor's cache; nothing of the others' keys and values is touched.
+
+Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width (of a payload: its
+stored width), S bits of an entry, P pieces of an entry in all heads of the row (or pages), w channels of a piece, n
+stored pieces (or pages read), b bytes of all (row, piece), k channels of a cut key, G query heads of a key-value head.
 """
 
 from __future__ import annotations
@@ -18,8 +25,86 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.bit_index import places_in_bits, prepare_bits
-from subtoken_train.kernels.page_index import PageIndex
+from subtoken_train.functional.page_bound import page_bound
+
+_tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+"""By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
+
+
+def pack_bits(flags_RSM: Tensor) -> Tensor:
+    """Eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
+    missing = -flags_RSM.shape[-1] % 8
+    padded_RSM = torch.nn.functional.pad(flags_RSM.to(torch.uint8), (0, missing))
+    places = torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
+    packed: Tensor = (padded_RSM.view(*padded_RSM.shape[:2], -1, 8) << places).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def unpack_bits(packed_RSm: Tensor, entries: int) -> Tensor:
+    """The flags of ``pack_bits``, bool [R, S, M]."""
+    places = torch.arange(8, dtype=torch.uint8, device=packed_RSm.device)
+    return (packed_RSm[..., None] >> places & 1).bool().flatten(-2)[..., :entries]
+
+
+def prepare_bits(device: torch.device) -> None:
+    """Make the tables of a device, once, before a step reads them."""
+    if device not in _tables:
+        bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+        nth = (1 - bits).sort(dim=1, stable=True).indices
+        _tables[device] = bits.sum(1, dtype=torch.int32), nth.to(torch.uint8).flatten()
+
+
+def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: int, stored: int) -> Tensor:
+    """(row * c + head) * M + entry of every stored piece, ordered by row, then piece, then entry, int32 [n].
+
+    Args:
+        packed_RSm: of ``pack_bits``.
+        piece_bit: which of the S bits rules each of the P pieces, int [P].
+        heads: c.
+        entries: M.
+        stored: n.
+    """
+    device, (rows, _, per_piece) = packed_RSm.device, packed_RSm.shape
+    count_256, nth = _tables[device]
+    byte_b = packed_RSm.index_select(1, piece_bit).flatten().int()
+    count_b = count_256.index_select(0, byte_b)
+    owner_n = torch.repeat_interleave(count_b, output_size=stored)
+    # of byte and rank among its set bits: the stored pieces before a byte are taken off their own numbers
+    key_b = (byte_b << 3) + count_b - count_b.cumsum(0, dtype=torch.int32)
+    key_n = key_b.index_select(0, owner_n).add_(torch.arange(stored, dtype=torch.int32, device=device))
+    first_entry = torch.arange(0, 8 * per_piece, 8, dtype=torch.int32, device=device)
+    head = torch.arange(rows * heads, dtype=torch.int32, device=device)[:, None, None]
+    first_b = (head * entries + first_entry).expand(-1, len(piece_bit) // heads, -1).reshape(-1)
+    return first_b.index_select(0, owner_n).add_(nth.index_select(0, key_n))
+
+
+@dataclass
+class PageIndex:
+    """Whole pages of consecutive entries; what is left over after the last one is no page and always read.
+
+    Attributes:
+        size: entries of a page.
+        count: pages that every head reads in a step, fewer than P.
+        low: smallest value of each key channel in a page, [R, c, P, d].
+        high: largest value.
+        forced: pages that are always read, bool [R, P]; at most ``count`` of each row.
+    """
+
+    size: int
+    count: int
+    low: Tensor
+    high: Tensor
+    forced: Tensor
+
+    def select(self, index_R: Tensor) -> PageIndex:
+        """The index of some rows, copied."""
+        return PageIndex(self.size, self.count, *(x[index_R] for x in (self.low, self.high, self.forced)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors, all of which a step reads."""
+        return self.low.nbytes + self.high.nbytes + self.forced.nbytes
+
 
 CHUNK = 2**20  # bytes of codes that are read back at a time, as fp32 into one room: fewer calls, and no new pages
 
@@ -246,3 +331,112 @@ class Block:
             return 0
         entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
         return sum(payload.nbytes for payload in self.payloads) * entries // self.parts[0].entries
+
+
+def dense_keys(part: BlockPart, block: Block, width: int) -> Tensor:
+    """A part's keys, [R, c, M, d] with d = ``width``, in the model's dtype."""
+    keys = part.keys.read()
+    if not part.cut:
+        return keys
+    assert block.channels is not None
+    index = block.channels.long()[:, :, None].expand_as(keys)
+    return keys.new_zeros(*keys.shape[:3], width).scatter(3, index, keys)
+
+
+def dense_values(part: BlockPart) -> Tensor:
+    """A part's values, [R, c, M, d], in the model's dtype."""
+    values = part.values
+    if isinstance(values, Payload):
+        return values.read()
+    flags_RPM, pieces = stored_flags(values), values.pieces.read()
+    dense = pieces.new_zeros(*flags_RPM.shape, pieces.shape[-1])
+    dense[flags_RPM] = pieces
+    by_head = dense.view(len(dense), values.heads, -1, part.entries, pieces.shape[-1])
+    return by_head.transpose(2, 3).flatten(3)
+
+
+def stored_flags(values: RoutedValues) -> Tensor:
+    """Which pieces each entry stores, bool [R, P, M]."""
+    bounds = torch.tensor(values.bounds, device=values.offsets.device)
+    bag_n = torch.arange(len(values.offsets), device=bounds.device).repeat_interleave(bounds.diff())
+    flags = torch.zeros(len(values.offsets), values.entries, dtype=torch.bool, device=bounds.device)
+    flags[bag_n, values.places().long() % values.entries] = True
+    return flags.view(-1, len(values.piece_bit), values.entries)
+
+
+GATHERED = 2**19  # bytes that are gathered at a time
+
+
+@dataclass
+class Picked(Payload):
+    """Some of a payload's vectors, gathered when they are read.
+
+    Attributes:
+        entry_RcM: their numbers, int64.
+    """
+
+    entry_RcM: Tensor
+
+    @property
+    def entries(self) -> int:
+        """See ``Payload.entries``."""
+        return self.entry_RcM.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """See ``Payload.stretch``."""
+        rows, heads = self.data.shape[:2]
+        return max(1, GATHERED // (rows * heads * self.data.shape[-1] * self.data.element_size()))
+
+    def narrow(self, axis: int, start: int, length: int) -> Picked:
+        """See ``Payload.narrow``; entries alone."""
+        assert axis == 2
+        return Picked(self.data, self.scale, self.dtype, self.entry_RcM.narrow(2, start, length))
+
+    def read(self) -> Tensor:
+        """See ``Payload.read``."""
+        return self.gathered().read()
+
+    def gathered(self) -> Payload:
+        """The vectors, copied, as they are stored."""
+        rows, heads, entries, _ = self.data.shape
+        first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
+        place = (first_Rc1 + self.entry_RcM).flatten()
+
+        def taken(vectors: Tensor) -> Tensor:
+            own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
+            return own.view(*self.entry_RcM.shape, vectors.shape[-1])
+
+        return Payload(taken(self.data), None if self.scale is None else taken(self.scale), self.dtype)
+
+
+def read_pages(block: Block, query_RcGd: Tensor) -> Block:
+    """A block of the entries that one new token reads; every head has chosen its own pages.
+
+    Args:
+        block: with a page index, of one part that is stored whole.
+        query_RcGd: rotated queries of one token.
+    """
+    pages, (part,) = block.pages, block.parts
+    assert pages is not None
+    assert isinstance(part.values, Payload)
+    entry_Rcn = chosen_pages(pages, query_RcGd)[..., None] * pages.size
+    entry_RcM = (entry_Rcn + torch.arange(pages.size, device=entry_Rcn.device)).flatten(2)
+    whole = pages.low.shape[2] * pages.size
+    left = part.entries - whole
+    keys, values = (Picked(x.data, x.scale, x.dtype, entry_RcM) for x in (part.keys, part.values))
+    chosen = BlockPart(keys, values)
+    left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
+    return Block(block.rows, [chosen, left_over], numbers=block.numbers)
+
+
+def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
+    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, as its group's mean.
+
+    In fp32, because in lower precision many pages tie; ties go to the earlier page.
+    """
+    query = query_RcGd.float()
+    positive_Rcd, negative_Rcd = query.clamp(min=0).mean(2), query.clamp(max=0).mean(2)
+    bound_RcP = page_bound(positive_Rcd, negative_Rcd, pages.low.float(), pages.high.float())
+    bound_RcP = bound_RcP.masked_fill(pages.forced[:, None], torch.inf)
+    return bound_RcP.sort(dim=-1, descending=True, stable=True).indices[..., : pages.count]

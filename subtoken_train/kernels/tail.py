@@ -1,6 +1,12 @@
-"""What was appended to a layer since its prompt, as attention reads it.
+"""What attention reads of a layer beside its packed entries: the tail, the window over both, and the fill.
 
-Legend: B batch, h key-value heads, T places of the room, d head width, q new tokens.
+The *tail* is everything appended since the prompt. A *reach* hides by position what a sliding window has passed. A
+*fill* is what pieces of routed entries that are not stored read as: an entry's piece is stored without it, and the sum
+of a head's probabilities of its routed entries weighs it once.
+
+Legend: B batch, h key-value heads, H query heads, R rows of a block, c heads of a row, X = B * h, M entries of a part,
+T places of the tail's room, N = all entries of a row and its tail, d head width, q new tokens, G query rows of a head
+(of q new tokens, the newest last, tokens fastest).
 """
 
 from __future__ import annotations
@@ -9,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from subtoken_train.kernels.storage import Block
 
 
 @dataclass(frozen=True)
@@ -45,3 +53,69 @@ class Tail:
         """Places of the new tokens, int64 [q]."""
         offsets = torch.arange(new, device=self.room_keys_BhTd.device)
         return offsets + (self.length - new if self.written is None else self.written - new)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A window over a cache.
+
+    Attributes:
+        size: positions that a token sees, its own included.
+        first_B: position of each sample's first tail place; those that follow count on.
+    """
+
+    size: int
+    first_B: Tensor
+
+    def of_rows(self, rows: Tensor | None, heads: int = 1) -> Reach:
+        """That of a block's rows, which are samples, or ``heads`` heads of each; None: of all."""
+        first_R = self.first_B if heads == 1 else self.first_B.repeat_interleave(heads)
+        return Reach(self.size, first_R if rows is None else first_R[rows])
+
+    def hidden(self, block: Block, tail: int, own_q: Tensor, columns: int) -> Tensor:
+        """What the query rows of a block do not see for the window's sake, bool [R, 1, N, G].
+
+        Args:
+            block: whose parts have positions.
+            tail: T.
+            own_q: places of the q new tokens in the tail.
+            columns: G.
+        """
+        first_R1 = self.first_B[:, None]
+        places_T = torch.arange(tail, device=first_R1.device)
+        stored = [part.position_RM for part in block.parts if part.position_RM is not None]
+        position_RN = torch.cat([*stored, first_R1 + places_T], 1)
+        own_RG = first_R1 + own_q.repeat(columns // len(own_q))
+        return (own_RG[:, None, None] - position_RN[:, None, :, None]) >= self.size
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A value vector per sample.
+
+    Attributes:
+        vectors_Bhd: of every sample, the last axis contiguous; a view of [1, h, d] where all have the same.
+        stored: whether the cache holds them; False: they are a weight of the model, of any dtype.
+    """
+
+    vectors_Bhd: Tensor
+    stored: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache holds of it."""
+        return self.vectors_Bhd.nbytes if self.stored else 0
+
+    def select(self, samples: Tensor) -> Fill:
+        """Of the samples, int64, in their order."""
+        if not self.stored:
+            return Fill(self.vectors_Bhd[:1].expand(len(samples), -1, -1), False)
+        return Fill(self.vectors_Bhd.index_select(0, samples.to(self.vectors_Bhd.device)), True)
+
+    def of_heads(self, dtype: torch.dtype) -> Tensor:
+        """Of every head of every sample, [X, 1, d]."""
+        return self.vectors_Bhd.to(dtype).flatten(0, 1)[:, None]
+
+    def of_rows(self, heads: int, dtype: torch.dtype) -> Tensor:
+        """Of every row of the cache, with so many heads, [R, c, 1, d]."""
+        return self.vectors_Bhd.to(dtype).reshape(-1, heads, 1, self.vectors_Bhd.shape[-1])

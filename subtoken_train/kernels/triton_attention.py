@@ -13,10 +13,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from subtoken_train.kernels.fused_state import Workspace
-from subtoken_train.kernels.reach import Reach
-from subtoken_train.kernels.row_table import RowTable
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.row_table import RowTable, Workspace
+from subtoken_train.kernels.tail import Reach, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program

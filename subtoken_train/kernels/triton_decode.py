@@ -6,7 +6,10 @@ an entry's flags say which pieces it has, and a running count of the flags befor
 is a sorted list). Products and sums are in fp32, of operands in the queries' dtype. Two launches for up to 16 tokens.
 
 Not done: pages that a step chooses, heads of more than 256 channels, entries of unlike precision in one layer
-(``row_table.unserved``).
+(``row_table.unserved``). Routed and whole entries have loops of their own, because one that branches for every tile
+takes the registers of both.
+
+Shapes: r query rows, n entries, m channels, p pieces of w channels.
 """
 
 from __future__ import annotations
@@ -14,23 +17,213 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subtoken_train.kernels.row_fields import Field
-from subtoken_train.kernels.triton_entries import filled_sums, routed_entries, tail_entries, whole_entries
-from subtoken_train.kernels.triton_tiles import load_queries, value_channels
+from subtoken_train.kernels.row_table import Field
 
 FIELDS: tl.constexpr = tl.constexpr(len(Field))
+FLAGS: tl.constexpr = tl.constexpr(int(Field.FLAGS))
+FLAG_BYTES: tl.constexpr = tl.constexpr(int(Field.FLAG_BYTES))
+PIECE_BIT: tl.constexpr = tl.constexpr(int(Field.PIECE_BIT))
+STARTS: tl.constexpr = tl.constexpr(int(Field.STARTS))
+STRETCHES: tl.constexpr = tl.constexpr(int(Field.STRETCHES))
+FILL: tl.constexpr = tl.constexpr(int(Field.FILL))
+FILL_STEP: tl.constexpr = tl.constexpr(int(Field.FILL_STEP))
 KEYS: tl.constexpr = tl.constexpr(int(Field.KEYS))
 KEY_SCALES: tl.constexpr = tl.constexpr(int(Field.KEY_SCALES))
 KEY_WIDTH: tl.constexpr = tl.constexpr(int(Field.KEY_WIDTH))
 CHANNELS: tl.constexpr = tl.constexpr(int(Field.CHANNELS))
 VALUES: tl.constexpr = tl.constexpr(int(Field.VALUES))
 VALUE_SCALES: tl.constexpr = tl.constexpr(int(Field.VALUE_SCALES))
-FLAGS: tl.constexpr = tl.constexpr(int(Field.FLAGS))
 POSITIONS: tl.constexpr = tl.constexpr(int(Field.POSITIONS))
 ENTRIES: tl.constexpr = tl.constexpr(int(Field.ENTRIES))
 SAMPLE: tl.constexpr = tl.constexpr(int(Field.SAMPLE))
 HEAD: tl.constexpr = tl.constexpr(int(Field.HEAD))
 SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
+
+
+@triton.jit
+def load_queries(
+    query, query_b, query_h, query_q, sample, head, row, channel, real, new,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Query rows ``row`` [r] of a key-value head, new tokens fastest, in channels ``channel`` [m], [r, m]."""
+    own = query + sample * query_b + (head * GROUP + row // new) * query_h + row % new * query_q
+    return tl.load(own[:, None] + channel[None, :], mask=(row < GROUP * new)[:, None] & real[None, :], other=0)
+
+
+@triton.jit
+def _unpacked(codes, place):
+    """The 4-bit codes at places ``place`` of a vector, two a byte, low half first, in fp32."""
+    return (((codes.to(tl.int32) >> (place % 2 * 4)) & 15) - 8).to(tl.float32)
+
+
+@triton.jit
+def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.constexpr, DTYPE: tl.constexpr):
+    """Vectors ``vector`` [n] in channels ``channel`` [m], [n, m] in DTYPE; rounded ones as ``Payload.read`` reads."""
+    mask, vector = inside[:, None] & real[None, :], vector.to(tl.int64)
+    if BITS == 0:
+        return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(DTYPE)
+    scale = tl.load(scales + vector, mask=inside, other=0).to(tl.float32)[:, None]
+    if BITS == 4:
+        codes = tl.load(data + vector[:, None] * (width // 2) + channel[None, :] // 2, mask=mask, other=0)
+        return tl.where(mask, _unpacked(codes, channel[None, :]) * scale, 0.0).to(DTYPE)
+    codes = tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0)
+    return (codes.to(tl.float32) * scale).to(DTYPE)
+
+
+@triton.jit
+def load_pieces(data, scales, number, stored, within, WIDTH: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr):
+    """Pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not."""
+    there, number = stored != 0, number.to(tl.int64)
+    mask, place = there[:, :, None] & (within < WIDTH)[None, None, :], within[None, None, :]
+    if BITS == 0:
+        return tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(DTYPE)
+    scale = tl.load(scales + number, mask=there, other=0).to(tl.float32)[:, :, None]
+    if BITS == 4:
+        codes = tl.load(data + number[:, :, None] * (WIDTH // 2) + place // 2, mask=mask, other=0)
+        return tl.where(mask, _unpacked(codes, place) * scale, 0.0).to(DTYPE)
+    codes = tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0)
+    return (codes.to(tl.float32) * scale).to(DTYPE)
+
+
+@triton.jit
+def stored_scores(
+    asked, keys, scales, vector, inside, channel, stored, width, positions, entry, own, window, scale,
+    BITS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Scores [r, n] of one tile of stored keys, and which of its entries each query row sees, [r, n] or [1, n]."""
+    key = load_vectors(keys, scales, vector, inside, channel, stored, width, BITS, asked.dtype)
+    scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+    seen = inside[None, :]
+    if WINDOW:
+        stands = tl.load(positions + entry, mask=inside, other=0)
+        seen = seen & (own[:, None] - stands[None, :] < window)
+    return scores, seen
+
+
+@triton.jit
+def running_softmax(scores, seen, peak, total, sums):
+    """Weights of one more tile, and the running maximum, total and sums brought to its scale (base 2)."""
+    scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)  # nothing seen so far: no NaN
+    weights, shrink = tl.exp2(scores - base[:, None]), tl.exp2(peak - base)
+    return weights, highest, total * shrink + tl.sum(weights, 1), sums * shrink[:, None]
+
+
+@triton.jit
+def value_channels(WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr):
+    """Value channels in the order of a tile's columns, piece by piece, and which columns are any."""
+    column = tl.arange(0, PIECE_COUNT * PIECE_TILE)
+    channel = column // PIECE_TILE * PIECE + column % PIECE_TILE
+    return channel, (column % PIECE_TILE < PIECE) & (channel < WIDTH)
+
+
+@triton.jit
+def routed_entries(
+    asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r, window,
+    scale, channel_k, stored_k, key_width, peak, total, sums,
+    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """Entries ``first`` to ``stop`` of a row whose values are stored in part: (maximum, total, sums) with theirs."""
+    dtype = asked.dtype
+    flag_bytes = tl.load(row + FLAG_BYTES)
+    flags = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8))
+    piece_p, within_w = tl.arange(0, PIECE_COUNT), tl.arange(0, PIECE_TILE)
+    owned_p, numbered_p = piece_p < WIDTH // PIECE, of_row * (WIDTH // PIECE) + piece_p
+    bit_p = tl.load(tl.load(row + PIECE_BIT).to(tl.pointer_type(tl.int32)) + numbered_p, mask=owned_p, other=0)
+    starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
+    next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
+    for start in range(first, stop, BLOCK):
+        entry = start + tl.arange(0, BLOCK)
+        inside = entry < stop
+        scores, seen = stored_scores(
+            asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry, own_r,
+            window, scale, BITS, WINDOW,
+        )  # fmt: skip
+        weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
+        byte = flags + bit_p[None, :] * flag_bytes + (entry // 8)[:, None]
+        bits = tl.load(byte, mask=inside[:, None] & owned_p[None, :], other=0).to(tl.int32)
+        stored = (bits >> (entry % 8)[:, None]) & 1
+        number = next_p[None, :] + tl.cumsum(stored, 0) - stored
+        next_p += tl.sum(stored, 0)
+        value = load_pieces(values, value_scales, number, stored, within_w, PIECE, BITS, dtype)
+        value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
+        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+    return peak, total, sums
+
+
+@triton.jit
+def filled_sums(
+    row, of_row, total, sums,
+    FILL_DTYPE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr,
+    PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """The sums of a stretch of routed entries with what pieces that are not stored read as: once, by their total."""
+    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
+    fill = (tl.load(row + FILL) + of_row * tl.load(row + FILL_STEP)).to(tl.pointer_type(FILL_DTYPE))
+    fill_v = tl.load(fill + channel_v, mask=real_v, other=0).to(tl.float32)
+    return sums + total[:, None] * fill_v[None, :]
+
+
+@triton.jit
+def whole_entries(
+    asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale, channel_k,
+    stored_k, key_width, peak, total, sums,
+    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """The same of entries that are stored whole."""
+    dtype = asked.dtype
+    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
+    for start in range(first, stop, BLOCK):
+        entry = start + tl.arange(0, BLOCK)
+        inside = entry < stop
+        scores, seen = stored_scores(
+            asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry, own_r,
+            window, scale, BITS, WINDOW,
+        )  # fmt: skip
+        weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
+        value = load_vectors(values, value_scales, before + entry, inside, channel_v, real_v, WIDTH, BITS, dtype)
+        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+    return peak, total, sums
+
+
+@triton.jit
+def tail_entries(
+    late, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values, tail_b, tail_h, tail_t,
+    tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums,
+    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+    PIECE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
+    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """A stretch of the tail: (slot, maximum, total, sums). The tail is causal; a padded place sees itself."""
+    dtype = query.dtype.element_ty
+    channel_k = tl.arange(0, KEY_TILE)
+    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
+    owner, first = late // tail_stretches, late % tail_stretches * TAIL_STRETCH
+    sample, head = (owner // KV_HEADS).to(tl.int64), (owner % KV_HEADS).to(tl.int64)
+    real_k = channel_k < WIDTH
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, new, GROUP)
+    of_head, own = sample * tail_b + head * tail_h, own_r[:, None]
+    stop = tl.minimum(first + TAIL_STRETCH, count)
+    for start in range(first, stop, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < stop
+        of_place = of_head + place.to(tl.int64)[:, None] * tail_t
+        there = inside[:, None] & real_k[None, :]
+        key = tl.load(tail_keys + of_place + channel_k[None, :], mask=there, other=0).to(dtype)
+        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        seen = inside[None, :] & (place[None, :] <= own)
+        if PADDED:
+            seen = (seen & (place[None, :] >= tl.load(tail_start + sample))) | (place[None, :] == own)
+        if WINDOW:
+            seen = seen & (own - place[None, :] < window)
+        weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
+        valued = inside[:, None] & real_v[None, :]
+        value = tl.load(tail_values + of_place + channel_v[None, :], mask=valued, other=0).to(dtype)
+        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+    return (slots + late).to(tl.int64), peak, total, sums
 
 
 @triton.jit

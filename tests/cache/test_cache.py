@@ -7,8 +7,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import RESERVED, PackedCache
-from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.cache.tail_room import SLACK, TailRoom
+from subtoken_train.cache.packed_layer import SLACK, PackedLayer, TailRoom
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.cache.packed_checks import TensorReader, check_pages, check_routed, check_rows
-from subtoken_train.cache.packed_record import PackedShape, packed_cache, packed_tensors
-from subtoken_train.kernels.bit_index import pack_bits
-from subtoken_train.kernels.page_index import PageIndex
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, places_of
+from subtoken_train.cache.packed_record import (
+    PackedShape,
+    TensorReader,
+    check_pages,
+    check_routed,
+    check_rows,
+    packed_cache,
+    packed_tensors,
+)
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, pack_bits, places_of
 from tests.inference.test_asking import asking, contexts_of
 from tests.support.generation_cells import PLAIN
 

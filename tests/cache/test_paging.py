@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.cache.by_sample import sample_shares, select_samples
-from subtoken_train.cache.paging import PageReading, with_pages
+from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
 from subtoken_train.kernels.tail import Tail

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.cache.pack import Packing, pack_layer
-from subtoken_train.cache.plan_marks import plan_marks, read_counts
+from subtoken_train.cache.pack import Packing, pack_layer, plan_marks, read_counts
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import CompileConfig
 
-from subtoken_train.cache.tail_room import SLACK
+from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads

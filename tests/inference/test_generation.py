@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.tail_room import SLACK
+from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of

@@ -14,10 +14,9 @@ from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import Block, BlockPart, Payload
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.tail import Reach, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family

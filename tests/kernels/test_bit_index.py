@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.kernels.bit_index import pack_bits, places_in_bits, prepare_bits
+from subtoken_train.kernels.storage import pack_bits, places_in_bits, prepare_bits
 from tests.support.helpers import random_mask
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from subtoken_train.kernels import storage
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.tail import Reach, Tail
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [

@@ -39,7 +39,7 @@ def launches(call) -> list[str]:
 
 def test_a_layer_takes_three_launches_at_most_and_waits_for_nothing(monkeypatch):
     from subtoken_train.kernels.dispatch import attend
-    from subtoken_train.kernels.fused_state import FusedState
+    from subtoken_train.kernels.row_table import FusedState
     from subtoken_train.kernels.tail import Tail
 
     monkeypatch.delenv("SUBTOKEN_KERNEL", raising=False)

@@ -18,12 +18,10 @@ from torch import Tensor
 from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.kernels.fill import Fill
-from subtoken_train.kernels.fused_state import FusedState, Workspace
-from subtoken_train.kernels.reach import Reach
 from subtoken_train.kernels.reference import reference_attention
+from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.tail import Fill, Reach, Tail
 from subtoken_train.types import CutKeys
 
 LEVELS: dict[str, list] = {

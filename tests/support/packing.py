@@ -16,7 +16,7 @@ from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.kernels.fill import Fill
+from subtoken_train.kernels.tail import Fill
 
 SETS = ("all", "shared", "own")
 
