@@ -1,5 +1,15 @@
 """A backbone with a token reducer and value-group routers: the one path of training, evaluation and generation.
 
+A pass (``CompressedBackbone.run``) is five stages, which stand in this file in their order:
+
+1. embed: run the vision tower and embed the batch (``tower`` reducers leave fewer features per image);
+2. shorten: drop rows before layer 0 (``embeds`` reducers, by a scout's attention);
+3. split the context: choose what query rows of a language model see of it (``context`` reducers, and routing);
+4. run the layers, routed from the first one that sees a reduced set on (``decoder`` reducers cut between them);
+5. finish: hand over what the pass leaves behind.
+
+A reducer acts in one of them. Where it does not, and without routers, a stage does nothing.
+
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
 """
 
@@ -8,38 +18,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
-from subtoken_train.engine.attention_rows import query_attention, scouted_row
-from subtoken_train.engine.prompt_pass import (
-    PromptPass,
-    Rows,
-    asking_rows,
-    check_states,
-    joined_rows,
-    reducer_view,
-    routing_state,
-)
-from subtoken_train.engine.reduction import CutCourse, tower_reduced
-from subtoken_train.engine.spans import Chunks, PassCall, PromptObserver, run_span
+from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
+from subtoken_train.engine.modes import evaluation_mode, gathered_weights
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
+from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.families.family import Family, check_reducer
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.merging import joined_means
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.reducers.base import RankingReducer, Reducer, TowerReducer
+from subtoken_train.reducers.base import RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.reducers.context import ContextReducer
-from subtoken_train.reducers.staged import DecoderReducer
+from subtoken_train.reducers.staged import CutView, DecoderReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, in_compressed_region
 
 
 class CompressedBackbone(nn.Module):
@@ -115,6 +120,10 @@ class CompressedBackbone(nn.Module):
             hook.remove()
         self._hooks = None
 
+    def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
+        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
+        return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
+
     def run(
         self,
         batch: Batch,
@@ -124,7 +133,7 @@ class CompressedBackbone(nn.Module):
         observer: PromptObserver | None = None,
         chunks: Chunks | None = None,
     ) -> PromptPass:
-        """Embed, reduce, and run all decoder layers with routing.
+        """Run a batch through all decoder layers, reduced and routed.
 
         Args:
             batch: padded prompts, with or without answers.
@@ -138,120 +147,253 @@ class CompressedBackbone(nn.Module):
             ValueError: in evaluation mode and without a cache, NaN or infinity in what the last layer gives.
         """
         assert self._hooks is not None, "this backbone's family was handed on to another"
-        family, reducer, call = self.family, self.reducer, PassCall(batch, cache, pad_left, observer, chunks)
-        neutral = reducer.stage == "none" or not (reducer.acts or force_gather)
-        tower = reducer if isinstance(reducer, TowerReducer) and not (neutral or batch.pixel_values is None) else None
-        states = family.visual_states(batch, None if tower is None else tower.statistics)
-        states = on_device(states, batch.regions_BN.device)
-        rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
-        if tower is not None:
-            assert states is not None
-            hidden, keep = tower_reduced(family, tower, batch, rows, states)
-            rows, gather = rows.take(keep, pad_left, family.tower_positions)
-            with family.as_long_as(rows.next_position):
-                result = self._routed_span(call, take_rows(hidden, gather), rows, 0)
-        else:
-            hidden = family.embed(batch, states)
-            with family.as_long_as(rows.next_position):
-                result = self._run_embedded(call, hidden, rows, neutral or reducer.stage == "tower")
-        result.embeds_BND = hidden if result.embeds_BND is None else result.embeds_BND
-        result.routing, result.windows = self.active_routing, family.windows
+        acts = self.reducer.stage != "none" and (self.reducer.acts or force_gather)
+        run = RunningPass(batch, cache, pad_left, observer, chunks, acts)
+        self._embed(run)
+        with self.family.as_long_as(run.rows.next_position):
+            self._shorten(run)
+            self._split_context(run)
+            self._run_layers(run)
+        result = self._finish(run)
         if not self.training and cache is None:  # training watches its loss; who fills a cache goes on to logits
             check_states(result.hidden_BMD, result.rows.visible_BM, batch.record_ids)
         return result
 
-    def _run_embedded(self, call: PassCall, hidden: Tensor, rows: Rows, neutral: bool) -> PromptPass:
-        family, reducer = self.family, self.reducer
-        if self.splits and (not neutral or self.active_routing is not None):
-            return self._context_split(call, hidden, rows, None if neutral else reducer)
-        if neutral:
-            return self._routed_span(call, hidden, rows, self.cut_layer)
-        if reducer.stage == "embeds":
-            assert isinstance(reducer, RankingReducer)
-            size = None if call.chunks is None else call.chunks.size
-            scouting = (hidden, rows.visible_BM, rows.position, call.batch.rank_position_B)
-            way = (size, rows.deep_nBMD, reducer.frozen_scout)
-            view = reducer_view(call.batch, lambda layer: scouted_row(family, layer, *scouting, *way))
-            keep, rank, joins = reducer.select(view)
-            if joins is not None:
-                hidden, rows = joined_rows(hidden, rows, joins)
-            taken, gather = rows.take(keep, call.pad_left)
-            result = self._routed_span(call, take_rows(hidden, gather), taken, 0, rank)
-            result.embeds_BND = hidden
-            return result
-        assert isinstance(reducer, DecoderReducer)
-        return self._decoder_reduced(reducer, call, hidden, rows)
+    def _embed(self, run: RunningPass) -> None:
+        """Stage 1: run the vision tower and embed the batch; a ``tower`` reducer leaves fewer features per image."""
+        family, batch = self.family, run.batch
+        reducer = self.reducer if run.acts and batch.pixel_values is not None else None
+        tower = reducer if isinstance(reducer, TowerReducer) else None
+        states = family.visual_states(batch, None if tower is None else tower.statistics)
+        states = on_device(states, batch.regions_BN.device)
+        run.rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
+        if tower is None:
+            run.hidden_BMD = run.embeds_BND = family.embed(batch, states)
+            return
+        assert states is not None
+        visual_BN = run.rows.regions_BM == Region.VISUAL
+        sizes, tokens = [len(image) for image in states.tokens], visual_BN.sum(-1).tolist()
+        batch.check_features(sum(tokens), sum(sizes))
+        states = replace(states, images_per_sample=images_of_samples(tokens, sizes))
+        merged = tower.merge(states, list(run.protected[visual_BN].split_with_sizes(sizes)))
+        keep_BN = run.rows.visible_BM.clone()
+        keep_BN[visual_BN] = torch.cat(merged.slots)
+        run.embeds_BND = family.place(batch, family.project(torch.cat(merged.tokens)), keep_BN)
+        run.keep(run.embeds_BND, keep_BN, family.tower_positions)
 
-    def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
-        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
-        return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
+    def _shorten(self, run: RunningPass) -> None:
+        """Stage 2: an ``embeds`` reducer ranks by a scout's attention and drops rows before layer 0."""
+        reducer, rows = self.reducer, run.rows
+        if not run.acts or reducer.stage != "embeds":
+            return
+        assert isinstance(reducer, RankingReducer)
+        scout = partial(
+            scouted_row,
+            self.family,
+            hidden_BND=run.embeds_BND,
+            visible_BN=rows.visible_BM,
+            position_ids=rows.position,
+            row_B=run.batch.rank_position_B,
+            size=None if run.chunks is None else run.chunks.size,
+            deep_nBND=rows.deep_nBMD,
+            frozen=reducer.frozen_scout,
+        )
+        marks = run.batch.regions_BN, run.protected, run.batch.rank_position_B
+        keep_BN, run.rank_BN, joins_BN = reducer.select(ReducerView(*marks, run.sample_seeds, scout))
+        if joins_BN is not None:
+            run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
+        run.keep(run.embeds_BND, keep_BN)
 
-    def _context_split(self, call: PassCall, hidden: Tensor, rows: Rows, reducer: Reducer | None) -> PromptPass:
-        """All rows run; from each layer's cache, query rows see kept context tokens and routed values only."""
+    def _split_context(self, run: RunningPass) -> None:
+        """Stage 3: in a language model, let query rows see kept context tokens and routed values only.
+
+        All rows run; each layer chooses its own context tokens and value groups, see ``ContextSplit``.
+        """
+        reducer, batch = self.reducer if run.acts else None, run.batch
+        if not self.splits or (reducer is None and self.active_routing is None):
+            return
         assert reducer is None or isinstance(reducer, ContextReducer)
-        batch, cache, regions, depth = call.batch, call.cache, rows.regions_BM, self.family.shape.num_layers
-        if not bool((regions == Region.CONTEXT).any()):
+        if not bool((run.rows.regions_BM == Region.CONTEXT).any()):
             if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
-                return self._routed_span(call, hidden, rows, 0)
+                return
             raise ValueError(
                 f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
                 "reducer and routers need packed text (data.train) or prompts with a context"
             )
-        state = None if self.bank is None else routing_state(batch, rows, deferred=True)
-        placed = self.family.windows, rows.position, self.family.rotation
-        split = ContextSplit(reducer, regions, asking_rows(batch, rows), self.bank, state, cache is not None, *placed)
-        hidden = self._layers(call, hidden, rows, 0, depth, split, state)
-        if cache is not None:
-            for layer, routed_BhNd in split.routed.items():
-                cache.layers[layer].values = routed_BhNd
-        return PromptPass(hidden, rows, [(0, depth, rows)], state, kept=on_device(split.seen, regions.device))
+        run.state = self._routing_state(run, deferred=True)
+        run.split = ContextSplit(
+            reducer,
+            run.rows.regions_BM,
+            question_rows(batch, run.rows),
+            self.bank,
+            run.state,
+            run.cache is not None,
+            self.family.windows,
+            run.rows.position,
+            self.family.rotation,
+        )
 
-    def _decoder_reduced(self, reducer: DecoderReducer, call: PassCall, hidden: Tensor, rows: Rows) -> PromptPass:
-        """Stretches of layers on ever fewer rows; below the first cut nothing is routed."""
-        ranked = self.bank is not None and self.bank.config.budget == "ranked"
-        always = ranked or self.training or not reducer.acts  # trained in parts, all processes call the same modules
-        course, start = CutCourse(self.family, reducer, call, hidden, always), 0
-        spans: list[tuple[int, int, Rows]] = []
-        state: RoutingState | None = None
-        for cut in course.layers:
-            given = self._layers(call, hidden, rows, start, cut - 1, state=state)
-            hidden = self._layers(call, given, rows, cut - 1, cut, state=state)
-            spans.append((start, cut, rows))
-            if not course.keeps_all(cut):
-                rows, hidden = course.cut(cut, given, hidden, rows)
-            start = cut
-            if self.bank is not None:
-                state = routing_state(call.batch, rows, course.rank_BN, before=state)
-        hidden = self._layers(call, hidden, rows, start, course.depth, state=state)
-        return PromptPass(hidden, rows, [*spans, (start, course.depth, rows)], state)
+    def _run_layers(self, run: RunningPass) -> None:
+        """Stage 4: run the decoder layers, in stretches on ever fewer rows where a ``decoder`` reducer cuts.
 
-    def _routed_span(
-        self, call: PassCall, hidden: Tensor, rows: Rows, start: int, rank_BN: Tensor | None = None
-    ) -> PromptPass:
-        """All layers on the same rows, those from ``start`` on under routing.
-
-        ``rank_BN`` is the reducer's rank of every row of the unreduced sequence.
+        Nothing is routed below the first layer that sees a reduced set.
         """
-        depth, spans = self.family.shape.num_layers, []
-        if start:
-            hidden = self._layers(call, hidden, rows, 0, start)
-            spans = [(0, start, rows)]
-        state = None if self.bank is None else routing_state(call.batch, rows, rank_BN)
-        hidden = self._layers(call, hidden, rows, start, depth, state=state)
-        return PromptPass(hidden, rows, [*spans, (start, depth, rows)], state)
+        depth, start, cutting = self.family.shape.num_layers, 0, None
+        stops: tuple[int, ...] = (self.cut_layer,) if self.cut_layer else ()
+        if run.acts and isinstance(self.reducer, DecoderReducer) and self.reducer.stage == "decoder":
+            ranked = self.bank is not None and self.bank.config.budget == "ranked"
+            always = ranked or self.training or not self.reducer.acts  # sharded processes call the same modules
+            cutting = Cutting(self.family, self.reducer, run, always)
+            stops = self.reducer.cuts(depth)
+        if not stops and run.split is None:
+            run.state = self._routing_state(run)
+        for stop in stops:
+            if cutting is None:
+                self._run_stretch(run, start, stop)
+            else:
+                self._run_stretch(run, start, stop - 1)
+                below_BMD = run.hidden_BMD
+                self._run_stretch(run, stop - 1, stop)
+            run.spans.append((start, stop, run.rows))
+            if cutting is not None and not cutting.keeps_all(stop):
+                cutting.cut(run, stop, below_BMD)
+            run.state, start = self._routing_state(run), stop
+        self._run_stretch(run, start, depth)
+        run.spans.append((start, depth, run.rows))
 
-    def _layers(
-        self,
-        call: PassCall,
-        hidden: Tensor,
-        rows: Rows,
-        start: int,
-        stop: int,
-        split: ContextSplit | None = None,
-        state: RoutingState | None = None,
-    ) -> Tensor:
-        """Decoder layers on ``rows``, under routing where there is a ``state``."""
-        if state is not None and self.bank is not None and "attention" in self.bank.config.features:
+    def _run_stretch(self, run: RunningPass, start: int, stop: int) -> None:
+        """Run layers ``start`` to ``stop`` (exclusive) on the rows that are left, under routing if there is a state."""
+        with nullcontext() if self.bank is None or run.state is None else self.bank.routing(run.state):
+            run.hidden_BMD = run_span(self.family, run, start, stop)
+
+    def _routing_state(self, run: RunningPass, deferred: bool = False) -> RoutingState | None:
+        """Return what the routers read of the rows that are left; None without routers.
+
+        What layers below did, on other rows, stays noted. ``deferred``: see ``routing/bank.py``.
+        """
+        if self.bank is None:
+            return None
+        rows, before = run.rows, run.state
+        state = RoutingState(
+            routed_BN=in_compressed_region(rows.regions_BM),
+            query_BN=question_rows(run.batch, rows),
+            position_BN=rows.ordinal_BM,
+            sample_seed_B=run.sample_seeds,
+            rank_BN=None if run.rank_BN is None else take_rows(run.rank_BN, rows.index_BM),
+            deferred={} if deferred else None,
+            masks={} if before is None else before.masks,
+            fills={} if before is None else before.fills,
+            choices={} if before is None else before.choices,
+        )
+        if "attention" in self.bank.config.features:
             state.query_attention = query_attention(self.family, rows.visible_BM, rows.position, state.query_BN)
-        with nullcontext() if self.bank is None or state is None else self.bank.routing(state):
-            return run_span(self.family, call, hidden, rows, start, stop, split, state)
+        return state
+
+    def _finish(self, run: RunningPass) -> PromptPass:
+        """Stage 5: put routed values into the cache, and hand over what the pass leaves behind."""
+        kept: dict[int, Tensor] = {}
+        if run.split is not None:
+            if run.cache is not None:
+                for layer, routed_BhNd in run.split.routed.items():
+                    run.cache.layers[layer].values = routed_BhNd
+            kept = on_device(run.split.seen, run.rows.regions_BM.device)
+        return PromptPass(
+            run.hidden_BMD,
+            run.rows,
+            run.spans,
+            run.state,
+            self.active_routing,
+            kept,
+            run.embeds_BND,
+            self.family.windows,
+        )
+
+
+class Cutting:
+    """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
+
+    Args:
+        family: the backbone.
+        reducer: which cuts.
+        run: the pass, before its first layer.
+        always: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
+    """
+
+    def __init__(self, family: Family, reducer: DecoderReducer, run: RunningPass, always: bool = False) -> None:
+        self.family, self.reducer, self.always = family, reducer, always
+        batch, depth = run.batch, family.shape.num_layers
+        visual = (batch.regions_BN == Region.VISUAL).sum(-1).tolist()
+        self.counts = [reducer.layer_tokens(tokens, depth) if tokens else [0] * depth for tokens in visual]
+        places_N = torch.arange(batch.regions_BN.shape[1], device=batch.regions_BN.device)
+        visible_BN = batch.regions_BN != Region.PADDING
+        self.prompt_BN = visible_BN & (places_N <= batch.rank_position_B[:, None])
+        with torch.no_grad():
+            self.raters_BN = reducer.asking(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
+
+    def keeps_all(self, layer: int) -> bool:
+        """Whether the cut before ``layer`` leaves nothing out."""
+        return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
+
+    def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:
+        """Drop the rows that ``layer`` will not see.
+
+        Args:
+            run: the pass, after the layer below.
+            layer: first layer after the cut.
+            below_BMD: input of the layer below.
+        """
+        rows, below = run.rows, self.family.decoder.layers[layer - 1]
+        with gathered_weights(below), evaluation_mode(below):
+            with torch.no_grad():
+                attention = LayerAttention(self.family, layer - 1, below_BMD, rows.visible_BM, rows.position)
+            made = self.reducer.cut(self._view(run, layer, attention))
+        hidden_BMD = run.hidden_BMD
+        if made.joins_BM is not None:
+            hidden_BMD = joined_means(hidden_BMD[:, None], made.joins_BM[:, None].to(hidden_BMD.device))[:, 0]
+        run.keep(hidden_BMD, made.keep_BM, "original" if rows.position.dim() == 3 else made.policy)
+        # layers below the cut hold keys at the places of the whole prompt
+        moved = run.rows.position + (rows.next_position - run.rows.next_position)
+        run.rows = replace(run.rows, position=moved, next_position=rows.next_position)
+        run.rank_BN = None
+        if made.rank_BM is not None:  # by the rows of the unreduced sequence; padding points to row 0
+            ranks_BM = made.rank_BM.masked_fill(~rows.visible_BM, 0)
+            run.rank_BN = torch.zeros_like(run.batch.input_ids_BN).scatter_add_(-1, rows.index_BM, ranks_BM)
+
+    def _view(self, run: RunningPass, layer: int, attention: LayerAttention) -> CutView:
+        rows = run.rows
+
+        def left(marks_BN: Tensor) -> Tensor:
+            return take_rows(marks_BN, rows.index_BM) & rows.visible_BM
+
+        prompt_BM = left(self.prompt_BN)
+        index_BM = rows.index_BM.masked_fill(~prompt_BM, -1)
+        return CutView(
+            layer=layer,
+            regions_BM=rows.regions_BM,
+            read_BM=left(run.protected),
+            last_BM=prompt_BM & (index_BM == index_BM.amax(-1, keepdim=True)),
+            prompt_BM=prompt_BM,
+            asking_BM=None if self.raters_BN is None else left(self.raters_BN),
+            count_B=torch.tensor([counts[layer] for counts in self.counts], device=rows.index_BM.device),
+            sample_seed_B=run.sample_seeds,
+            hidden_BMD=run.hidden_BMD,
+            attention=attention.blocks,
+            rotary_pull=attention.pull_blocks,
+        )
+
+
+def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Count the images of every sample.
+
+    Args:
+        tokens: visual tokens of each sample.
+        sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
+    """
+    counts, image = [], 0
+    for own in tokens:
+        first, seen = image, 0
+        while seen < own:
+            seen, image = seen + sizes[image], image + 1
+        assert seen == own
+        counts.append(image - first)
+    return counts

@@ -5,7 +5,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from subtoken_train.errors import no_numbers
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
-from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.merging import joined_means
 from subtoken_train.functional.window import in_window
-from subtoken_train.reducers.base import PositionPolicy, ReducerView
+from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
-def rows_read(batch: Batch) -> Tensor:
-    """Rows that a token is read from, bool [B, N]: the last one before each answer, and the last of a prompt.
+def protected_rows(batch: Batch) -> Tensor:
+    """Return the rows that no reducer drops, bool [B, N]: the last one before each answer, and the last of a prompt.
 
-    No reducer drops these, whatever they hold. A batch whose prompts go on later (``followed``) has no last row.
+    A token is read from each of them, whatever it holds. A batch whose prompts go on later (``followed``) has no last
+    row.
     """
     regions_BN = batch.regions_BN
     after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
@@ -118,45 +118,9 @@ def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
-def asking_rows(batch: Batch, rows: Rows) -> Tensor:
-    """Query rows of a pass up to the last prompt token of the turn that holds the last image, bool [B, M]."""
+def question_rows(batch: Batch, rows: Rows) -> Tensor:
+    """Return the QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
     return (rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
-
-
-def routing_state(
-    batch: Batch,
-    rows: Rows,
-    rank_BN: Tensor | None = None,
-    deferred: bool = False,
-    before: RoutingState | None = None,
-) -> RoutingState:
-    """What the routers read of a pass over ``rows``.
-
-    Args:
-        batch: the prompts.
-        rows: of the pass.
-        rank_BN: the reducer's rank of every row of the unreduced sequence; None where it ranks nothing.
-        deferred: see ``routing/bank.py``.
-        before: of the layers below, which ran on other rows; what they did is noted together.
-    """
-    regions = rows.regions_BM
-    return RoutingState(
-        routed_BN=in_compressed_region(regions),
-        query_BN=asking_rows(batch, rows),
-        position_BN=rows.ordinal_BM,
-        sample_seed_B=sample_seeds(batch.record_ids, regions.device),
-        rank_BN=None if rank_BN is None else take_rows(rank_BN, rows.index_BM),
-        deferred={} if deferred else None,
-        masks={} if before is None else before.masks,
-        fills={} if before is None else before.fills,
-        choices={} if before is None else before.choices,
-    )
-
-
-def reducer_view(batch: Batch, row: Callable[[int], Tensor]) -> ReducerView:
-    """What a reducer may look at; ``row`` is its ``attention_row``."""
-    seeds = sample_seeds(batch.record_ids, batch.regions_BN.device)
-    return ReducerView(batch.regions_BN, rows_read(batch), batch.rank_position_B, seeds, row)
 
 
 def layer_plan(

@@ -12,7 +12,8 @@ Legend: B batch, N or M rows, D model width, S value groups, H query heads, h ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from torch import Tensor
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
-from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
+from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.moving import on_device
+from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Region
 
 LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None], None]
 """Called with (layer, rows, kept groups [B, N, S], what dropped ones read as) once a layer's dense keys and values are
@@ -45,23 +49,155 @@ class Chunks:
     finished: LayerFinished
 
 
-class QueryNotes:
-    """An observer that notes the queries of a layer's chunks, and the factor of its scores."""
+PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
+"""Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
 
-    def __init__(self) -> None:
-        self.parts: list[Tensor] = []
-        self.scale = 0.0
+``rows`` are the layer's, on its device, their region PADDING where a row is no entry of its cache.
+"""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-        """See ``Observer``."""
-        self.parts.append(query)
-        self.scale = scale
 
-    def taken(self) -> Tensor:
-        """All of them, [B, H, n, d]; they are let go."""
-        query_BHnd = torch.cat(self.parts, 2)
-        self.parts.clear()
-        return query_BHnd
+@dataclass
+class RunningPass:
+    """One pass over a batch, which its stages hand on.
+
+    Attributes:
+        batch: padded prompts, with or without answers.
+        cache: filled by the layers; None: none.
+        pad_left: side on which samples with fewer kept rows are padded.
+        observer: sees every layer's attention.
+        chunks: how layers run in chunks of rows; None: all rows at once.
+        acts: whether the reducer acts.
+        hidden_BMD: states of the rows: their embeddings, then the output of the last layer that ran.
+        rows: what is left of the batch.
+        embeds_BND: input embeddings of the unreduced sequence.
+        rank_BN: the reducer's rank of every row of the unreduced sequence, int64, 0 where a row is gone; None where it
+            ranks nothing.
+        split: what query rows of a language model see; None: all before them.
+        state: what the routers read of these rows, and did; None in layers without routing.
+        spans: (first layer, last layer + 1, rows) of each stretch that ran.
+    """
+
+    batch: Batch
+    cache: Cache | None
+    pad_left: bool
+    observer: PromptObserver | None
+    chunks: Chunks | None
+    acts: bool
+    hidden_BMD: Tensor = field(init=False)
+    rows: Rows = field(init=False)
+    embeds_BND: Tensor = field(init=False)
+    rank_BN: Tensor | None = None
+    split: ContextSplit | None = None
+    state: RoutingState | None = None
+    spans: list[tuple[int, int, Rows]] = field(default_factory=list)
+
+    @cached_property
+    def protected(self) -> Tensor:
+        """Rows of the batch that no reducer drops, bool [B, N], see ``protected_rows``."""
+        return protected_rows(self.batch)
+
+    @cached_property
+    def sample_seeds(self) -> Tensor:
+        """A number per sample, int64 [B]."""
+        return sample_seeds(self.batch.record_ids, self.batch.regions_BN.device)
+
+    def keep(self, hidden: Tensor, keep_BM: Tensor, policy: PositionPolicy = "original") -> None:
+        """Go on with the kept rows of ``hidden``, see ``Rows.take``."""
+        self.rows, index = self.rows.take(keep_BM, self.pad_left, policy)
+        self.hidden_BMD = take_rows(hidden, index)
+
+    def entries(self, layer: int, window: int | None) -> Rows:
+        """Return the rows as a layer's cache holds them: the region of one that is no entry is PADDING."""
+        rows = self.rows
+        if self.split is not None:
+            seen_BM = self.split.seen[layer].to(rows.regions_BM.device)
+            rows = replace(rows, regions_BM=rows.regions_BM.masked_fill(~seen_BM, Region.PADDING))
+        return rows.in_window(window)
+
+
+def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
+    """Run layers ``start`` to ``stop`` (exclusive) on the rows that are left, shown to its observer, [B, M, D]."""
+    if run.chunks is not None:
+        return _in_chunks(family, run, run.chunks, range(start, stop))
+    rows, split, watch = run.rows, run.split, run.observer
+    options: dict[str, Any] = {} if split is None else {"context_split": split}
+    if watch is not None:
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+            value = value if split is None else split.routed.get(layer, value)
+            watch(layer, query, key, value, scale, on_device(run.entries(layer, family.windows[layer]), query.device))
+
+        options["observer"] = observe
+    where = rows.visible_BM, rows.position, run.cache
+    return family.run_layers(run.hidden_BMD, *where, start, stop, rows.deep_nBMD, **options)
+
+
+def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
+    """Run layers one after another, each a chunk of rows at a time, and hand each one's keys and values over."""
+    hidden_BMD, rows, split, state, cache = run.hidden_BMD, run.rows, run.split, run.state, run.cache
+    assert cache is not None
+    for layer in layers:
+        look_ahead(family, layer, hidden_BMD, rows.position, split, state)
+        notes = None if run.observer is None else QueryNotes()
+        hidden_BMD = run_chunks(
+            family,
+            cache,
+            layer,
+            hidden_BMD,
+            rows.visible_BM,
+            rows.position,
+            chunks.size,
+            notes,
+            split,
+            state,
+            rows.deep_nBMD,
+            unpadded=rows.unpadded,
+        )
+        states, groups_BMS, fill = cache.layers[layer], None, None
+        if split is not None:
+            del split.ahead[layer]
+            states.values = split.routed.pop(layer, states.values)
+        if state is not None:
+            del state.ahead[layer]
+            state.choices.pop(layer, None)
+            groups_BMS, fill = state.masks[layer], state.fills.get(layer)
+        entries = run.entries(layer, family.windows[layer])
+        if run.observer is not None and notes is not None:
+            seen = on_device(entries, states.keys.device)
+            run.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
+        chunks.finished(layer, entries, groups_BMS, fill)
+    return hidden_BMD
+
+
+@torch.no_grad()
+def look_ahead(
+    family: Family,
+    layer: int,
+    hidden_BND: Tensor,
+    position: Tensor,
+    split: ContextSplit | None,
+    state: RoutingState | None,
+) -> None:
+    """Decide what a layer decides from all of its rows: ``state.ahead`` and ``split.ahead`` have it then."""
+    if split is None and state is None:
+        return
+    block = family.decoder.layers[layer]
+    attention, normed_BND = block.self_attn, block.input_layernorm(hidden_BND)
+    value_BND = attention.v_proj(normed_BND)  # whose hook routes, or defers
+
+    def heads(projected_BND: Tensor) -> Tensor:
+        return projected_BND.reshape(*projected_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
+
+    if state is not None:
+        state.ahead[layer] = value_BND
+    if split is not None:
+        query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
+        if split.reducer is not None:
+            query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
+            angles = family.angles(normed_BND, position)
+            query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
+        here = split.on(value_BND.device)
+        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND), attention.scaling)
 
 
 @torch.no_grad()
@@ -122,139 +258,20 @@ def run_chunks(
     return out_BND
 
 
-@torch.no_grad()
-def look_ahead(
-    family: Family,
-    layer: int,
-    hidden_BND: Tensor,
-    position: Tensor,
-    split: ContextSplit | None,
-    state: RoutingState | None,
-) -> None:
-    """Decide what a layer decides from all of its rows: ``state.ahead`` and ``split.ahead`` have it then."""
-    if split is None and state is None:
-        return
-    block = family.decoder.layers[layer]
-    attention, normed_BND = block.self_attn, block.input_layernorm(hidden_BND)
-    value_BND = attention.v_proj(normed_BND)  # whose hook routes, or defers
+class QueryNotes:
+    """An observer that notes the queries of a layer's chunks, and the factor of its scores."""
 
-    def heads(projected_BND: Tensor) -> Tensor:
-        return projected_BND.reshape(*projected_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        self.scale = 0.0
 
-    if state is not None:
-        state.ahead[layer] = value_BND
-    if split is not None:
-        query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
-        if split.reducer is not None:
-            query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
-            angles = family.angles(normed_BND, position)
-            query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
-        here = split.on(value_BND.device)
-        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND), attention.scaling)
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        """See ``Observer``."""
+        self.parts.append(query)
+        self.scale = scale
 
-
-PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
-"""Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
-
-``rows`` are the layer's, on its device, their region PADDING where a row is no entry of its cache.
-"""
-
-
-@dataclass(frozen=True)
-class PassCall:
-    """What one call of ``CompressedBackbone.run`` was given."""
-
-    batch: Batch
-    cache: Cache | None
-    pad_left: bool
-    observer: PromptObserver | None
-    chunks: Chunks | None = None
-
-
-def run_span(
-    family: Family,
-    call: PassCall,
-    hidden_BMD: Tensor,
-    rows: Rows,
-    start: int,
-    stop: int,
-    split: ContextSplit | None = None,
-    state: RoutingState | None = None,
-) -> Tensor:
-    """Layers ``start`` to ``stop`` on ``rows``, seen by the call's observer, [B, M, D].
-
-    Args:
-        family: the backbone.
-        call: what runs.
-        hidden_BMD: the rows.
-        rows: where they stand.
-        start: first layer.
-        stop: one past the last.
-        split: as ``split_attention`` takes it.
-        state: of routers that act; a run in chunks needs it.
-    """
-    watch = call.observer
-
-    def entries(layer: int) -> Rows:
-        if split is None:
-            return rows.in_window(family.windows[layer])
-        seen_BM = split.seen[layer].to(rows.regions_BM.device)
-        seen = replace(rows, regions_BM=rows.regions_BM.masked_fill(~seen_BM, 0))
-        return seen.in_window(family.windows[layer])
-
-    if call.chunks is not None:
-        return _in_chunks(family, call, call.chunks, hidden_BMD, rows, range(start, stop), split, state, entries)
-    options: dict[str, Any] = {} if split is None else {"context_split": split}
-    if watch is not None:
-
-        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-            value = value if split is None else split.routed.get(layer, value)
-            watch(layer, query, key, value, scale, on_device(entries(layer), query.device))
-
-        options["observer"] = observe
-    deep = rows.deep_nBMD
-    return family.run_layers(hidden_BMD, rows.visible_BM, rows.position, call.cache, start, stop, deep, **options)
-
-
-def _in_chunks(
-    family: Family,
-    call: PassCall,
-    chunks: Chunks,
-    hidden_BMD: Tensor,
-    rows: Rows,
-    layers: range,
-    split: ContextSplit | None,
-    state: RoutingState | None,
-    entries: Callable[[int], Rows],
-) -> Tensor:
-    assert call.cache is not None
-    for layer in layers:
-        look_ahead(family, layer, hidden_BMD, rows.position, split, state)
-        notes = None if call.observer is None else QueryNotes()
-        hidden_BMD = run_chunks(
-            family,
-            call.cache,
-            layer,
-            hidden_BMD,
-            rows.visible_BM,
-            rows.position,
-            chunks.size,
-            notes,
-            split,
-            state,
-            rows.deep_nBMD,
-            unpadded=rows.unpadded,
-        )
-        states, groups_BMS, fill = call.cache.layers[layer], None, None
-        if split is not None:
-            del split.ahead[layer]
-            states.values = split.routed.pop(layer, states.values)
-        if state is not None:
-            del state.ahead[layer]
-            state.choices.pop(layer, None)
-            groups_BMS, fill = state.masks[layer], state.fills.get(layer)
-        if call.observer is not None and notes is not None:
-            seen = on_device(entries(layer), states.keys.device)
-            call.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
-        chunks.finished(layer, entries(layer), groups_BMS, fill)
-    return hidden_BMD
+    def taken(self) -> Tensor:
+        """All of them, [B, H, n, d]; they are let go."""
+        query_BHnd = torch.cat(self.parts, 2)
+        self.parts.clear()
+        return query_BHnd

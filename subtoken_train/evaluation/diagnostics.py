@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.prompt_pass import asking_rows
+from subtoken_train.engine.prompt_pass import question_rows
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cells, draw_lines, image_of
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
@@ -153,7 +153,7 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
         found.masks[layer], found.norms[layer] = mask_BNS, noted
         if with_relevance:
             found.relevance[layer] = region_attention(
-                backbone.family, layer, hidden[layer], seen_BN, rows.position, asking_rows(batch, rows)
+                backbone.family, layer, hidden[layer], seen_BN, rows.position, question_rows(batch, rows)
             )
     return found
 

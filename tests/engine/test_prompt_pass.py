@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from subtoken_train.engine.prompt_pass import Rows, rows_read
+from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.types import Region
 from tests.support.helpers import make_batch
 
@@ -14,9 +14,9 @@ P, S, V, Q, A = (int(r) for r in (Region.PADDING, Region.SYSTEM, Region.VISUAL, 
 def test_tokens_are_read_before_answers_and_at_the_end():
     batch = make_batch([(1, 6)])
     batch.regions_BN = torch.tensor([[P, S, V, V, A, A, Q, V], [S, V, Q, A, A, P, P, P]])
-    assert rows_read(batch).nonzero().tolist() == [[0, 3], [0, 7], [1, 2], [1, 4]]
+    assert protected_rows(batch).nonzero().tolist() == [[0, 3], [0, 7], [1, 2], [1, 4]]
     batch.followed = True
-    assert rows_read(batch).nonzero().tolist() == [[0, 3], [1, 2]]
+    assert protected_rows(batch).nonzero().tolist() == [[0, 3], [1, 2]]
 
 
 def test_what_follows_stands_where_it_did():

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from subtoken_train.engine.reduction import images_of_samples
+from subtoken_train.engine.compressed_backbone import images_of_samples
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import TowerReducer, matched_reducer
