@@ -26,7 +26,7 @@ from subtoken_train.types import Batch, Region, RenderedPrompt, Turn
 
 
 def check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
-    """The tokenizer must keep every placeholder as one token of its own, and none stands outside of the pictures."""
+    """Check that each placeholder stays one token of its own, and that none stands outside of the pictures."""
     written = sum(whole.count(placeholder) for placeholder in placeholders)
     if found != written:
         raise ValueError(
@@ -42,7 +42,7 @@ def check_image_tokens(found: int, texts: list[str], whole: str, placeholders: t
 
 
 def check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
-    """The cut must leave the images and the question about them whole; a generation prompt is never cut."""
+    """Check that the cut leaves the images and the question about them whole; a generation prompt is never cut."""
     needed = length if generation else rank_position + 1
     if length > max_length and needed > max_length:
         what = "its prompt" if generation else "its images and their question"
@@ -53,7 +53,7 @@ def check_cut(length: int, max_length: int, rank_position: int, generation: bool
 
 
 def all_masked(length: int, max_length: int) -> ValueError:
-    """Why a sample has nothing to learn."""
+    """Return the error for a sample with nothing to learn."""
     if length > max_length:
         cause = (
             f"its {length} tokens were cut to max_length {max_length} before the first answer that is learnt; raise it"
@@ -136,7 +136,7 @@ def encode(
 
 
 def answer_tokens(record: Record, family: Family) -> list[int]:
-    """Token ids of the last answer as ``encode`` labels them, end of turn included; none where there is no answer.
+    """Return the last answer's token ids as ``encode`` labels them, end of turn included; empty without an answer.
 
     No image is opened: the conversation is tokenised with a picture's placeholder in its place.
     """
@@ -161,7 +161,7 @@ def _within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[boo
 
 @contextmanager
 def _named(record: Record) -> Iterator[None]:
-    """What is wrong with a record is said with its name."""
+    """Add the record's name to any error about it."""
     try:
         yield
     except ValueError as error:
@@ -190,7 +190,7 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
 
 
 def _rank_position(answer: list[bool], visual: list[bool]) -> int:
-    """Last prompt token of the turn of the last image: the one before the next answer, or the very last one."""
+    """Return the last prompt token of the last image's turn: the one before the next answer, or the very last one."""
     if not any(visual):
         return -1
     last_image = len(visual) - 1 - visual[::-1].index(True)
@@ -198,7 +198,7 @@ def _rank_position(answer: list[bool], visual: list[bool]) -> int:
 
 
 def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
-    """Region of each token; the system region ends at the first image (text-only: after the BOS)."""
+    """Return each token's region; the system region ends at the first image (text-only: after the BOS)."""
     has_bos = bos_token_id is not None and ids[:1] == [bos_token_id]
     system_end = visual.index(True) if any(visual) else int(has_bos)
     regions = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)

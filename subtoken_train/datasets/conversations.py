@@ -173,7 +173,7 @@ def _either(message: dict[str, Any], first: str, second: str) -> Any:
 
 
 def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
-    """``human``, ``gpt`` or ``system``."""
+    """Return ``human``, ``gpt`` or ``system``."""
     if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
         raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
     if not isinstance(role, str) or role not in _SPEAKERS:
@@ -207,7 +207,7 @@ def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, l
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:
-    """The file that a part names; none where the record lists its images."""
+    """Return the file that a part names; none where the record lists its images."""
     given = next((part[key] for key in ("image_url", "image", "path", "url") if part.get(key) is not None), None)
     if isinstance(given, dict):
         given = given.get("url")
@@ -219,7 +219,7 @@ def _part_name(part: dict[str, Any], number: int) -> list[str]:
 
 
 def _images(row: dict[str, Any], own: list[str]) -> Any:
-    """The images of a record, from the one place that names them."""
+    """Return the images of a record, from the one place that names them."""
     beside = [row[key] for key in ("image", "images") if row.get(key)]
     if len(beside) + bool(own) > 1:
         raise ValueError("images are named in several places; name them in image, in images, or in the messages")

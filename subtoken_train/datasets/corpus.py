@@ -87,7 +87,7 @@ class CorpusSource:
 
 
 def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
-    """The raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised.
+    """Open the raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised.
 
     Raises:
         ValueError: the file or data set is missing or unreadable, or has no such configuration, split or column.
@@ -237,7 +237,7 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
 
 
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
-    """All blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
+    """Return all blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
 
     Its columns are those of ``PackedBlock``: ``input_ids`` and ``without_loss``.
 
@@ -264,7 +264,7 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:
-    """WikiText's lines as articles: each begins at a title, which stands after an empty line."""
+    """Join WikiText's lines into articles: each begins at a title, which stands after an empty line."""
     article: list[str] = []
     after_empty = True
     for line in lines:
@@ -277,7 +277,7 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> str:
-    """A name for the blocks that is the same in every process, unlike a pickled tokenizer's hash."""
+    """Return a name for the blocks that is the same in every process, unlike a pickled tokenizer's hash."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next
         del rules[setting]

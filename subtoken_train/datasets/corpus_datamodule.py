@@ -90,7 +90,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
             self._raw_val = load_rows(self.val_source)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        """As everywhere; a stream has no end of its own, see ``check_end``."""
+        """Rehearse as every data module; a stream has no end of its own, see ``check_end``."""
         super().rehearse(family, trainer)
         self.check_end(trainer.max_steps, trainer.limit_train_batches)
 
@@ -103,7 +103,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
             )
 
     def records_to_show(self) -> Iterator[Block]:
-        """The first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
+        """Yield the first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
         self.read()
         return (_block(block, place) for place, block in enumerate(self._pass()))
 
@@ -122,7 +122,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
             self._val = self._packed(self._raw_val, self.val_source)
 
     def train_dataloader(self) -> AccumulationWindows:
-        """As everywhere (shuffled, resumable), or the stream from where training stands."""
+        """Return the shuffled, resumable loader, or the stream from where training stands."""
         if not self.streaming:
             return super().train_dataloader()
         assert self.trainer is not None
@@ -133,14 +133,14 @@ class CorpusDataModule(OrderedDataModule[Block]):
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def some_texts(self) -> SomeTexts:
-        """The corpus's first documents."""
+        """Return the corpus's first documents."""
         self.read()
         rows = self._raw_train
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
         return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
 
     def collator(self) -> Callable[[list[Block]], Batch]:
-        """Regions and labels of blocks."""
+        """Return the collator that gives blocks their regions and labels."""
         pad_id = padding_id(self.family.tokenizer)
         query_length = self.prefix_tokens or self.block_length - self.context_length
 
@@ -159,7 +159,7 @@ class CorpusDataModule(OrderedDataModule[Block]):
         return PackedBlocks(packed_blocks(rows, source, self.family.tokenizer, self.block_length))
 
     def _pass(self) -> Iterator[PackedBlock]:
-        """One pass over the training corpus."""
+        """Make one pass over the training corpus."""
         return read_blocks(self._raw_train, self.train_source, self.family.tokenizer, self.block_length)
 
 
@@ -215,7 +215,7 @@ def _block(block: PackedBlock, place: int) -> Block:
 
 
 def _check_lengths(block_length: int, context_length: int, prefix_tokens: int) -> None:
-    """At least one token to read and one to predict."""
+    """Check that there is at least one token to read and one to predict."""
     if context_length >= block_length:
         raise ValueError(
             f"context_length {context_length} leaves a query region of zero tokens in blocks of {block_length}; "

@@ -94,21 +94,21 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     @property
     def training_records(self) -> InstructionRecords:
-        """What ``read`` found."""
+        """Return what ``read`` found."""
         assert isinstance(self._train, InstructionRecords)
         return self._train
 
     def some_texts(self) -> SomeTexts:
-        """What is said in some training records, spread over the file."""
+        """Return what is said in some training records, spread over the file."""
         return self.training_records.some_texts()
 
     def sizes(self, records: SizedRecords[Record]) -> NDArray[np.int64]:
-        """(images, characters of text) of every record, [R, 2], from its file's index."""
+        """Return (images, characters of text) of every record, [R, 2], from its file's index."""
         assert isinstance(records, InstructionRecords)
         return records.sizes()
 
     def collator(self) -> Collator:
-        """The family's chat format and image processing, cut at ``max_length``."""
+        """Return a collator with the family's chat format and image processing, cut at ``max_length``."""
         return Collator(
             self.family, self.max_length, max_pixels=self.max_image_pixels, max_frames=self.max_video_frames
         )

@@ -34,7 +34,7 @@ _SHORTEST = 6  # words of a paragraph that counts as prose
 
 @lru_cache(maxsize=1)
 def topics() -> dict[str, str]:
-    """Topic names and texts of the snapshot, sorted by name.
+    """Return topic names and texts of the snapshot, sorted by name.
 
     Raises:
         ValueError: the file is not the committed one.
@@ -47,7 +47,7 @@ def topics() -> dict[str, str]:
 
 
 def documents(split: str) -> list[str]:
-    """The documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line.
+    """Return the documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line.
 
     Raises:
         ValueError: another split.
@@ -73,7 +73,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
 
 @lru_cache(maxsize=1)
 def _prose() -> tuple[str, ...]:
-    """One text per topic that has prose of its own."""
+    """Return one text per topic that has prose of its own."""
     seen: set[str] = set()
     texts = []
     for _, text in sorted(topics().items()):

@@ -67,7 +67,7 @@ class FolderImages:
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
-    """``folder / name``, which must lie in the folder once ``..`` and links are followed; so must ``find_image`` of it.
+    """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
 
     Args:
         folder: where names start; it may itself be a link.
@@ -89,7 +89,7 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
 
 
 def find_image(path: Path) -> Path:
-    """``path``, or where there is no such file the same name with another of ``SUFFIXES``, if that is there."""
+    """Return ``path``, or where there is no such file the same name with another of ``SUFFIXES``, if that is there."""
     if os.path.exists(path):  # unlike Path.exists: false where a name is too long, which opening it says
         return path
     return next((other for other in map(path.with_suffix, SUFFIXES) if os.path.exists(other)), path)
@@ -139,7 +139,7 @@ def count_named(folders: Sequence[FolderImages]) -> str:
 
 
 def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folder: Path) -> ValueError | None:
-    """The error where images are missing: how many, the first, and the command that lists them; None where none is."""
+    """Return the error for missing images: how many, the first, and the command that lists them; None for none."""
     missing = [name for folder in folders for name in folder.missing]
     if not missing:
         return None

@@ -50,11 +50,11 @@ class AccumulationWindows:
         self.first = first
 
     def __len__(self) -> int:
-        """Micro-batches."""
+        """Count the micro-batches."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
-        """(micro-batch, labelled tokens of its window, micro-batches of its window).
+        """Yield (micro-batch, labelled tokens of its window, micro-batches of its window).
 
         Raises:
             ValueError: the loader starts inside a window: the gradients of its first part are in no checkpoint.
@@ -181,7 +181,7 @@ class ResumableSampler(DistributedSampler[int]):
             yield from order[start : start + self.batch_size].tolist()
 
     def _permutation(self, pass_: int) -> torch.Tensor:
-        """The order of one pass, int64 [num_records]."""
+        """Return the order of one pass, int64 [num_records]."""
         # SeedSequence mixes the two numbers, so that (seed 0, pass 1) and (seed 1, pass 0) differ.
         mixed = int(np.random.SeedSequence([self.seed, pass_]).generate_state(1, np.uint64)[0])
         generator = torch.Generator().manual_seed(mixed)
@@ -194,7 +194,7 @@ class ResumableSampler(DistributedSampler[int]):
         return torch.from_numpy(batches)[shuffled].flatten()
 
     def _batches(self, order: NDArray[Any]) -> NDArray[Any]:
-        """The same records as global batches of one kind each, [batches, records per global batch]."""
+        """Return the same records as global batches of one kind each, [batches, records per global batch]."""
         size, images = self.batch_size * self.num_replicas, self._images[order]
         whole, rest = [], []
         for kind in (order[~images], order[images]):
@@ -210,7 +210,7 @@ class ResumableSampler(DistributedSampler[int]):
         return np.concatenate(whole).reshape(-1, size)
 
     def _alike(self, order: NDArray[Any]) -> NDArray[Any]:
-        """Records of full batches, each next to those of like size with ``by_length``."""
+        """Group the records of full batches, each next to those of like size with ``by_length``."""
         if self._key is None:
             return order
         step = self.batch_size * self.num_replicas * _GROUPED_BATCHES
@@ -223,12 +223,12 @@ class ResumableSampler(DistributedSampler[int]):
         return texts // size + images // size + self._mixed_batch(texts % size, images % size)
 
     def _mixed_batch(self, texts: int, images: int) -> bool:
-        """Whether what is left of both kinds fills a batch in which every process has an image."""
+        """Tell whether what is left of both kinds fills a batch in which every process has an image."""
         return texts + images >= self.batch_size * self.num_replicas and images >= self.num_replicas
 
 
 def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: int, world_size: int) -> list[int]:
-    """One process's share of the validation records, in file order (records with images first where not all have some).
+    """Return one process's share of validation records, in file order (those with images first if not all have some).
 
     Processes take equal steps, and at every step all of them have images or none has: up to ``world_size - 1`` records
     of each kind are repeated. Arguments as ``ResumableSampler``'s.
@@ -308,20 +308,20 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
     @abstractmethod
     def some_texts(self) -> SomeTexts:
-        """Texts of some training records that ``read`` found."""
+        """Return texts of some training records that ``read`` found."""
 
     @abstractmethod
     def collator(self) -> Callable[[list[T]], Batch]:
-        """What makes a batch of records."""
+        """Return what makes a batch of records."""
 
     def sizes(self, records: SizedRecords[T]) -> NDArray[np.int64] | None:
-        """(images, characters) of every record, [R, 2]; None where all records are of one kind."""
+        """Return (images, characters) of every record, [R, 2]; None where all records are of one kind."""
         return None
 
     def training_order(
         self, rank: int = 0, world_size: int = 1, limit: int | float = 1.0, consumed: Callable[[], int] = lambda: 0
     ) -> ResumableSampler:
-        """The order of the training records that ``setup`` found; arguments and errors as ``ResumableSampler``'s."""
+        """Return the order of the training records of ``setup``; arguments and errors as ``ResumableSampler``'s."""
         assert self._train is not None
         return ResumableSampler(
             len(self._train),
@@ -336,7 +336,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         )
 
     def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
-        """The first ``count`` batches of ``size`` samples of a run on one device as the loss sees them; full ones."""
+        """Yield the first ``count`` full batches of ``size`` samples of a run on one device, as the loss sees them."""
         self._rehearsed_family = family
         collate, records = self.collator(), iter(self.records_to_show())
         for _ in range(count):
@@ -345,7 +345,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             yield collate(some)
 
     def records_to_show(self) -> Iterator[T]:
-        """The training records as a run on one device takes them."""
+        """Yield the training records as a run on one device takes them."""
         self.setup("fit")
         assert self._train is not None
         records = self._train
@@ -372,7 +372,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self.read(training=stage == "fit")
 
     def train_dataloader(self) -> AccumulationWindows:
-        """Shuffled, full batches only, from where training stands, annotated with their accumulation window.
+        """Load shuffled, full batches only, from where training stands, annotated with their accumulation window.
 
         Raises:
             ValueError: the records do not fill one batch, or a checkpoint counts another order of the data.
@@ -388,7 +388,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches, place)
 
     def val_dataloader(self) -> DataLoader[T] | list[Any]:
-        """In file order; no loader without validation records. Several processes: see ``validation_order``."""
+        """Load in file order; no loader without validation records. Several processes: see ``validation_order``."""
         assert self.trainer is not None
         if self._val is None:
             return []
@@ -397,7 +397,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return self._loader(self._val, self.val_batch_size, order, drop_last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order of the data depends on; the place in it is in the state of Lightning's loops."""
+        """Return what the order of the data depends on; the place in it is in the state of Lightning's loops."""
         return {"order": self._order} if self._order else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -407,7 +407,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")
 
     def batches_consumed(self) -> int:
-        """Batches that training has finished since the very first step, over all resumes; not those fetched ahead."""
+        """Count the batches that training has finished since step 0, over all resumes; not those fetched ahead."""
         assert self.trainer is not None
         # Lightning types the tracker by its base class, which has no such count.
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total

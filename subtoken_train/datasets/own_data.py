@@ -100,7 +100,7 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 
 def read_texts(own: OwnFolder) -> list[str]:
-    """The text files of a folder.
+    """Read the text files of a folder.
 
     Raises:
         ValueError: one is too large, is not UTF-8 or is no file; all are too large together, or empty.
@@ -125,7 +125,7 @@ def read_texts(own: OwnFolder) -> list[str]:
 
 
 def documents_of(texts: Sequence[str]) -> list[str]:
-    """Documents: the texts themselves where there are many, else runs of their paragraphs of about equal length."""
+    """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
     whole = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
     if len(whole) >= ENOUGH:
         return whole
@@ -134,7 +134,7 @@ def documents_of(texts: Sequence[str]) -> list[str]:
 
 
 def _pieces(text: str, length: int) -> Iterator[str]:
-    """Whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
+    """Cut whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
     parts = _BLANK_LINES.split(text)
     parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.split("\n"), "\n")
     piece: list[str] = []
@@ -173,7 +173,7 @@ class PictureNames:
                 self._by_name[called].append(name)
 
     def placed(self, record: OwnRecord) -> OwnRecord:
-        """The record with the paths of its images from the folder; an image that is not found keeps its name.
+        """Return the record with the paths of its images from the folder; an image that is not found keeps its name.
 
         Raises:
             ValueError: a name leads out of the folder, or could mean several images.
@@ -185,7 +185,7 @@ class PictureNames:
         return OwnRecord({**record.row, "image": found[0] if len(found) == 1 else found}, record.place)
 
     def missing(self, records: Iterable[OwnRecord]) -> list[tuple[str, str]]:
-        """(name, place) of the images of placed records that are not there."""
+        """Return (name, place) of the images of placed records that are not there."""
         return [(name, each.place) for each in records for name in image_names(each.row) if name not in self._there]
 
     def _path(self, name: str, place: str) -> str:
@@ -204,7 +204,7 @@ class PictureNames:
 
 
 def _may_be(name: str, path: str) -> bool:
-    """Whether the folders of a name are the last ones of a path, or the other way round: ``train/`` is not ``val/``."""
+    """Tell whether a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``."""
     given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
     return all(one == other for one, other in zip(given, there, strict=False))
 
@@ -233,7 +233,7 @@ def check_pictures(folder: Path, names: list[str], show: Callable[[int, int], No
 
 
 def same_pictures(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """For each image the name of the first that has the very same bytes; only files of equal sizes are read."""
+    """Map each image to the first that has the very same bytes; only files of equal sizes are read."""
     by_size: dict[int, list[str]] = defaultdict(list)
     for name in sorted(set(names)):
         by_size[(folder / name).stat().st_size].append(name)
@@ -262,7 +262,7 @@ T = TypeVar("T")
 
 
 def split_by(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[str, list[T]]:
-    """Whole groups by split, in their own order; which group goes where depends on its name and the seed alone.
+    """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone.
 
     Args:
         groups: what belongs together, by a name.
@@ -281,7 +281,7 @@ def split_by(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[st
 
 
 def group_records(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, list[OwnRecord]]:
-    """Records that share a picture, directly or through others; those without one that ask the same.
+    """Group records that share a picture, directly or through others; those without one by what they ask.
 
     Args:
         records: with paths of images.
@@ -377,7 +377,7 @@ def read_own(
 def _read(
     own: OwnFolder, name: str | None, columns: dict[str, str | None], seed: int, show: Callable[[int, int], None]
 ) -> OwnData:
-    """What the table holds, or the texts where it is None."""
+    """Read what the table holds, or the texts where it is None."""
     if name is None:
         if named := [kind for kind, column in columns.items() if column is not None]:
             raise ValueError(f"--{named[0]}-column names a column, but {own.path} holds no table")
@@ -394,7 +394,7 @@ def _read(
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    """The table that is meant; None where the folder is one of texts."""
+    """Return the table that is meant; None where the folder is one of texts."""
     if chosen is not None:
         if chosen not in own.tables and not (own.path / chosen).is_file():
             there = f"its tables are {', '.join(own.tables[:_LISTED])}" if own.tables else "it holds no table"
@@ -458,7 +458,7 @@ def _record_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Cal
 
 
 def _placed(own: OwnFolder, table: str, read: OwnTable) -> list[OwnRecord]:
-    """The records with images that are there."""
+    """Return the records with images that are there."""
     finder = PictureNames(own, table)
     for record in read.records:
         if video_names(record.row):

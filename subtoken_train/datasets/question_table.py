@@ -52,7 +52,7 @@ class OwnRecord:
 
 @dataclass(frozen=True)
 class OwnTable:
-    """What a table holds: records, or documents of plain text.
+    """Content of a table: records, or documents of plain text.
 
     Attributes:
         records: conversations; empty where there are texts.
@@ -158,7 +158,7 @@ def _check_unread(row: dict[str, Any], others: Sequence[str], place: str) -> Non
 
 
 def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[str], text: str) -> OwnTable:
-    """A table of plain texts, which has no column that could belong to a question."""
+    """Return a table of plain texts, which has no column that could belong to a question."""
     for kind in ("image", "answer"):
         if (other := _found(NAMES[kind], names)) is not None:
             raise ValueError(
@@ -172,7 +172,7 @@ def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[
 
 
 def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a CSV file; commas, semicolons or tabs, whichever its first line has most of."""
+    """Yield the lines of a CSV file; commas, semicolons or tabs, whichever its first line has most of."""
     text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
     first = text.partition("\n")[0]
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
@@ -204,7 +204,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column that has one of some usual names, whatever its case."""
+    """Return the column that has one of some usual names, whatever its case."""
     there = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
     return next((there[name] for name in usual if name in there), None)
 
@@ -254,7 +254,7 @@ def _record(
 
 
 def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> str:
-    """A text of one cell, which may be ``empty``; numbers are written out, and a list of one is that one."""
+    """Return a text of one cell, which may be ``empty``; numbers are written out, and a list of one is that one."""
     value = row.get(column)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]

@@ -103,7 +103,7 @@ class RecallTask:
         return RecallSample(text, {name: codes[name] for name in asked})
 
     def _context(self, rng: np.random.Generator, split: str, facts: list[str]) -> list[int]:
-        """Exactly ``context_length`` ids: a run of English with the facts at random ends of its sentences."""
+        """Make exactly ``context_length`` ids: a run of English with the facts at random ends of its sentences."""
         encoded = self.tokenizer(facts, add_special_tokens=False)["input_ids"]
         room = self.context_length - len(self._prefix) - sum(map(len, encoded))
         if room < 0:
@@ -160,7 +160,7 @@ def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
 
 @lru_cache(maxsize=8)
 def _english(tokenizer: Any, split: str) -> tuple[Any, Any]:
-    """Ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
+    """Return the ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
     sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", "\n" + text)]
     encoded = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
     ends = np.cumsum([len(ids) for ids in encoded])

@@ -56,7 +56,7 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         self.train_samples, self.val_samples = train_samples, val_samples
 
     def read(self, training: bool = True) -> None:
-        """Nothing to read: samples are drawn once the tokenizer is there."""
+        """Read nothing: samples are drawn once the tokenizer is there."""
 
     def setup(self, stage: str) -> None:
         """Make the records that ``stage`` (``fit`` | ``validate``) needs; ``RecallTask`` checks the counts."""
@@ -68,11 +68,11 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
             self._val = RecallRecords(task, "dev", self.val_samples, self.seed)
 
     def some_texts(self) -> SomeTexts:
-        """The English that contexts are filled with."""
+        """Return the English that contexts are filled with."""
         english = documents("train")
         return first_texts(english, len(english))
 
     def collator(self) -> Callable[[list[RecallSample]], Batch]:
-        """Regions and labels of samples."""
+        """Return the collator that gives samples their regions and labels."""
         pad_id = padding_id(self.family.tokenizer)
         return lambda samples: collate_text([sample.text for sample in samples], pad_id)

@@ -176,7 +176,7 @@ def check_fields(place: Place, found: Mapping[str, Any], unread: set[str], said:
 
 
 def fields_of(place: Place, fate: Fate) -> frozenset[str]:
-    """The declared names of one place and fate."""
+    """Return the declared names of one place and fate."""
     return frozenset(name for fields in FIELDS if (fields.place, fields.fate) == (place, fate) for name in fields.names)
 
 
@@ -279,7 +279,7 @@ def _table(place: Place) -> dict[str, Fields]:
 
 @cache
 def _usual(place: Place) -> frozenset[str]:
-    """Names that need no look: with nothing else there is nothing to refuse."""
+    """Return the names that need no look: with nothing else there is nothing to refuse."""
     return frozenset().union(*(fields_of(place, fate) for fate in ("read", "obeyed", "left out")))
 
 

@@ -61,12 +61,12 @@ IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
 
 
 def record_id(row: Any, index: int) -> str:
-    """The record's own id as text, or its place in the file."""
+    """Return the record's own id as text, or its place in the file."""
     return str(row.get("id", index) if isinstance(row, dict) else index)
 
 
 def image_names(row: dict[str, Any]) -> list[str]:
-    """Its images; none for a text-only record."""
+    """Return its images; none for a text-only record."""
     images = row.get("image") or []
     return [images] if isinstance(images, str) else images
 
@@ -81,7 +81,7 @@ def video_names(row: dict[str, Any]) -> list[str | list[str]]:
 
 
 def pictures_marked(row: dict[str, Any]) -> list[bool]:
-    """Of each placeholder of its prompts, in order, whether a video stands there."""
+    """Tell for each placeholder of its prompts, in order, whether a video stands there."""
     videos, images = video_names(row), image_names(row)
     found = [mark for turn in used_turns(row)[::2] for mark in picture_marks(turn["value"])]
     return [mark == VIDEO_PLACEHOLDER or not images for mark in found if videos or mark == IMAGE_PLACEHOLDER]
@@ -100,7 +100,7 @@ def answer_is_learnt(turn: dict[str, Any]) -> bool:
 
 
 def used_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its turns from the first one of human to the last one of gpt."""
+    """Return its turns from the first one of human to the last one of gpt."""
     roles = [message.get("from") for message in row["conversations"]]
     start = next((place for place, role in enumerate(roles) if role != "gpt"), len(roles))
     turns: list[dict[str, Any]] = row["conversations"][start:]
@@ -108,7 +108,7 @@ def used_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_length(row: dict[str, Any]) -> int:
-    """Characters of its turns, without placeholders and the white space around them."""
+    """Count the characters of its turns, without placeholders and the white space around them."""
     return sum(len(without_placeholders(row, message["value"])) for message in used_turns(row))
 
 
@@ -137,7 +137,7 @@ def record_problem(row: Any, as_document: bool = False) -> str | None:
 
 
 def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], as_document: bool) -> str | None:
-    """Of its turns, and of the placeholders in them."""
+    """Name what is wrong with its turns and the placeholders in them."""
     used = used_turns(row)
     if not used or [message.get("from") for message in used] != ["human", "gpt"] * (len(used) // 2):
         roles = ", ".join(str(message.get("from")) for message in messages)
@@ -174,7 +174,7 @@ def _is_name(name: Any) -> bool:
 
 
 def _videos_marked_problem(row: dict[str, Any]) -> str | None:
-    """Of the placeholders of a record with videos."""
+    """Name what is wrong with the placeholders of a record with videos."""
     if any(picture_marks(turn["value"]) for turn in used_turns(row)[1::2]):
         return f"a gpt turn holds {IMAGE_PLACEHOLDER} or {VIDEO_PLACEHOLDER}; pictures belong in human turns{_ESCAPE}"
     marked, wanted = pictures_marked(row), (len(image_names(row)), len(video_names(row)))

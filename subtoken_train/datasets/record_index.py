@@ -112,7 +112,7 @@ class _ListScanner:
                 raise self._invalid("Extra data", self.place)
 
     def _peek(self) -> str:
-        """The next character that is no white space; empty at the end of the file."""
+        """Return the next character that is no white space; empty at the end of the file."""
         while True:
             space = _SPACE.match(self.text, self.place)
             assert space is not None
@@ -123,7 +123,7 @@ class _ListScanner:
                 return ""
 
     def _value(self) -> Found:
-        """The JSON value that starts here."""
+        """Return the JSON value that starts here."""
         while True:
             try:
                 row, end = LENIENT_JSON.raw_decode(self.text, self.place)
@@ -230,7 +230,7 @@ class RecordIndex:
 
 
 def open_index(path: Path) -> RecordIndex:
-    """The index of a data file, from the cache where it is there and the file has not changed since.
+    """Open the index of a data file, from the cache where it is there and the file has not changed since.
 
     Raises:
         ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
@@ -249,7 +249,7 @@ def open_index(path: Path) -> RecordIndex:
 
 
 def index_path(path: Path) -> Path:
-    """Where the index of a large file is kept: one place per data file, so that nothing outdated stays."""
+    """Return where a large file's index is kept: one place per data file, so that nothing outdated stays."""
     from datasets import config
 
     name = hashlib.sha256(str(real_path(path)).encode()).hexdigest()[:32]
@@ -257,7 +257,7 @@ def index_path(path: Path) -> Path:
 
 
 def file_state(path: Path | int) -> bytes:
-    """What an index stands for: layout, size and date (ns) of a file, by its path or descriptor."""
+    """Return what an index stands for: layout, size and date (ns) of a file, by its path or descriptor."""
     stat = os.stat(path)
     return f"{_LAYOUT} {stat.st_size} {stat.st_mtime_ns}".encode()
 

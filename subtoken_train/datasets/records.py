@@ -88,7 +88,7 @@ class InstructionRecords(Dataset[Record]):
         self._index: RecordIndex = open_index(self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker opens the file anew."""
+        """Let a worker open the file anew."""
         return type(self), (self.path.absolute(), self.image_folder.absolute(), self.images_outside_folder)
 
     def __len__(self) -> int:
@@ -132,12 +132,12 @@ class InstructionRecords(Dataset[Record]):
         return row
 
     def first_video(self) -> str | None:
-        """The id of the first record with a video; None where none has one."""
+        """Return the id of the first record with a video; None where none has one."""
         found = np.flatnonzero(self._index.videos_R)
         return self[int(found[0])].id if len(found) else None
 
     def sizes(self) -> NDArray[np.int64]:
-        """(images and videos, characters of text without placeholders) of every record, [R, 2]; no image is opened."""
+        """Return (images and videos, characters without placeholders) of every record, [R, 2]; no image is opened."""
         return np.stack([self._index.images_R, self._index.characters_R], axis=1)
 
     def some_texts(self, limit: int | None = None) -> SomeTexts:
@@ -148,5 +148,5 @@ class InstructionRecords(Dataset[Record]):
         return SomeTexts(texts, total)
 
     def compare_images(self) -> list[FolderImages]:
-        """Which of the images that the records name are in ``image_folder``, by the listings of its folders."""
+        """Find which of the images that records name are in ``image_folder``, by the listings of its folders."""
         return compare_images(self._index.image_names().to_pylist(), self.image_folder, self.images_outside_folder)

@@ -64,7 +64,7 @@ class Scene:
 
 @lru_cache(maxsize=1)
 def _glyphs() -> dict[str, list[npt.NDArray[np.float32]]]:
-    """Per split and digit: the alpha masks [n, 20, 20] in 0..1 of that split's handwritten originals."""
+    """Return, per split and digit, the alpha masks [n, 20, 20] in 0..1 of that split's handwritten originals."""
     with np.load(resource("data/digits/digits.npz")) as archive:
         images, labels = archive["images"].astype(np.float32) / 16.0, archive["labels"]
     weights = _bilinear_weights(images.shape[-1], DIGIT)
@@ -75,7 +75,7 @@ def _glyphs() -> dict[str, list[npt.NDArray[np.float32]]]:
 
 
 def _bilinear_weights(size_in: int, size_out: int) -> npt.NDArray[np.float32]:
-    """Row-stochastic matrix [size_out, size_in] that resizes one axis bilinearly (half-pixel centres)."""
+    """Return the row-stochastic matrix [size_out, size_in] that resizes one axis bilinearly (half-pixel centres)."""
     centre = np.clip((np.arange(size_out) + 0.5) * size_in / size_out - 0.5, 0, size_in - 1)
     low = np.floor(centre).astype(int)
     high = np.minimum(low + 1, size_in - 1)
@@ -122,12 +122,12 @@ PRETRAINING_KINDS = ("list_color", "exists_color_easy")
 
 
 def describe_scene(objects: Objects) -> str:
-    """Raster-order description, ``B3 red 7 C1 blue 2``."""
+    """Return the raster-order description, ``B3 red 7 C1 blue 2``."""
     return " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)
 
 
 def list_digits(objects: Objects) -> str:
-    """Every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
+    """Return every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
     found = {item.digit: item for item in objects}
     return " ".join(
         f"{digit} {found[digit].color_name} {found[digit].place}" if digit in found else f"{digit} none"
@@ -136,7 +136,7 @@ def list_digits(objects: Objects) -> str:
 
 
 def list_colors(objects: Objects) -> str:
-    """Every colour with its count and its places, ``red 2 B3 C1 green 0 ...``; teaches addressing by colour."""
+    """Return every colour with its count and its places, ``red 2 B3 C1 green 0 ...``; teaches addressing by colour."""
     places = {name: [item.place for item in objects if item.color_name == name] for name in COLOR_NAMES}
     return " ".join(" ".join([name, str(len(found)), *found]) for name, found in places.items())
 
@@ -167,7 +167,7 @@ def _exists_color(rng: np.random.Generator, objects: Objects, some: SceneObject)
 
 
 def _exists_color_easy(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    """Like ``exists_color``, but where the answer is no, no digit of the scene has the colour (if one is left)."""
+    """Ask ``exists_color``, but if the answer is no, no digit of the scene has the colour (if one is left)."""
     unused = sorted(set(range(len(COLORS))) - {item.color for item in objects})
     return _of_color(rng, some, unused or list(set(range(len(COLORS))) - {some.color}))
 
@@ -221,6 +221,6 @@ _QUESTIONS = {
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word that questions, answers and the chat template use, in a fixed order (no special tokens)."""
+    """Return every word that questions, answers and the chat template use, in a fixed order (no special tokens)."""
     words = "USER: ASSISTANT: ? . what where which is at there a the how many describe list none yes no color"
     return (*words.split(), *OPTION_LETTERS, *map(str, range(10)), *COLOR_NAMES, *PLACES)

@@ -73,7 +73,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 
 
 def padding_id(tokenizer: object) -> int:
-    """The tokenizer's pad token, or its EOS where it has none.
+    """Return the tokenizer's pad token, or its EOS where it has none.
 
     Raises:
         ValueError: it has neither.

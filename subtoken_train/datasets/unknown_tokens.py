@@ -1,4 +1,4 @@
-"""How much of a text a tokenizer does not know: what it cannot read becomes its unknown token, without a word.
+"""Find how much of a text a tokenizer does not know: that becomes its unknown token, without a word.
 
 A tokenizer of bytes or byte fall-back knows every text; one of whole words knows its own list.
 """
@@ -30,7 +30,7 @@ class SomeTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class UnknownTokens:
-    """What a tokenizer made of some texts.
+    """Counts of what a tokenizer made of some texts.
 
     Attributes:
         unknown: tokens that are its unknown token.
@@ -77,7 +77,7 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
 
 
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
-    """One line for people; None where the tokenizer has no unknown token, and a ``SubTokenWarning`` past 1 %.
+    """Return one line for people, None without an unknown token; give a ``SubTokenWarning`` past 1 %.
 
     Args:
         tokenizer: of the backbone.
@@ -99,10 +99,10 @@ def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
 
 
 def spread(total: int, most: int = LOOKED_AT) -> Sequence[int]:
-    """Places of at most ``most`` records, evenly over ``total``."""
+    """Pick at most ``most`` places, spread evenly over ``total``."""
     return range(total) if total <= most else [i * total // most for i in range(most)]
 
 
 def first_texts(texts: Iterable[str], total: int | None) -> SomeTexts:
-    """The first texts of a set that is read in order."""
+    """Return the first texts of a set that is read in order."""
     return SomeTexts(list(islice(texts, LOOKED_AT)), total)

@@ -40,7 +40,7 @@ PictureSource = ImageSource | VideoSource
 
 
 def refuse_video_file(name: str) -> str | None:
-    """What to say to the name of a video's file; None for another name."""
+    """Return what to say to the name of a video's file; None for another name."""
     path = Path(name)
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         return None
@@ -52,13 +52,13 @@ def refuse_video_file(name: str) -> str | None:
 
 
 def spaced(items: Sequence[Any], count: int) -> list[Any]:
-    """``count`` items at the middles of as many equal parts of the list; all where there are fewer."""
+    """Pick ``count`` items at the middles of as many equal parts of the list; all where there are fewer."""
     taken = min(count, len(items))
     return [items[(2 * part + 1) * len(items) // (2 * taken)] for part in range(taken)]
 
 
 def frames_in(folder: Path) -> list[Path]:
-    """The images of a folder by name.
+    """Return the images of a folder by name.
 
     Raises:
         ValueError: there is none, or ``folder`` is a video's file.
@@ -72,7 +72,7 @@ def frames_in(folder: Path) -> list[Path]:
 
 
 def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """``count`` images of a folder, see ``spaced`` and ``frames_in``."""
+    """Pick ``count`` images of a folder, see ``spaced`` and ``frames_in``."""
     return spaced(frames_in(folder), count)
 
 
@@ -113,7 +113,7 @@ def open_video(
 
 
 def first_frame(source: PictureSource) -> ImageSource:
-    """An image itself, or a video's first frame."""
+    """Return an image itself, or a video's first frame."""
     if not isinstance(source, VideoSource):
         return source
     return frames_in(source.frames)[0] if isinstance(source.frames, Path) else source.frames[0]
@@ -122,7 +122,7 @@ def first_frame(source: PictureSource) -> ImageSource:
 def open_picture(
     source: PictureSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Picture:
-    """An image or a video, see ``open_image`` and ``open_video``."""
+    """Open an image or a video, see ``open_image`` and ``open_video``."""
     if isinstance(source, VideoSource):
         return open_video(source, record_id, max_pixels, max_frames)
     return open_image(source, record_id, max_pixels)

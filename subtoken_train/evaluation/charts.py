@@ -1,4 +1,4 @@
-"""How charts look, and small ones of their own: bars, lines, a heat map. Drawn by matplotlib, without its global state.
+"""Draw small charts in one style: bars, lines, a heat map. Uses matplotlib without its global state.
 
 An SVG has no ground of its own and draws its ink in the reader's text colour; the colours of series read on white and
 on dark pages alike, and apart from each other without red or green cones. A PNG is on white.
@@ -50,7 +50,7 @@ styled = rc_context(STYLE)
 def line_chart(
     lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
 ) -> Image.Image:
-    """Named lines over ``first``, ``first`` + 1, ...; all of one length."""
+    """Draw named lines over ``first``, ``first`` + 1, ...; all of one length."""
     figure, (axes,) = axes_in_a_row(1)
     draw_lines(axes, lines, title, x_label, y_label, first)
     return image_of(figure)
@@ -58,7 +58,7 @@ def line_chart(
 
 @styled
 def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0) -> Image.Image:
-    """A cell per value, row ``first`` at the top; the scale begins at 0."""
+    """Draw a cell per value, row ``first`` at the top; the scale begins at 0."""
     figure, (axes,) = axes_in_a_row(1)
     draw_cells(axes, rows, title, x_label, y_label, first)
     return image_of(figure)
@@ -66,14 +66,14 @@ def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label:
 
 @styled
 def axes_in_a_row(count: int, inches: tuple[float, float] = (7.2, 4.8)) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side, each of so many inches (wide, high)."""
+    """Make a figure with axes side by side, each of so many inches (wide, high)."""
     figure = Figure(figsize=(inches[0] * count, inches[1]), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 @styled
 def draw_bars(axes: Axes, heights: Sequence[float], title: str, x_label: str, y_label: str) -> None:
-    """A bar for each of 0, 1, 2, ..."""
+    """Draw a bar for each of 0, 1, 2, ..."""
     axes.bar(range(len(heights)), heights, color=COLORS[0])
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -97,7 +97,7 @@ def draw_lines(
 def draw_courses(
     axes: Axes, courses: Mapping[str, Mapping[int, float]], title: str, x_label: str, y_label: str
 ) -> None:
-    """Named values by step; not all have the same steps. The scale begins at 0."""
+    """Draw named values by step; not all have the same steps. The scale begins at 0."""
     for (name, course), color in zip(courses.items(), COLORS, strict=False):
         axes.plot(list(course), list(course.values()), color=color, label=name, marker="" if len(course) > 1 else "o")
     axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
@@ -128,7 +128,7 @@ def draw_cells(
 
 @styled
 def image_of(figure: Figure) -> Image.Image:
-    """The figure on white, 100 pixels an inch."""
+    """Draw the figure on white, 100 pixels an inch."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     with Image.open(buffer) as image:
@@ -137,7 +137,7 @@ def image_of(figure: Figure) -> Image.Image:
 
 @styled
 def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
-    """The figure as an element of a page.
+    """Draw the figure as an element of a page.
 
     Args:
         figure: drawn with ``STYLE``.

@@ -170,7 +170,7 @@ def global_budget(bank: RouterBank) -> Iterator[None]:
 
 
 def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> Tensor:
-    """What selection by value norm keeps at the budget of the observed masks, bool [B, N, S]."""
+    """Select groups by value norm at the budget of the observed masks, bool [B, N, S]."""
     norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
     if bank.config.budget == "global":
         return global_mask(norms_BNS, bank.config.kept_groups, observation.routed[layer])
@@ -178,7 +178,7 @@ def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> T
 
 
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
-    """One batch's diagnosis."""
+    """Return one batch's diagnosis."""
     own_is_global = bank.config.budget == "global"
     own = observe(backbone, batch, with_relevance=own_is_global)
     shared = own
@@ -201,12 +201,12 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
 
 
 def over_layers(layers: Iterable[Tensor]) -> Tensor:
-    """Sums over layers and samples, [R] on the CPU; a layer above a cut has fewer rows, and none of the last ranks."""
+    """Sum over layers and samples, [R] on the CPU; a layer above a cut has fewer rows, and none of the last ranks."""
     return pad_sequence([ranks_BR.sum(0) for ranks_BR in layers], True).sum(0).cpu()
 
 
 def _together(found: Sequence[Diagnosis]) -> Diagnosis:
-    """The sums of all counts; ranks that only some have are the others' zeros."""
+    """Add up all counts; ranks that only some have count as zeros for the others."""
     names = [field.name for field in fields(Diagnosis) if field.name != "layers"]
     counts = {name: [getattr(each, name) for each in found] for name in names}
     return Diagnosis(found[0].layers, **{name: pad_sequence(each, True).sum(0) for name, each in counts.items()})
@@ -235,7 +235,7 @@ class LayerRow(NamedTuple):
 
 
 def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
-    """A row for every routed layer."""
+    """Return a row for every routed layer."""
     groups_K = torch.arange(config.num_groups + 1)
     rows = []
     for i, layer in enumerate(diagnosis.layers):
@@ -305,13 +305,13 @@ def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
 
 
 def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
-    """Mean relevance and mean K_j of every rank that occurs."""
+    """Return the mean relevance and the mean K_j of every rank that occurs."""
     occurs = diagnosis.rank_tokens_R > 0
     tokens = diagnosis.rank_tokens_R[occurs]
     return (diagnosis.rank_relevance_R[occurs] / tokens).tolist(), (diagnosis.rank_kept_R[occurs] / tokens).tolist()
 
 
 def _usage(diagnosis: Diagnosis) -> list[list[float]]:
-    """Per layer, the share of the kept pairs that falls on each group."""
+    """Return per layer, the share of the kept pairs that falls on each group."""
     shares: list[list[float]] = (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()
     return shares

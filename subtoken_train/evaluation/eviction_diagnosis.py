@@ -51,7 +51,7 @@ THRESHOLD = 0.01  # attention below this share of its row's largest counts as ze
 
 @dataclass
 class WatchedEntries:
-    """What one layer's entries were worth, to the method and to the tokens that were generated.
+    """Worth of one layer's entries to the method and to the tokens that were generated.
 
     Attributes:
         key_BhNd: rotated keys.
@@ -108,7 +108,7 @@ class WatchedLayer(PackedLayer):
 
 
 def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
-    """The method with its settings, except that it keeps everything and notes in ``layers`` what it would have."""
+    """Make the method, with its settings, keep everything and note in ``layers`` what it would have kept."""
     kind = type(method)
 
     def score(self: Eviction, view: LayerView) -> LayerScores:
@@ -220,7 +220,7 @@ def diagnose_eviction(
     protocol: Protocol,
     new_tokens: int,
 ) -> list[PromptLayer]:
-    """A row for every prompt and layer.
+    """Return a row for every prompt and layer.
 
     Args:
         backbone: in evaluation mode.
@@ -244,7 +244,7 @@ def diagnose_eviction(
 
 
 def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
-    """The columns of ``PromptLayer`` from ``entries`` on, [B] each."""
+    """Return the columns of ``PromptLayer`` from ``entries`` on, [B] each."""
     competes_B1N, kept_BhN, scores_BhN = watched.competes_BN[:, None], watched.kept_BhN, watched.scores_BhN
     read_BhN = over_groups(watched.mass_BHN, kept_BhN.shape[1])
     count_Bh = kept_BhN.sum(-1)
@@ -268,7 +268,7 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
 
 
 def rank_agreement(first_BhN: Tensor, second_BhN: Tensor, among_BN: Tensor) -> Tensor:
-    """Spearman's rank correlation over the marked places, mean over heads, fp64 [B]; ties share their mean rank.
+    """Return Spearman's rank correlation over the marked places, mean over heads, fp64 [B]; ties share their mean rank.
 
     NaN where fewer than two places are marked, or a side is constant in every head.
     """
@@ -282,14 +282,14 @@ def rank_agreement(first_BhN: Tensor, second_BhN: Tensor, among_BN: Tensor) -> T
 
 
 def _ranks(values_N: Tensor) -> Tensor:
-    """Ranks from 0, fp64 [N]; equal values share the mean of theirs."""
+    """Rank from 0, fp64 [N]; equal values share the mean of theirs."""
     ordered_N = values_N.sort().values
     below_N, upto_N = (torch.searchsorted(ordered_N, values_N.contiguous(), right=right) for right in (False, True))
     return (below_N + upto_N - 1).double() / 2
 
 
 def eviction_layers(rows: list[PromptLayer]) -> pd.DataFrame:
-    """A row per layer: means over the prompts that have a figure; ``kept_share`` is what chance would hit."""
+    """Return a row per layer: means over the prompts that have a figure; ``kept_share`` is what chance would hit."""
     means = pd.DataFrame(rows).drop(columns="record").groupby("layer", as_index=False).mean()
     means.insert(3, "kept_share", means["kept"] / means["entries"])
     return means

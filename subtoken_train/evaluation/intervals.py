@@ -19,7 +19,7 @@ KEPT_QUESTIONS = 8192  # up to here draws are kept: 32 MiB a shape at most
 def bootstrap_interval(
     scores: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean of ``scores``, resampled with replacement.
+    """Return the percentile interval of the mean of ``scores``, resampled with replacement.
 
     Args:
         scores: one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and*
@@ -47,7 +47,7 @@ def bootstrap_interval(
 def _draws(
     num_seeds: int, num_questions: int, seed: int
 ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-    """How often each resample draws each seed, [s], and each question, [n]."""
+    """Count how often each resample draws each seed, [s], and each question, [n]."""
     rng = np.random.default_rng(seed)
     for _ in range(RESAMPLES):
         counts_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds)
@@ -56,7 +56,7 @@ def _draws(
 
 @lru_cache(maxsize=16)
 def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """All of them, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes, drawing costs."""
+    """Draw all resamples once, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes."""
     counts_ps, counts_pn = (np.empty((RESAMPLES, size), np.uint16) for size in (num_seeds, num_questions))
     for row, (counts_s, counts_n) in enumerate(_draws(num_seeds, num_questions, seed)):
         counts_ps[row], counts_pn[row] = counts_s, counts_n
@@ -66,7 +66,7 @@ def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDAr
 def resampled_means(
     tables: Sequence[Sequence[float] | npt.NDArray[np.float64]], seed: int = 0
 ) -> npt.NDArray[np.float64]:
-    """Bootstrap draws of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
+    """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
     Questions are resampled within their task, so that a large task weighs no more than a small one. Seeds are resampled
     too; tables with equally many seeds share the draw, because one training answers all tasks. A resample is drawn as
@@ -97,7 +97,7 @@ def resampled_means(
 
 
 def quantile_interval(draws: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of bootstrap draws.
+    """Return the percentile interval of bootstrap draws.
 
     Draws are rounded to 12 places: a sum's last digit depends on the processor, and a mean such as 0.8225 would then be
     printed as 82.2 here and 82.3 there.

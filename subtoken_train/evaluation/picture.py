@@ -29,7 +29,7 @@ SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """What one layer keeps of the visual tokens.
+    """Visual tokens that one layer keeps.
 
     Attributes:
         share_T: share of the key-value heads that keep each token, fp32; 0 is dropped.
@@ -77,7 +77,7 @@ def check_places(backbone: CompressedBackbone) -> None:
 
 
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
-    """Rows and columns of the visual tokens of a prompt's only image.
+    """Return the rows and columns of the visual tokens of a prompt's only image.
 
     Raises:
         ValueError: the tokens are no grid.
@@ -95,7 +95,7 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
 
 
 def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int]) -> Image.Image:
-    """A panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
+    """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
 
     Where heads keep sets of their own, a token is dimmed by the share of heads that dropped it.
 
@@ -124,7 +124,7 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
 def dimmed(
     seen: Image.Image, depths_T: Sequence[float], grid: tuple[int, int], fog: tuple[int, int, int]
 ) -> Image.Image:
-    """The picture with every token's cell gone some way, 0 to 1, towards a colour.
+    """Fade every token's cell some way, 0 to 1, towards a colour.
 
     Args:
         seen: what the model saw, in whole cells.
@@ -138,7 +138,7 @@ def dimmed(
 
 
 def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
-    """One layer's picture under its title."""
+    """Draw one layer's picture under its title."""
     rows, columns = grid
     cell = seen.width // columns
     panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)

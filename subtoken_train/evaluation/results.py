@@ -39,7 +39,7 @@ _WRITTEN = {
 
 @dataclass(frozen=True)
 class ArmFacts:
-    """What tables say of an arm.
+    """Facts of an arm that tables show.
 
     Attributes:
         name: unique in the results folder; also the folder's name.
@@ -103,7 +103,7 @@ class Manifest:
 
     @property
     def partial(self) -> bool:
-        """Whether only a part of the complete set was asked."""
+        """Tell whether only a part of the complete set was asked."""
         return self.expected_rows is not None and self.rows < self.expected_rows
 
     def write(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class SampleRecord(Measured):
     score: float
 
     def line(self) -> str:
-        """One line of JSON, newline included.
+        """Return one line of JSON, newline included.
 
         Raises:
             ValueError: a log-likelihood or score is NaN or infinite, which no reader of records takes.
@@ -207,12 +207,12 @@ class SampleRecord(Measured):
 
 
 def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
-    """SHA-256 of what was asked, in hexadecimal."""
+    """Return the SHA-256 of what was asked, in hexadecimal."""
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """All finished samples of ``folder``, by id, from the files of all processes.
+    """Read all finished samples of ``folder``, by id, from the files of all processes.
 
     A last line without its newline is a sample that was being written when the run was killed; it is left out.
 
@@ -263,7 +263,7 @@ def _whole_bytes(path: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, which may end within a character; one that is too long for a record is refused."""
+    """Yield the lines of a file, which may end within a character; one that is too long for a record is refused."""
     check_regular(path)
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):

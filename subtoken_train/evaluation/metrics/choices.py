@@ -43,18 +43,18 @@ _PUNCTUATION = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 
 
 def plain_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """An answer that is a letter (LLaVA-1.5's form): alone, in brackets, or with a mark and more text after it."""
+    """Read an answer that is a letter (LLaVA-1.5's form): alone, in brackets, or with a mark and more text after it."""
     match = _LETTER.fullmatch(text.strip())
     return match[1] if match and match[1] in options else None
 
 
 def lmms_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """lmms-eval's ``can_infer``: a letter, else the one option whose text the answer contains."""
+    """Read as lmms-eval's ``can_infer``: a letter, else the one option whose text the answer contains."""
     return _lmms_option(text) or _contained(text, options)
 
 
 def lmms_static_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """lmms-eval's task ``mmbench_en_dev_static``: ``can_infer``, else the best-placed letter of an option.
+    """Read as lmms-eval's task ``mmbench_en_dev_static``: ``can_infer``, else the best-placed letter of an option.
 
     Of that fallback's phrases, those in other languages than English are left out.
     """
@@ -62,7 +62,7 @@ def lmms_static_letter(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
+    """Read as VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
     if any(refusal in text for refusal in _REFUSALS):
         return "Z"
     words = text.translate(_PUNCTUATION).split()
@@ -94,7 +94,7 @@ def _contained(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def _lmms_option(text: str) -> str | None:
-    """A letter that is the only one among the words; then one in the first frame in which only one letter is."""
+    """Find a letter that is the only one among the words, else one in the first frame in which only one letter is."""
     words = text.split()
     alone = _among(words, "", "")
     if len(alone) == 1 and not ("A" in words and len(words) > 3):  # in a longer answer "A" may be an article
@@ -107,7 +107,7 @@ def _among(words: list[str], before: str, after: str) -> list[str]:
 
 
 def _best_placed(text: str, options: Mapping[str, str]) -> str | None:
-    """The letter in the most telling place, and among equals the last: start, end, phrase, frame, any word."""
+    """Return the letter in the most telling place, and among equals the last: start, end, phrase, frame, any word."""
     text = text.strip()
     for mark in ",.!?;:'\"":
         text = text.strip(mark)
@@ -153,7 +153,7 @@ class MMBenchScores(GroupedMetric):
 
     @staticmethod
     def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """The question; whether each reading is right, and whether the row is not rotated."""
+        """Return the question; whether each reading is right, and whether the row is not rotated."""
         options, answer = reference["options"], reference["answer"]
         lmms_options = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
         marks = [
@@ -164,7 +164,7 @@ class MMBenchScores(GroupedMetric):
         return reference["index"] % ROTATION, sum(mark << i for i, mark in enumerate(marks))
 
     def compute(self) -> dict[str, Tensor]:
-        """Scores by name."""
+        """Return scores by name."""
         keys_N, marks_N = self.kept()
         right_NR, unrotated_N = bits_of(marks_N, len(READINGS)), marks_N >> len(READINGS) == 1
         groups = groups_of(keys_N, right_NR)
@@ -178,7 +178,7 @@ class MMBenchScores(GroupedMetric):
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The row's term of ``accuracy``."""
+        """Return the row's term of ``accuracy``."""
         assert isinstance(prediction, str)
         return float(plain_letter(prediction, reference["options"]) == reference["answer"])
 
@@ -200,7 +200,7 @@ class ScienceQAScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The readings of one answer."""
+        """Return the readings of one answer."""
         answer = reference["answer"]
         right = float(llava_choice(prediction, reference["choices"]) == answer)
         of_image = {"llava_image_accuracy": right} if reference["image"] else {}
@@ -208,7 +208,7 @@ class ScienceQAScores(MeanScores):
 
 
 def llava_letter(text: str) -> str | None:
-    """The letter that LLaVA finds: alone, before ". " at the start, or in the one "The answer is X."; else None.
+    """Find the letter as LLaVA does: alone, before ". " at the start, or in the one "The answer is X."; else None.
 
     Space or a line break before or after a letter hides it, as in the original, whose model strips its answers first.
     """
@@ -221,13 +221,13 @@ def llava_letter(text: str) -> str | None:
 
 
 def llava_choice(text: str, choices: int) -> int:
-    """Index of the choice that LLaVA reads; -1 where there is no such letter or choice."""
+    """Return the index of the choice that LLaVA reads; -1 where there is no such letter or choice."""
     letter = llava_letter(text)
     return LETTERS[:choices].find(letter) if letter else -1
 
 
 def lmms_right(text: str, letter: str) -> bool:
-    """lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop.
+    """Apply lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop.
 
     Space and line breaks around the text do not count, unlike in LLaVA's program (``llava_letter``).
     """

@@ -38,7 +38,7 @@ class Perplexity(TaskMetric):
             self.sums += self.sums.new_tensor([_only(prediction), reference["words"], reference["bytes"]])
 
     def compute(self) -> dict[str, Tensor]:
-        """The three figures."""
+        """Return the three figures."""
         nats, words, octets = self.sums
         return {
             "word_perplexity": torch.exp(-nats / words),
@@ -48,7 +48,7 @@ class Perplexity(TaskMetric):
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """exp(log-likelihood / bytes)."""
+        """Return exp(log-likelihood / bytes)."""
         return math.exp(_only(prediction) / reference["bytes"])
 
 
@@ -59,7 +59,7 @@ def _only(prediction: Prediction) -> float:
 
 
 class MultipleChoice(MeanScores):
-    """How often the likeliest choice is the right one; among equals the first counts as chosen.
+    """Share of questions whose likeliest choice is the right one; among equals the first counts as chosen.
 
     A reference holds ``answer``, the index of the right choice. Likelihoods are taken as they are, not divided by
     length.
@@ -72,5 +72,5 @@ class MultipleChoice(MeanScores):
 
     @staticmethod
     def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
-        """1 where the likeliest choice is right."""
+        """Return 1 where the likeliest choice is right."""
         return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}

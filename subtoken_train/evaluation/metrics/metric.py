@@ -1,4 +1,4 @@
-"""What every task's metric is: a torchmetrics metric over predictions and references, with a score per sample.
+"""Base of every task's metric: a torchmetrics metric over predictions and references, with a score per sample.
 
 Two kinds of it: means over samples, whose subclasses say which figures one answer gets; and metrics in which samples
 belong together: pairs of one image, rotations of one question.
@@ -48,7 +48,7 @@ class TaskMetric(Metric):
     @staticmethod
     @abstractmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample alone, usually in 0..1: what paired intervals and bars are made of.
+        """Return the sample alone, usually in 0..1: what paired intervals and bars are made of.
 
         For a metric that is a mean over samples it is that sample's term; for others (F1, CIDEr, circular accuracy) it
         is the closest per-sample figure, and the class says which.
@@ -73,7 +73,7 @@ class MeanScores(TaskMetric):
     @staticmethod
     @abstractmethod
     def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
-        """One answer's scores, in 0..1. A score that is taken over other samples only is left out.
+        """Return one answer's scores, in 0..1. A score that is taken over other samples only is left out.
 
         Args:
             prediction: a text, or log-likelihoods where the task asks for those.
@@ -88,13 +88,13 @@ class MeanScores(TaskMetric):
             self.counts_S += self.counts_S.new_tensor([name in found for name in self.names])
 
     def compute(self) -> dict[str, Tensor]:
-        """Means by name; a score that no sample had is left out."""
+        """Return means by name; a score that no sample had is left out."""
         means_S = self.sums_S / self.counts_S
         return {name: mean for name, mean, count in zip(self.names, means_S, self.counts_S, strict=True) if count > 0}
 
     @classmethod
     def score(cls, prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample's term of the mean that is named first."""
+        """Return the sample's term of the mean that is named first."""
         return cls.figures(prediction, reference)[cls.names[0]]
 
 
@@ -128,7 +128,7 @@ class GroupedMetric(TaskMetric):
     @staticmethod
     @abstractmethod
     def marked(prediction: Any, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """A sample's key, and its marks as bits of a number."""
+        """Return a sample's key, and its marks as bits of a number."""
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
         """Take generated answers."""
@@ -140,12 +140,12 @@ class GroupedMetric(TaskMetric):
         self.marks_N.append(keys_and_marks_N2[:, 1])
 
     def kept(self) -> tuple[Tensor, Tensor]:
-        """Keys and marks of all samples, each N long."""
+        """Return the keys and marks of all samples, each N long."""
         return _together(self.keys_N), _together(self.marks_N)
 
 
 def group_key(name: str) -> int:
-    """A number for a group's name: 63 bits of its SHA-256, the same in every process."""
+    """Return a number for a group's name: 63 bits of its SHA-256, the same in every process."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
@@ -158,7 +158,7 @@ def groups_of(keys_N: Tensor, marks_NM: Tensor) -> Groups:
 
 
 def bits_of(marks_N: Tensor, number: int) -> Tensor:
-    """The lowest ``number`` bits of each mark as booleans, N x M, lowest first."""
+    """Return the lowest ``number`` bits of each mark as booleans, N x M, lowest first."""
     return (marks_N[:, None] >> torch.arange(number, device=marks_N.device)) % 2 == 1
 
 

@@ -13,7 +13,7 @@ ATTRIBUTES = ("place", "color", "digit")
 
 
 def scene_objects(text: str) -> frozenset[frozenset[str]]:
-    """The (place, colour, digit) triples that a scene description names, in either order of the two styles."""
+    """Return the (place, colour, digit) triples that a scene description names, in either order of the two styles."""
     triples, current = set(), set[str]()
     for word in text.split():
         kind = 0 if word in PLACES else 1 if word in COLOR_NAMES else 2 if word.isdigit() else 3
@@ -28,7 +28,7 @@ def scene_objects(text: str) -> frozenset[frozenset[str]]:
 
 
 def scene_f1(prediction: str, answer: str) -> float:
-    """F1 of the described objects: each counts only with the right place, colour and digit together."""
+    """Return the F1 of the described objects: each counts only with the right place, colour and digit together."""
     found, wanted = scene_objects(prediction), scene_objects(answer)
     if not found or not wanted:
         return float(found == wanted)
@@ -36,19 +36,19 @@ def scene_f1(prediction: str, answer: str) -> float:
 
 
 def is_description(kind: str | None, answer: str) -> bool:
-    """Whether a reference describes a scene: by its kind, and by objects in it, for other data has such kinds, too."""
+    """Tell whether a reference describes a scene: by its kind and its objects, since other data has such kinds too."""
     return kind in DESCRIPTION_KINDS and bool(scene_objects(answer))
 
 
 def scene_score(kind: str | None, prediction: str, answer: str) -> float:
-    """``scene_f1`` for scene descriptions; for everything else 1 where the texts are equal but for space and case."""
+    """Return ``scene_f1`` for descriptions; else 1 where the texts are equal but for space and case."""
     if is_description(kind, answer):
         return scene_f1(prediction, answer)
     return float(prediction.strip().lower() == answer.strip().lower())
 
 
 def scene_attributes(text: str) -> dict[str, Counter[str]]:
-    """The places, colours and digits that a description names, each with how often: multisets.
+    """Return the places, colours and digits that a description names, each with how often: multisets.
 
     A word counts by itself, whatever stands beside it, so that an object of which two attributes are right, or that an
     answer's end cut off, counts for those. A digit with ``none`` right after it is one that the scene does not have
@@ -67,7 +67,7 @@ def scene_attributes(text: str) -> dict[str, Counter[str]]:
 
 
 def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
-    """F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
+    """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
 
     A colour that is named twice is matched at most twice. It does not say whether a colour stands at *its* place:
     ``scene_f1`` does.
@@ -91,7 +91,7 @@ class SceneScore(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The answer's exact match or F1, and a description's F1 by attribute."""
+        """Return the answer's exact match or F1, and a description's F1 by attribute."""
         kind, answer = reference["kind"], reference["answer"]
         figures = {"score": scene_score(kind, prediction, answer)}
         if is_description(kind, answer):

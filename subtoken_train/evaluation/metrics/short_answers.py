@@ -37,7 +37,7 @@ class ANLS(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The two similarities of one answer."""
+        """Return the two similarities of one answer."""
         answers = reference["answers"]
         return {
             "lmms_anls": max(lmms_similarity(prediction, answer) for answer in answers),
@@ -46,19 +46,19 @@ class ANLS(MeanScores):
 
 
 def llava_similarity(prediction: str, answer: str) -> float:
-    """1 - distance / length, 0 where that is below ``SIMILAR_ENOUGH``."""
+    """Return 1 - distance / length, 0 where that is below ``SIMILAR_ENOUGH``."""
     first, second = prediction.lower().strip(), answer.lower().strip()
     return _similarity(first, second, max(len(first), len(second)))
 
 
 def lmms_similarity(prediction: str, answer: str) -> float:
-    """As ``llava_similarity``, with inner white space collapsed and the length of the raw upper-case texts."""
+    """Return ``llava_similarity`` with inner white space collapsed and the length of the raw upper-case texts."""
     first, second = (" ".join(text.lower().split()) for text in (prediction, answer))
     return _similarity(first, second, max(len(prediction.upper()), len(answer.upper())))
 
 
 def levenshtein(first: str, second: str) -> int:
-    """The fewest insertions, deletions and substitutions of characters that make one text the other.
+    """Return the fewest insertions, deletions and substitutions of characters that make one text the other.
 
     Written out because torchmetrics' edit distance looks at a beam of 25 cells only.
     """
@@ -91,7 +91,7 @@ class ExactMatch(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Both readings of one answer."""
+        """Return both readings of one answer."""
         answer = reference["answer"]
         return {
             "accuracy": float(gqa_answer(prediction) == answer),
@@ -100,7 +100,7 @@ class ExactMatch(MeanScores):
 
 
 def gqa_answer(text: str) -> str:
-    """What LLaVA hands to GQA's scorer."""
+    """Return the answer as LLaVA hands it to GQA's scorer."""
     return text.rstrip(".").lower()
 
 
@@ -120,13 +120,13 @@ class RelaxedAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """1 or 0, over all and for the question's kind."""
+        """Return 1 or 0, over all and for the question's kind."""
         right = float(relaxed_match(prediction, reference["answer"]))
         return {"relaxed_accuracy": right, reference["kind"]: right}
 
 
 def relaxed_match(prediction: str, target: str) -> bool:
-    """Whether two numbers differ by at most 5 % of the target, or two texts only in case.
+    """Tell whether two numbers differ by at most 5 % of the target, or two texts only in case.
 
     A number is what Python's ``float`` reads, or that before "%", in hundredths: "1,200" is text. A target of 0 is
     compared as text, since nothing is 5 % of it.
@@ -152,5 +152,5 @@ class Answered(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """1 where there is an answer."""
+        """Return 1 where there is an answer."""
         return {"answered": float(bool(prediction.strip()))}

@@ -1,4 +1,4 @@
-"""What an answer contains of what was asked: RULER's match of texts (Hsieh et al., COLM 2024), and facts recalled.
+"""Match of expected texts in an answer: RULER's (Hsieh et al., COLM 2024), and recalled facts.
 
 Two programs score RULER, and differ in what they do with control characters inside an answer (line breaks, tabs): RULER
 itself makes each a line break, kvpress takes it away, so that texts on both sides may join. Both ignore case, and both
@@ -25,17 +25,17 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def string_match_all(text: str, expected: Sequence[str]) -> float:
-    """The share of ``expected`` that ``text`` contains, in any case."""
+    """Return the share of ``expected`` that ``text`` contains, in any case."""
     return sum(one.lower() in text.lower() for one in expected) / len(expected)
 
 
 def string_match_part(text: str, expected: Sequence[str]) -> float:
-    """1 where ``text`` contains any of ``expected``, in any case."""
+    """Return 1 where ``text`` contains any of ``expected``, in any case."""
     return float(any(one.lower() in text.lower() for one in expected))
 
 
 def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
-    """An answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
+    """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
 
     Args:
         prediction: the answer.
@@ -59,13 +59,13 @@ class RulerMatch(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The answer's score in its task, in both readings."""
+        """Return the answer's score in its task, in both readings."""
         task, answers = reference["task"], reference["answers"]
         kvpress = ruler_score(prediction, task, answers, control="")
         return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
 
     def compute(self) -> dict[str, Tensor]:
-        """Both means over the tasks that were asked, and each task's."""
+        """Return both means over the tasks that were asked, and each task's."""
         means = super().compute()
         ruler = {task: means[task] for task in RULER_TASKS if task in means}
         kvpress = [means[f"kvpress_{task}"] for task in ruler]
@@ -74,7 +74,7 @@ class RulerMatch(MeanScores):
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """RULER's score of the answer."""
+        """Return RULER's score of the answer."""
         return cls.figures(prediction, reference)[reference["task"]]
 
 
@@ -88,5 +88,5 @@ class RecallScore(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The context's share."""
+        """Return the context's share."""
         return {"score": recall_accuracy(prediction, reference["codes"])}

@@ -55,22 +55,22 @@ APOSTROPHES["somebody'd"] = "somebodyd"
 
 
 def evalai_answer(text: str) -> str:
-    """The text as EvalAI compares it: ``word_tokens``, then ``without_marks``, then ``plain_words``."""
+    """Return the text as EvalAI compares it: ``word_tokens``, then ``without_marks``, then ``plain_words``."""
     return plain_words(without_marks(without_breaks(word_tokens(text))))
 
 
 def word_tokens(text: str) -> str:
-    """Lower case, no commas and question marks, a space before every "'s"."""
+    """Lower the text, drop commas and question marks, put a space before every "'s"."""
     return text.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
 
 
 def without_breaks(text: str) -> str:
-    """Line ends and tabs as spaces, none around the text."""
+    """Make line ends and tabs spaces, and strip the text."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
 
 def without_marks(text: str, comma: re.Pattern[str] = EVALAI_COMMA) -> str:
-    """Punctuation deleted or made a space; where ``comma`` (between digits) is found, all marks are deleted."""
+    """Delete punctuation or make it a space; where ``comma`` (between digits) is found, all marks are deleted."""
     spaced, has_comma = text, comma.search(text) is not None
     for mark in MARKS:
         touches_space = f"{mark} " in text or f" {mark}" in text
@@ -79,13 +79,13 @@ def without_marks(text: str, comma: re.Pattern[str] = EVALAI_COMMA) -> str:
 
 
 def plain_words(text: str) -> str:
-    """Lower case, number words as digits, no articles, apostrophes where they belong, single spaces."""
+    """Lower the text; number words become digits, articles go, apostrophes come back, spaces are single."""
     words = (NUMBERS.get(word, word) for word in text.lower().split())
     return " ".join(APOSTROPHES.get(word, word) for word in words if word not in ARTICLES)
 
 
 def leave_one_out(answer: str, people: Sequence[str]) -> float:
-    """Mean over the people of min(1, how many of the *others* gave ``answer`` / 3), with ten people 0, .3, .6, .9 or 1.
+    """Average min(1, how many of the *others* gave ``answer`` / 3) over the people: of ten, 0, .3, .6, .9 or 1.
 
     Texts are compared as they are. Nobody answered: 0.
     """
@@ -106,7 +106,7 @@ class SoftAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The accuracy of one answer."""
+        """Return the accuracy of one answer."""
         people = [evalai_answer(answer) for answer in reference["answers"]]
         return {"accuracy": leave_one_out(evalai_answer(prediction), people)}
 
@@ -128,7 +128,7 @@ class VQAv2Accuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The three accuracies of one answer."""
+        """Return the three accuracies of one answer."""
         people = [without_breaks(answer) for answer in reference["answers"]]
         lmms = [plain_words(without_marks(answer)) for answer in people]
         return {
@@ -139,7 +139,7 @@ class VQAv2Accuracy(MeanScores):
 
 
 def official(answer: str, people: Sequence[str]) -> float:
-    """What ``vqaEval.py`` gives one answer, in 0..1; texts are without line ends, tabs and surrounding space."""
+    """Score one answer as ``vqaEval.py`` does, in 0..1; texts have no line ends, tabs or surrounding space."""
     if len(set(people)) > 1:
         answer, *people = (plain_words(without_marks(text, OFFICIAL_COMMA)) for text in (answer, *people))
     return leave_one_out(answer, people)

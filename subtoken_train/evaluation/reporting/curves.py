@@ -73,7 +73,7 @@ class Curve:
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
     def reached_text(self, tolerance: float) -> str:
-        """The compression reached; where the curve left the tolerance before and came back, that, too."""
+        """Return the compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached, first = self.edges[tolerance]
@@ -82,12 +82,12 @@ class Curve:
 
 
 def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
-    """Trapezoid area under the scores over its width: in units of the scores."""
+    """Return the trapezoid area under the scores over its width, in units of the scores."""
     return float(np.trapezoid(scores_p, ratios_p) / (ratios_p[-1] - ratios_p[0]))
 
 
 def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> tuple[float, float] | None:
-    """The largest r with a loss not above ``tolerance`` on the piecewise linear curve, and where it first leaves it.
+    """Find the largest r with a loss within ``tolerance`` on the piecewise linear curve, and where it first leaves it.
 
     The two are equal on a curve that crosses the tolerance once, and the last r on one that never does. None where all
     of the curve is above.
@@ -103,7 +103,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 
 
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
-    """All methods that stand at one budget at least; those without a measured region are left out.
+    """Make a curve for each method with at least one budget; those without a measured region are left out.
 
     Of two arms of one method at one budget (they differ in what their facts do not say, as how they were trained) the
     second makes a curve of its own, under its name.
@@ -122,7 +122,7 @@ def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
 
 
 def method_words(arm: ArmResults) -> str:
-    """What arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
+    """Name what the arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
     facts = arm.facts
     evicts, reduces = facts.eviction != "-", facts.reducer != "-"
     parts = [facts.reducer if evicts else facts.reducer.split()[0]] if reduces else []
@@ -137,7 +137,7 @@ def method_words(arm: ArmResults) -> str:
 
 
 def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> ArmResults | None:
-    """The uncompressed arm that the members are measured against: of their adapter, else with or without one as they.
+    """Find the uncompressed arm to measure the members against: of their adapter, else with or without one as they.
 
     None where there is none, or several that nothing tells apart.
     """
@@ -199,7 +199,7 @@ def _value(arm: ArmResults, task: str, name: str | None) -> float:
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
-    """Whether the score is an accuracy of some kind: how much was answered for a judge is none."""
+    """Tell whether the score is some accuracy; how much was answered for a judge is none."""
     part = score_part(arm, task)
     if part is None or part.plain.form != "fraction":
         return False

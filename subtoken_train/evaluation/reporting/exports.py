@@ -47,7 +47,7 @@ KINDS = {
 
 
 def report_csv(report: Report) -> str:
-    """All scores of all arms; costs are those of the table that holds the task."""
+    """Return all scores of all arms; costs are those of the table that holds the task."""
     rows = [
         {**_facts(row, column), **cells}
         for table in report.tables
@@ -59,7 +59,7 @@ def report_csv(report: Report) -> str:
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
-    """The file of a frame with the columns of ``HEADINGS``, each of its kind in ``KINDS``."""
+    """Return a frame as CSV with the columns of ``HEADINGS``, each of its kind in ``KINDS``."""
     text: str = frame.to_csv(index=False, float_format="%.6f", lineterminator="\n")
     return text
 
@@ -78,7 +78,7 @@ def _facts(row: ArmRow, column: str) -> dict[str, object]:
 
 
 def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Iterator[dict[str, object]]:
-    """The cells of a column: the printed score first, then the task's other ones, then its kinds."""
+    """Yield the cells of a column: the printed score first, then the task's other ones, then its kinds."""
     printed = row.scores[column]
     if printed is None:
         return
@@ -110,7 +110,7 @@ def _cells(task: str, score: str, its: Estimate, difference: Estimate | str | No
 
 
 def text_cell(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: a quotation mark goes before what could begin one."""
+    """Return a text that no spreadsheet takes for a formula: a quotation mark goes before what could begin one."""
     return f"'{text}" if text != "-" and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
@@ -129,7 +129,7 @@ _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 
 def report_latex(report: Report) -> str:
-    """All score tables, and the comparison with printed rows where there is one."""
+    """Return all score tables, and the comparison with printed rows where there is one."""
     shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | PaperComparison)]
     return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
 
@@ -154,7 +154,7 @@ def _latex_cell(cell: Cell, samples: int) -> str:
 
 
 def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it is; one pass, so that nothing is escaped twice."""
+    """Escape text so that LaTeX prints it as it is; one pass, so that nothing is escaped twice."""
     return _LATEX_SPECIAL.sub(lambda found: _LATEX_ESCAPES[found[0]], " ".join(text.split()))
 
 
@@ -162,13 +162,13 @@ _MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def report_markdown(report: Report) -> str:
-    """All tables of the report; charts and pictures are in the HTML page."""
+    """Return all tables of the report; charts and pictures are in the HTML page."""
     blocks = ["# Matched-budget report", *_markdown_list(verdicts(report)), *_markdown_list(NOTES)]
     return "\n\n".join([*blocks, *(block for part in sections(report) for block in _markdown_blocks(part))]) + "\n"
 
 
 def markdown_escape(text: str) -> str:
-    """Text that Markdown prints as it is."""
+    """Escape text so that Markdown prints it as it is."""
     return _MARKDOWN_SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 

@@ -39,7 +39,7 @@ MOOT_WORDS = "grey: acts after the one-word answer"
 
 
 class Series(NamedTuple):
-    """How an arm is drawn; ``turn`` counts the earlier arms of its colour."""
+    """Look of an arm in all charts; ``turn`` counts the earlier arms of its colour."""
 
     title: str
     color: str
@@ -57,7 +57,7 @@ class Series(NamedTuple):
 
 
 def series_of(report: Report) -> dict[str, Series]:
-    """Arm -> how it is drawn, for all arms of the report."""
+    """Map each arm of the report to its look in charts."""
     compressed = [(point.arm.name, curve) for curve in report.curves for point in curve.points if point.arm.compressed]
     groups = {arm: f"{curve.backbone} {curve.name}" for arm, curve in compressed}
     colors: dict[str, str] = {}
@@ -72,7 +72,7 @@ def series_of(report: Report) -> dict[str, Series]:
 
 @styled
 def curve_chart(curves: Sequence[Curve], series: Mapping[str, Series]) -> Figure:
-    """Mean score over the share of KV that is kept (logarithmic), a line per method, whiskers of one standard error."""
+    """Draw mean score over the (logarithmic) share of KV kept, a line per method, whiskers of one standard error."""
     figure, axes = _figure(3.6 + LINE * 1.2 * len(curves))
     handles = []
     for curve in curves:
@@ -97,7 +97,7 @@ def curve_chart(curves: Sequence[Curve], series: Mapping[str, Series]) -> Figure
 
 @styled
 def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series]) -> Figure | None:
-    """Each arm's difference to its anchor with its interval, zero marked; None where no arm has one."""
+    """Draw each arm's difference to its anchor with its interval, zero marked; None where no arm has one."""
     pairs = [(row.arm.name, row.differences.get(column)) for row in table.rows]
     rows = [(arm, its) for arm, its in pairs if isinstance(its, Estimate) and its.form == "fraction"]
     if not rows:
@@ -116,7 +116,7 @@ def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series
 
 @styled
 def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
-    """Bars per question kind, an arm beside the other, with 95 % intervals; of many arms the first."""
+    """Draw bars per question kind, an arm beside the other, with 95 % intervals; of many arms the first."""
     step = 1 / (len(scores.drawn) + 1)
     figure, axes = _figure(0.9 + 0.15 / step * len(scores.kinds) + 1.2 * LINE * len(scores.drawn))
     found = [
@@ -147,7 +147,7 @@ def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> 
 
 
 def _names(axes: Axes, names: Sequence[str]) -> None:
-    """Rows from the top down."""
+    """Name the rows from the top down."""
     axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -155,14 +155,14 @@ def _names(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _lines(words: str, width: int) -> str:
-    """Words in lines of some width; of very long ones the middle goes, because names differ at their ends."""
+    """Wrap words to some width; of very long ones the middle goes, because names differ at their ends."""
     shown, most = plain(words), 3 * width - 3
     cut = shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-most // 2 :]}"
     return textwrap.fill(cut, width)
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:
-    """Below the chart, so that it covers nothing."""
+    """Draw the legend below the chart, so that it covers nothing."""
     shown = [*handles, *([Patch(**MOOT_BAR, label=MOOT_WORDS)] if moot else [])]
     if shown:
         longest = max(len(str(handle.get_label())) for handle in shown)
@@ -180,7 +180,7 @@ class Chart(NamedTuple):
 
 
 def report_html(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(words=words, data_uri=data_uri, shortened=_without_middle)
     environment.filters["json_text"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -193,7 +193,7 @@ def report_html(report: Report) -> str:
 
 
 def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
-    """What is drawn of a section's numbers; the words for a screen reader are those of the table beside it."""
+    """Draw a section's numbers; the words for a screen reader are those of the table beside them."""
     found: Iterable[tuple[str, Figure | None]] = ()
     if isinstance(part.about, ScoreTable):
         found = _differences(part.about, series)
@@ -210,14 +210,14 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
 
 
 def _differences(table: ScoreTable, series: Mapping[str, Series]) -> list[tuple[str, Figure | None]]:
-    """The means' charts where there are means, else every task's."""
+    """Draw the means where there are means, else every task."""
     charts = {column: difference_chart(table, column, series) for column in table.columns}
     shown = [column for column in charts if column in MEANS and charts[column]] or list(charts)
     return [(f"{table.columns[column]}: difference to the anchor", charts[column]) for column in shown]
 
 
 def _curves(curves: tuple[Curve, ...], series: Mapping[str, Series]) -> list[tuple[str, Figure]]:
-    """A chart per backbone and set of tasks: curves over other tasks are not drawn into one picture."""
+    """Draw a chart per backbone and set of tasks: curves over other tasks are not drawn into one picture."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
@@ -226,5 +226,5 @@ def _curves(curves: tuple[Curve, ...], series: Mapping[str, Series]) -> list[tup
 
 
 def _without_middle(text: str, most: int = 700) -> str:
-    """Long text without its middle."""
+    """Return a long text without its middle."""
     return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

@@ -79,7 +79,7 @@ class PaperComparison:
 
 
 def compare_paper(arms: Sequence[ArmResults], path: Path) -> list[PaperComparison]:
-    """All arms whose backbone, reducer and groups are those of a printed row.
+    """Return all arms whose backbone, reducer and groups are those of a printed row.
 
     Raises:
         ValueError: ``path`` is not there, or is no file of printed tables.
@@ -108,13 +108,13 @@ def _rows(content: Any) -> list[dict[str, Any]]:
 
 
 def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
-    """The declared means of printed cells, in their units."""
+    """Return the declared means of printed cells, in their units."""
     cells = {mean: [scores[PAPER_TASKS[task]] for task in tasks] for mean, tasks in MEANS.items()}
     return {mean: float(np.mean(values)) for mean, values in cells.items()}
 
 
 def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
-    """Whether a printed row is an arm's; the backbone ``llava-hf/llava-1.5-7b-hf`` is the model LLaVA-1.5-7B."""
+    """Tell whether a printed row is an arm's; ``llava-hf/llava-1.5-7b-hf`` is the printed LLaVA-1.5-7B."""
     facts = arm.facts
     name, _, keep = facts.reducer.partition(" ")
     printed = (row["token_method"] or "-").lower()
@@ -160,7 +160,7 @@ def _means(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The printed token-only row of the same table, model, method and budget."""
+    """Return the printed token-only row of the same table, model, method and budget."""
     if row["variant"] in {"token_only", "full", "lora_only"}:
         return None
     keys = ("table", "model", "token_method", "total_kv")

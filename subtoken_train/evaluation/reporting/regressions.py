@@ -51,7 +51,7 @@ class TaskFiles:
         self._samples: dict[str, dict[str, Sample] | str] = {}
 
     def sample(self, manifest: Manifest, record: SampleRecord) -> tuple[Sample | None, str]:
-        """The sample of a record, or why it is not there."""
+        """Return the sample of a record, or why it is not there."""
         samples = self._of_task(manifest)
         if isinstance(samples, str):
             return None, samples
@@ -61,7 +61,7 @@ class TaskFiles:
         return sample, ""
 
     def image(self, sample: Sample) -> tuple[Image.Image | None, str]:
-        """The sample's picture, or why there is none."""
+        """Return the sample's picture, or why there is none."""
         if len(sample.images) > 1:
             return None, f"the sample has {len(sample.images)} pictures: not drawn"
         source = sample.images[0]
@@ -75,7 +75,7 @@ class TaskFiles:
             return None, f"the picture is not available: {error}"
 
     def _of_task(self, manifest: Manifest) -> dict[str, Sample] | str:
-        """All samples by id, or why they are not there."""
+        """Return all samples by id, or why they are not there."""
         source = manifest.source if self.data_root is None else str(self.data_root / manifest.task)
         if manifest.source is None and TASKS[manifest.task].hub_id is None:
             source = None  # drawn by the task itself
@@ -93,7 +93,7 @@ class TaskFiles:
 
 
 def kept_bits(kept_visual: str, grid_bits: int | None) -> list[bool] | None:
-    """The tokens of a square grid, row by row, True where one is kept; None where they are no square.
+    """Return the tokens of a square grid, row by row, True where one is kept; None where they are no square.
 
     Args:
         kept_visual: as in ``SampleRecord``; up to three bits more than tokens, which fill the last digit.
@@ -110,14 +110,14 @@ def kept_bits(kept_visual: str, grid_bits: int | None) -> list[bool] | None:
 
 
 def kept_over(image: Image.Image, kept_t: list[bool]) -> Image.Image:
-    """A thumbnail of the padded square that the model saw, dropped tokens dimmed."""
+    """Return a thumbnail of the padded square that the model saw, dropped tokens dimmed."""
     side = math.isqrt(len(kept_t))
     seen = pad_to_square(image, BARS).resize((max(1, SIDE // side) * side,) * 2)
     return dimmed(seen, [DIMMED * (not kept) for kept in kept_t], (side, side), FOG)
 
 
 def data_uri(image: Image.Image) -> str:
-    """The picture as text that an HTML page may hold."""
+    """Return the picture as text that an HTML page may hold."""
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -125,7 +125,7 @@ def data_uri(image: Image.Image) -> str:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """What one arm made of the sample.
+    """One arm's answer to the sample.
 
     Attributes:
         arm: its name.
@@ -168,7 +168,7 @@ class Regression:
 
 
 def worst_regressions(arms: Sequence[ArmResults], files: TaskFiles) -> dict[str, list[Regression]]:
-    """Arm -> its worst samples, for every arm whose anchor answered the same samples."""
+    """Map each arm to its worst samples, for every arm whose anchor answered the same samples."""
     found = {}
     for arm in arms:
         anchor = anchor_of(arm, arms)
@@ -178,7 +178,7 @@ def worst_regressions(arms: Sequence[ArmResults], files: TaskFiles) -> dict[str,
 
 
 def _worst(arm: ArmResults, anchor: ArmResults, files: TaskFiles) -> list[Regression]:
-    """The worst of each task in turn, until there are enough."""
+    """Return the worst of each task in turn, until there are enough."""
     pairs = {task: pair for task in arm.runs if (pair := _pair(arm, anchor, task)) is not None}
     queues = [[(task, name) for name in _behind(*pair)] for task, pair in pairs.items()]
     chosen = [place for turn in zip_longest(*queues) for place in turn if place is not None][:WORST]
@@ -191,7 +191,7 @@ def _worst(arm: ArmResults, anchor: ArmResults, files: TaskFiles) -> list[Regres
 
 
 def _pair(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Run, Run] | None:
-    """The first seed that both answered, else the first of each; None where they were not asked the same samples."""
+    """Pair the first seed that both answered, else the first of each; None where they were asked other samples."""
     mine, others = arm.runs[task], anchor.runs.get(task, {})
     if not others:
         return None
@@ -202,7 +202,7 @@ def _pair(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Run, Run] | N
 
 
 def _behind(ours: Run, anchor: Run) -> list[str]:
-    """Ids of the samples where we are behind, worst first, at most ``WORST``."""
+    """Return the ids of the samples where we are behind, worst first, at most ``WORST``."""
     anchor_scores = dict(zip(anchor.ids, anchor.scores_n.tolist(), strict=True))
     sign = 1 if ours.higher_is_better else -1
     drops = [
@@ -227,7 +227,7 @@ def _regression(
 
 
 def _answer(name: str, run: Run, record: SampleRecord, image: Image.Image | None) -> ShownAnswer:
-    """One side of the comparison."""
+    """Return one side of the comparison."""
     said = record.prediction
     text = said if isinstance(said, str) else ", ".join(f"{value:.3f}" for value in said)
     score = float(run.scores_n[run.ids.index(record.id)])

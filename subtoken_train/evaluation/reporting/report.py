@@ -43,7 +43,7 @@ SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value no
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """How a task was asked: what two reports must share to be compared."""
+    """Conditions of a task that two reports must share to be compared."""
 
     task: str
     score: str
@@ -116,14 +116,14 @@ def make_report(
 
 
 def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
-    """Arm -> ``FastV 25 % + S16K4 router``; of arms that these words do not tell apart the name is added."""
+    """Map each arm to ``FastV 25 % + S16K4 router``; where these words fit several, the arm's name is added."""
     words = {name: _method(facts) for name, facts in arms.items()}
     alike = Counter(words.values())
     return {name: method if alike[method] == 1 else f"{method} ({name})" for name, method in words.items()}
 
 
 def _method(facts: ArmFacts) -> str:
-    """Reducer, groups and eviction, shares in %."""
+    """Name reducer, groups and eviction, shares in %."""
     parts = [spoken(facts.reducer)] if facts.reducer != "-" else []
     if facts.groups != "-":
         shape, selector, *rest = [*facts.groups.split(), ""]
@@ -136,7 +136,7 @@ def _method(facts: ArmFacts) -> str:
 
 
 def spoken(words: str) -> str:
-    """``snapkv 0.15625 int8`` -> ``SnapKV 15.6 % int8``."""
+    """Turn ``snapkv 0.15625 int8`` into ``SnapKV 15.6 % int8``."""
     shares = re.sub(r"(?<= )[01]?\.\d+(?= |$)", lambda share: f"{100 * float(share[0]):.3g} %", words)
     return re.sub(r"\w+", lambda name: METHODS.get(name[0], name[0]), shares)
 
@@ -151,7 +151,7 @@ def _task_facts(arms: Sequence[ArmResults]) -> list[TaskFacts]:
 
 
 def _facts_of(manifest: Manifest, asked: str) -> TaskFacts:
-    """Of one run; who answered is added."""
+    """Return the facts of one run; who answered is added."""
     whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
     options = json.dumps(manifest.options) if manifest.options else "-"
     samples, digest = f"{manifest.rows:,}{whole}", manifest.samples_sha256[:12]

@@ -51,7 +51,7 @@ class Cost:
 
     @classmethod
     def of(cls, records: Iterable[SampleRecord]) -> Cost:
-        """The records' sums."""
+        """Add up the records."""
         kept = list(records)
         summed = [field.name for field in fields(cls) if field.name != "emptied"]
         sums = {name: sum(getattr(record, name) for record in kept) for name in summed}
@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """What stayed of all that there was; None where there was nothing.
+        """Return what stayed as a share of all that there was; None where there was nothing.
 
         ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
         that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
@@ -82,7 +82,7 @@ class Cost:
 
     @property
     def acted(self) -> bool:
-        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes, or is read in part."""
+        """Tell whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
         fewer = self.entries_after < self.entries_before or self.values_after < self.entries_after
         return fewer or self.region_bytes < self.region_dense_bytes or self.unread_bytes > 0
 
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the printed score is the mean of the samples' scores: only then resampling samples describes it."""
+        """Tell whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
         primary = self.scores.get(self.manifest.primary)
         return primary is not None and bool(np.isclose(primary, self.scores_n.mean(), rtol=0, atol=1e-5))
 
@@ -154,23 +154,23 @@ class ArmResults:
 
     @property
     def compressed(self) -> bool:
-        """Whether anything acts on its cache."""
+        """Tell whether anything acts on its cache."""
         return self.facts.acts != "-"
 
     def is_moot(self, task: str) -> bool:
-        """Whether compression could not change some answers: it acted after the prompt, which gives the first token."""
+        """Tell whether some answers were beyond compression: it acted after the prompt, which gives the first token."""
         if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
             return False
         return any(run.one_token for run in self.runs.get(task, {}).values() if run.ids)
 
 
 def without_seed(name: str) -> str:
-    """``tiny_fastv25-seed1`` -> ``tiny_fastv25``."""
+    """Turn ``tiny_fastv25-seed1`` into ``tiny_fastv25``."""
     return SEED_WORD.sub("", name)
 
 
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
-    """All arms of some results folders; an arm may be spread over them, by task or by seed.
+    """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
 
     Args:
         folders: of results.

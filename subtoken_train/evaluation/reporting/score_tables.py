@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the interval of a difference says and no more; None without an interval."""
+        """Say what the interval of a difference says and no more; None without an interval."""
         if not self.signed or self.low is None or self.high is None:
             return None
         if self.low <= 0 <= self.high:
@@ -77,7 +77,7 @@ class Estimate:
         )
 
     def remark(self, samples: int) -> str:
-        """What a cell adds: its own n where it is not the column's, and its marks."""
+        """Return what a cell adds: its own n where it is not the column's, and its marks."""
         own = [f"n = {self.n:,}"] if self.n != samples else []
         return "; ".join([*own, *self.marks])
 
@@ -86,14 +86,14 @@ class Estimate:
 
 
 class Part(NamedTuple):
-    """What an estimate is made of: its value without an interval, and the samples if it is a mean of them, [s, n]."""
+    """Ingredients of an estimate: its value without an interval, and the samples if it is their mean, [s, n]."""
 
     plain: Estimate
     table_sn: Scores | None
 
 
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | None:
-    """The score of an arm on a task: the mean over its seeds; None where no sample is answered.
+    """Return the score of an arm on a task: the mean over its seeds; None where no sample is answered.
 
     Args:
         arm: with all seeds.
@@ -115,7 +115,7 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | No
 
 
 def difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | str | None:
-    """Arm minus anchor on a task, paired by sample.
+    """Subtract anchor from arm on a task, paired by sample.
 
     None where one of them has no samples, words where they cannot be paired.
     """
@@ -136,7 +136,7 @@ def difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | st
 
 
 def estimate_of(parts: Sequence[Part]) -> Estimate:
-    """The mean of the parts, samples resampled within each."""
+    """Return the mean of the parts, samples resampled within each."""
     plains = [part.plain for part in parts]
     whole = replace(
         plains[0],
@@ -154,24 +154,24 @@ def estimate_of(parts: Sequence[Part]) -> Estimate:
 
 
 def score_estimate(arm: ArmResults, task: str) -> Estimate | None:
-    """The primary score of an arm on a task."""
+    """Return the primary score of an arm on a task."""
     part = score_part(arm, task)
     return None if part is None else estimate_of([part])
 
 
 def difference_estimate(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
-    """The paired difference of an arm and its anchor, see ``difference_part``."""
+    """Return the paired difference of an arm and its anchor, see ``difference_part``."""
     part = difference_part(arm, anchor, task)
     return estimate_of([part]) if isinstance(part, Part) else part
 
 
 def mean_estimate(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """The mean over tasks; None unless all tasks are there and have fractions."""
+    """Return the mean over tasks; None unless all tasks are there and have fractions."""
     return _mean([score_part(arm, task) for task in tasks])
 
 
 def mean_difference(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Difference of the means over tasks; None unless every task has a paired one of fractions."""
+    """Return the difference of the means over tasks; None unless every task has a paired one of fractions."""
     return _mean([difference_part(arm, anchor, task) for task in tasks])
 
 
@@ -181,14 +181,14 @@ def _mean(parts: Sequence[Part | str | None]) -> Estimate | None:
 
 
 def sample_table(runs: Sequence[Run]) -> Scores:
-    """Scores of the samples that all runs answered, [s, n], in one order."""
+    """Return the scores of the samples that all runs answered, [s, n], in one order."""
     shared = shared_ids(runs)
     places = [{name: place for place, name in enumerate(run.ids)} for run in runs]
     return np.stack([run.scores_n[[place[name] for name in shared]] for run, place in zip(runs, places, strict=True)])
 
 
 def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores, bool] | str | None:
-    """Differences by sample, [s, n], and whether the seeds differ.
+    """Return the differences by sample, [s, n], and whether the seeds differ.
 
     Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
     """
@@ -209,7 +209,7 @@ def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores
 
 
 def marks(runs: Sequence[Run]) -> tuple[str, ...]:
-    """What keeps the runs from being a full set of answers, in words."""
+    """Name what keeps the runs from being a full set of answers."""
     words = []
     for run in runs:
         manifest = run.manifest
@@ -221,7 +221,7 @@ def marks(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def shared_ids(runs: Sequence[Run]) -> list[str]:
-    """Ids of the samples that all runs answered, in the first one's order."""
+    """Return the ids of the samples that all runs answered, in the first one's order."""
     others = [set(run.ids) for run in runs[1:]]
     return [name for name in runs[0].ids if all(name in ids for ids in others)]
 
@@ -248,7 +248,7 @@ class KindScores:
 
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
-    """All tasks with more kinds than one whose samples have scores in 0..1."""
+    """Return all tasks with more kinds than one whose samples have scores in 0..1."""
     tasks = {task: None for arm in arms for task in arm.runs}
     found = [_of_task(task, arms) for task in tasks]
     return [kinds for kinds in found if len(kinds.kinds) > 1]
@@ -269,7 +269,7 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
-    """The kinds' means over samples and seeds; a sample counts where every seed answered it."""
+    """Return the kinds' means over samples and seeds; a sample counts where every seed answered it."""
     kind_of = dict(zip(runs[0].ids, runs[0].kinds, strict=True))
     kinds = np.array([kind_of[name] for name in shared_ids(runs)])
     table_sn = sample_table(runs)
@@ -338,7 +338,7 @@ class ScoreTable:
 
 
 def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
-    """The table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
+    """Make the table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
     present = sorted({task for arm in arms for task in arm.runs})
     tables = []
     if any(task in PAPER_TASKS for task in present):
@@ -352,12 +352,12 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
 
 
 def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:
-    """The arm that ``arm`` names as its anchor."""
+    """Return the arm that ``arm`` names as its anchor."""
     return next((other for other in arms if other.name == arm.facts.anchor), None)
 
 
 def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
-    """By backbone, then uncompressed arms, then reducers with their largest budget first; an anchor above its arms."""
+    """Sort by backbone, then uncompressed arms, then reducers, largest budget first; an anchor above its arms."""
 
     def place(arm: ArmResults) -> tuple[str, bool, str, float, str, bool, str]:
         facts = (anchor_of(arm, arms) or arm).facts
@@ -401,7 +401,7 @@ def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], ta
 
 
 def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
-    """What the arm's caches cost on these tasks, all seeds together."""
+    """Add up what the arm's caches cost on these tasks, all seeds together."""
     return sum((run.cost for task in tasks for run in arm.runs.get(task, {}).values()), Cost())
 
 

@@ -1,4 +1,4 @@
-"""What a report says, in order: headings, notes and one frame of cells per table. Every format writes these.
+"""Sections of a report, in order: headings, notes and one frame of cells per table. Every format writes these.
 
 A cell is text, an ``Estimate`` or None; ``cell_text`` makes it plain text, which each format escapes in its own way.
 """
@@ -68,7 +68,7 @@ class Section:
     about: ScoreTable | KindScores | PaperComparison | tuple[Curve, ...] | None = None
 
     def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
-        """The frame as text: ``write`` gets a cell and its column's samples, which stand in the column's heading."""
+        """Return the frame as text: ``write`` gets a cell and its column's samples, which stand in the heading."""
         columns = {}
         for name, cells in self.frame.items():
             counted = f" (n = {self.samples[name]:,})" if name in self.samples else ""
@@ -77,7 +77,7 @@ class Section:
 
 
 def sections(report: Report) -> list[Section]:
-    """All tables of the report; charts and pictures are in the HTML page."""
+    """Return all tables of the report; charts and pictures are in the HTML page."""
     parts = (_scores, _budgets, _times)
     found = [part(table, report) for table in report.tables for part in parts]
     if report.curves:
@@ -92,7 +92,7 @@ def sections(report: Report) -> list[Section]:
 
 
 def verdicts(report: Report) -> list[str]:
-    """A sentence for every arm with an anchor: where its paired differences say better or worse, and where neither."""
+    """Write a sentence for every arm with an anchor: where its paired differences say better, worse or neither."""
     lines = [_verdict(row, table, report) for table in report.tables for row in table.rows if row.anchor is not None]
     return lines or ["No arm was compared: none names an anchor that has results here."]
 
@@ -123,7 +123,7 @@ _VERDICTS = ("better", "worse", "level", "without an interval", "nothing to say"
 
 
 def cell_text(cell: Cell, samples: int = 0) -> str:
-    """A whole cell as plain text: value, interval, and its own n where it is not the column's."""
+    """Return a whole cell as plain text: value, interval, and its own n where it is not the column's."""
     if cell is None or isinstance(cell, str):
         return cell or NOTHING
     remark = cell.remark(samples)
@@ -131,7 +131,7 @@ def cell_text(cell: Cell, samples: int = 0) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """``15.625%``, see ``share_words``."""
+    """Return ``15.625%``, see ``share_words``."""
     return NOTHING if share is None else share_words(share)
 
 
@@ -147,7 +147,7 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
 
 
 def _scores(table: ScoreTable, report: Report) -> Section:
-    """Every arm's scores, and below them its differences to the anchor."""
+    """Return every arm's scores, and below them its differences to the anchor."""
     rows = []
     for row in table.rows:
         budget = {
@@ -266,7 +266,7 @@ def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
 
 
 def _comparison(comparison: PaperComparison) -> Section:
-    """A printed row, its means computed anew, and ours."""
+    """Return a printed row, its means computed anew, and ours."""
 
     def texts(values: dict[str, float]) -> dict[str, str]:
         return {name: f"{value:{'+' if name.startswith('Δ') else ''}.2f}" for name, value in values.items()}

@@ -64,16 +64,16 @@ class Arm:
     chat_template: bool | None = field(default=None, compare=False)
 
     def layer_tokens(self, reducer: Reducer) -> list[int]:
-        """Of ``tokens``, those that each layer holds under a reducer."""
+        """Return how many of ``tokens`` each layer holds under a reducer."""
         return reducer.layer_tokens(self.tokens, self.shape.num_layers)
 
     def compression(self) -> Compression:
-        """What happens after the prompt's pass; rounded as the reducer is, up for anchors."""
+        """Return what happens after the prompt's pass; rounded as the reducer is, up for anchors."""
         return self.spec.compression(self.reducer.round_up)
 
 
 def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
-    """A spec's model; another arm's on the same weights ends with it.
+    """Return a spec's model; another arm's on the same weights ends with it.
 
     Raises:
         ValueError: paths, names or settings that do not exist or do not fit each other.
@@ -94,7 +94,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
 
 
 def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
-    """The reducer that a spec asks for; None: the adapter's own."""
+    """Return the reducer that a spec asks for; None: the adapter's own."""
     if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
         return None
     own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
@@ -128,7 +128,7 @@ def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
 
 
 def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
-    """The arm that a spec and its model make; no anchor is named yet.
+    """Return the arm that a spec and its model make; no anchor is named yet.
 
     Raises:
         ValueError: see ``load_arm``; the compression does not fit the backbone, or the protocol what compresses.
@@ -188,12 +188,12 @@ def _has_template(family: Family, backbone: str) -> bool | None:
 
 
 def groups_words(routing: RoutingConfig | None) -> str:
-    """``S16K4 linear``, or ``-`` where whole values are kept."""
+    """Return ``S16K4 linear``, or ``-`` where whole values are kept."""
     return "-" if routing is None else f"S{routing.num_groups}K{routing.kept_groups} {routing.selector}"
 
 
 def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
-    """A name made of what the arm is; safe as a folder's. ``config``: its adapter's, where it was read."""
+    """Return a name made of what the arm is; safe as a folder's. ``config``: its adapter's, where it was read."""
     parts = [adapter_name(spec.adapter, config) if spec.adapter is not None else Path(str(spec.backbone)).name]
     if spec.reducer is not None or spec.keep_ratio is not None:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
@@ -215,13 +215,13 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
 
 
 def _calibrations(reducer: Reducer, compression: Compression) -> str | None:
-    """Digests of the files that reducer and eviction read."""
+    """Return the digests of the files that reducer and eviction read."""
     made = [each.calibrated for each in (reducer, compression.eviction) if each is not None]
     return "+".join(each.digest for each in made if each is not None) or None
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
-    """The name that an adapter was trained under, else its folder's."""
+    """Return the name that an adapter was trained under, else its folder's."""
     config = read_config(adapter_folder(path)) if config is None else config
     return str(config.training.get("name", Path(path).name))
 
@@ -239,7 +239,7 @@ WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie be
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
-    """The arms with their anchors named, followed by the untrained anchors that had to be added.
+    """Return the arms with their anchors named, followed by the untrained anchors that had to be added.
 
     Returns:
         (arms, notes): a note for every routed arm that has no anchor, with the reason.
@@ -265,7 +265,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
 
 
 def solve(arm: Arm) -> Reducer:
-    """The reducer of a routed arm's anchor.
+    """Return the reducer of a routed arm's anchor.
 
     Raises:
         ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
@@ -276,7 +276,7 @@ def solve(arm: Arm) -> Reducer:
 
 
 def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
-    """Whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
+    """Tell whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
 
     Its LoRA is the arm's own, or was trained under just that. Prompts of other lengths than the nominal one must not
     get fewer tokens either.
@@ -295,12 +295,12 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
 
 
 def _distance(arm: Arm, other: Arm) -> tuple[bool, bool]:
-    """Trained anchors before others, the arm's own seed before others."""
+    """Sort trained anchors before others, and the arm's own seed before others."""
     return other.spec.overrides, other.facts.seed != arm.facts.seed
 
 
 def _kind(reducer: Reducer) -> dict[str, object]:
-    """What it is, however much it keeps."""
+    """Return the reducer's settings without its budget."""
     own = asdict(reducer)
     return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
@@ -313,7 +313,7 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
 
 
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
-    """Named after the arm as it was trained: one anchor serves all selectors."""
+    """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
     base = replace(arm.spec, selector=None, seed=arm.spec.seed if arm.spec.drawing else None)
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(

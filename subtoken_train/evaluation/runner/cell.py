@@ -54,7 +54,7 @@ Continuations = list[tuple[tuple[int, ...], ...]]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
-    """Which samples are answered together: places of ``samples``, the longest first, so that memory runs out at once.
+    """Group samples that are answered together, as indices, longest first: if memory runs out, it does at once.
 
     Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
     depends on samples and size only, never on what was answered already.
@@ -74,7 +74,7 @@ def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
 def model_inputs(
     samples: Sequence[Sample], family: Family, modality: Modality, max_length: int | None
 ) -> tuple[Batch, Continuations]:
-    """The batch of some samples' prompts and, for samples with choices, the choices' token ids.
+    """Return the batch of some samples' prompts and, for samples with choices, the choices' token ids.
 
     Raises:
         ValueError: an image cannot be read, or a prompt is longer than ``max_length``.
@@ -110,14 +110,14 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedT
 def record_prompts(
     family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, max_length: int = 2048
 ) -> Iterator[Batch]:
-    """The first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
+    """Yield the first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
     collate = Collator(family, max_length, padding_side="left", generation=True)
     for places in in_batches(range(min(limit, len(records))), batch_size):
         yield collate([records[i] for i in places])
 
 
 def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_length: int = 512) -> Iterator[Batch]:
-    """``limit`` contexts of ``context_length`` tokens with a question after them: dev samples of key-value recall.
+    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question: dev samples of key-value recall.
 
     See ``datasets/recall.py``: English that ships with the project, for a language model with any tokenizer.
     """
@@ -154,7 +154,7 @@ class Cell:
     max_length: int | None = None
 
     def finished(self) -> dict[str, SampleRecord]:
-        """What is answered already.
+        """Read the samples that are answered already.
 
         Raises:
             ValueError: a record is broken, of a sample that is not asked, or of one that asked something else.
@@ -227,7 +227,7 @@ def answer_batch(
 
 
 def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
-    """What is kept of one answer."""
+    """Make the record of one answer."""
     text = outcome.text if sample.keep_space else outcome.text.strip()
     prediction: Prediction = list(outcome.logprobs) if sample.choices else text
     reference = dict(sample.reference)
@@ -288,7 +288,7 @@ COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
 
 
 def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
-    """Records may only be joined by records of the same arm, task and samples; more samples may be asked.
+    """Refuse records of another arm, task or samples beside those of the folder; more samples may be asked.
 
     The anchor is no part of it: it only says whom the arm is compared with.
     """
@@ -312,7 +312,7 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
 
 
 def _pinned(manifest: Manifest) -> dict[str, Any]:
-    """What all answers of a folder share, by the name that messages give it."""
+    """Return what all answers of a folder share, by the name that messages give it."""
     facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
     settings = {key: manifest.settings.get(key) for key in SAME}
     if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
@@ -323,7 +323,7 @@ def _pinned(manifest: Manifest) -> dict[str, Any]:
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
-    """SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
+    """Return the SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
     asked = [
         [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
     ]
@@ -331,6 +331,6 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """As a manifest gives them back."""
+    """Return settings as a manifest gives them back."""
     content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return content

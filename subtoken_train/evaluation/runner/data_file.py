@@ -62,20 +62,20 @@ class Answers:
 
     @property
     def scores(self) -> list[float]:
-        """Of every sample."""
+        """Scores of all samples."""
         return [record.score for record in self.records]
 
     def by_kind(self) -> dict[str, list[float]]:
-        """Scores per question kind, in the order in which the kinds first appear."""
+        """Return scores per question kind, in the order in which the kinds first appear."""
         return grouped([record.kind for record in self.records], self.scores)
 
     def total(self, name: str) -> int:
-        """The sum of a measured figure over all prompts, for instance ``kv_bytes``."""
+        """Return the sum of a measured figure over all prompts, for instance ``kv_bytes``."""
         return sum(getattr(record, name) for record in self.records)
 
 
 def grouped(kinds: Sequence[str], scores: Sequence[float]) -> dict[str, list[float]]:
-    """The scores of every kind, in the order in which the kinds first appear."""
+    """Return the scores of every kind, in the order in which the kinds first appear."""
     groups: dict[str, list[float]] = {}
     for kind, score in zip(kinds, scores, strict=True):
         groups.setdefault(kind, []).append(score)
@@ -132,7 +132,7 @@ def answer_samples(
     protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
-    """Greedy answers to samples without choices; what is not said here is as in ``answer_records``.
+    """Answer samples without choices greedily; what is not said here is as in ``answer_records``.
 
     Beside the score, ``measures`` holds the metric's other figures and, of samples with reference tokens, under teacher
     forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,
@@ -184,7 +184,7 @@ def answer_samples(
 
 
 def _forced(sample: Sample, score: TokenScore | None) -> dict[str, float]:
-    """The figures of a reference's tokens; none where there is no reference."""
+    """Return the figures of a reference's tokens; none where there is no reference."""
     if score is None:
         return {}
     if not math.isfinite(score.logprob):
@@ -209,19 +209,19 @@ others the attributes of scene descriptions (``attribute_f1``). A metric's furth
 
 
 def measure_names(runs: Sequence[Mapping[str, object]]) -> list[str]:
-    """The measures that any of some runs has, those of ``MEASURES`` first."""
+    """Return the measures that any of some runs has, those of ``MEASURES`` first."""
     named = dict.fromkeys(name for run in runs for name in run)
     return [name for name in MEASURES if name in named] + [name for name in named if name not in MEASURES]
 
 
 def paired(first: Sequence[float | None], second: Sequence[float | None]) -> list[float]:
-    """First less second, where both have a figure."""
+    """Subtract second from first, where both have a figure."""
     pairs = zip(first, second, strict=True)
     return [mine - its for mine, its in pairs if mine is not None and its is not None]
 
 
 def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """What all measures of one difference say together.
+    """Say what all measures of one difference say together.
 
     ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
     and some below; ``level``: all hold zero. Where not all measures agree the words name them. Each interval is taken
@@ -262,7 +262,7 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run of questions leaves: its budget, and every score and prediction in the order of the questions.
+    """Outcome of a run of questions: its budget, and every score and prediction in the order of the questions.
 
     Attributes:
         arm: the arm's name.
@@ -301,7 +301,7 @@ class RunRecord:
     def of(
         cls, arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
     ) -> RunRecord:
-        """The record of some answers.
+        """Make the record of some answers.
 
         Args:
             arm: the arm's name.
@@ -332,7 +332,7 @@ class RunRecord:
         )
 
     def content(self, **named: Any) -> dict[str, Any]:
-        """As JSON has it, after what else is ``named``."""
+        """Return the record as JSON has it, after what else is ``named``."""
         rounded = {
             "seconds": round(self.seconds, 1),
             "scores": [round(score, 4) for score in self.scores],
@@ -350,7 +350,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
-    """The scores of an arm and of the others that answered the same questions.
+    """Read the scores of an arm and of the others that answered the same questions.
 
     Args:
         path: a file of ``evaluate --out``.
@@ -379,7 +379,7 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 
 def _run(run: Any, place: str) -> dict[str, Any]:
-    """The facts of a run that a card shows, each of its type."""
+    """Return the facts of a run that a card shows, each of its type."""
     older = {"data": "questions", "measures": {}}  # what records did not always have
     made = chosen(_KINDS, {**older, **checked(dict[str, Any], run, place)}, place)
     if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
@@ -416,7 +416,7 @@ def _arm(run: dict[str, Any]) -> CardColumn:
 
 
 def _is_f1(kind: str, run: dict[str, Any]) -> bool:
-    """Whether a kind's scores are the F1 of scenes; records that keep no measures are older, and of scenes."""
+    """Tell whether a kind's scores are the F1 of scenes; records without measures are older, and of scenes."""
     having = {
         own
         for name, figures in run["measures"].items()

@@ -65,26 +65,26 @@ class LayoutPool(ModelPool):
         return list(self._plans)
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """As the pool of models; published backbones are known without asking anybody."""
+        """Find a backbone as the pool of models does; published ones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """As the pool of models; a planned adapter's own path."""
+        """Return an adapter's folder as the pool of models does; for a planned adapter, its own path."""
         if adapter not in self._plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
             self._plans[adapter] = plan
         return Path(adapter) if adapter in self._plans else super().folder(adapter)
 
     def adapter(self, adapter: str) -> AdapterConfig:
-        """What it says of itself, or what its recipe says of it."""
+        """Return what an adapter says of itself, or what its recipe says of it."""
         self.folder(adapter)
         return self._plans[adapter] if adapter in self._plans else super().adapter(adapter)
 
     def digest(self, adapter: str) -> str | None:
-        """None for a planned one."""
+        """Return an adapter's digest; None for a planned one."""
         return None if adapter in self._plans else super().digest(adapter)
 
     def get(self, path: str | Path, **options: Any) -> CompressedBackbone:
-        """As the pool of models."""
+        """Return a model as the pool of models does."""
         if self._current is not None and self._asked == (str(path), options):
             return self._current  # arms that differ in their evictions alone
         made, self._asked = self._laid_out(path, **options), (str(path), options)
@@ -126,7 +126,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a grid would run.
+    """Plan of a grid: what it would run.
 
     Attributes:
         arms: those of the grid, and the anchors that would be added.
@@ -175,7 +175,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
 
 
 def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
-    """(method, file, whose) of calibrations that an arm's eviction names and that are not there, by the options."""
+    """Return (method, file, whose), by option, of calibrations that an arm's eviction names and that are not there."""
     whose = f"--adapter {spec.adapter}" if spec.backbone is None else f"--backbone {spec.backbone}"
     return {
         option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
@@ -185,7 +185,7 @@ def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
 
 
 def _without_missing(spec: ArmSpec) -> ArmSpec:
-    """The arm as it is checked while a calibration is missing: its method reads every prompt instead."""
+    """Return the arm as it is checked while a calibration is missing: its method reads every prompt instead."""
     absent = _missing_files(spec)
     return replace(
         spec, eviction_options={key: value for key, value in spec.eviction_options.items() if key not in absent}
@@ -193,7 +193,7 @@ def _without_missing(spec: ArmSpec) -> ArmSpec:
 
 
 def _recipe_name(adapter: str) -> str:
-    """The recipe of a run's adapter: ``runs/NAME/adapter``."""
+    """Return the recipe of a run's adapter: ``runs/NAME/adapter``."""
     path = Path(adapter)
     return path.parent.name if path.name == "adapter" else path.name
 
@@ -203,7 +203,7 @@ def _shown_source(task: Task) -> str | None:
 
 
 def _required(task: Task) -> str | None:
-    """What is missing here to score a task."""
+    """Return what is missing here to score a task."""
     try:
         task.check_requirements()
     except ValueError as error:
@@ -226,6 +226,6 @@ def _planned_arm(arm: Arm, pool: LayoutPool) -> PlannedArm:
 
 
 def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
-    """Of all tasks; None where one's number is not known."""
+    """Count the samples of all tasks; None where one's number is not known."""
     counts = [task.samples for task in tasks]
     return None if None in counts else sum(count for count in counts if count is not None)

@@ -36,21 +36,21 @@ class Processes:
 
     @classmethod
     def from_environment(cls) -> Processes:
-        """What torchrun says (RANK, WORLD_SIZE, LOCAL_RANK); one process without it."""
+        """Read what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK); one process without it."""
         defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
         return cls(*(int(os.environ.get(name, default)) for name, default in defaults.items()))
 
     @property
     def first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """True if this process speaks and writes for all."""
         return self.rank == 0
 
     def mine(self, number: int) -> bool:
-        """Whether piece ``number`` of the work is this process's; every piece is exactly one's."""
+        """Tell whether piece ``number`` of the work is this process's; every piece is exactly one's."""
         return number % self.count == self.rank
 
     def device(self, wanted: str | None) -> str:
-        """``wanted``, or this process's GPU where there is one, else the CPU; ``cuda`` is this process's GPU, too.
+        """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
 
         ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
 

@@ -54,11 +54,11 @@ class PromptFile(Task):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What changes answers."""
+        """Return the options that change answers."""
         return {"max_new_tokens": self.max_new_tokens}
 
     def samples(self) -> list[Sample]:
-        """One per line, in order; images are looked for, not opened."""
+        """Return one per line, in order; images are looked for, not opened."""
         path = Path(str(self.source))
         rows = read_jsonl(path, ("prompt",))
         samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
@@ -162,7 +162,7 @@ def answer_file(
 
 
 def records_folder(output: Path) -> Path:
-    """Where the records of an output are."""
+    """Return the folder of an output's records."""
     return output.with_name(f"{output.name}.records")
 
 
@@ -179,7 +179,7 @@ def _line(record: SampleRecord) -> str:
 
 
 def _names(values: Mapping[str, Any], place: str) -> list[str]:
-    """The images of a line; videos would be read here too."""
+    """Return the images of a line; videos would be read here too."""
     if "image" in values and "images" in values:
         raise ValueError(f"{place}: image and images are given; write all paths into images")
     given = values.get("images", values.get("image"))

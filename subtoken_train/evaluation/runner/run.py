@@ -78,14 +78,14 @@ def run_grid(
 
 
 def _say_emptied(cell: Cell, say: Say) -> None:
-    """How many of the cell's prompts lost a whole region in some layer."""
+    """Say how many of the cell's prompts lost a whole region in some layer."""
     found = [record.emptied for record in cell.finished().values()]
     if words := emptied_words(found, cell.arm.facts.eviction):
         say(f"{cell.arm.facts.name} / {cell.task.name}: {words}")
 
 
 def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:
-    """What of the cell's prompts and choices its tokenizer does not know."""
+    """Say what of the cell's prompts and choices its tokenizer does not know."""
     asked = [cell.samples[place] for place in spread(len(cell.samples))]
     texts = ["\n".join([sample.prompt, *sample.choices]) for sample in asked]
     what = f"{cell.arm.facts.name} / {cell.task.name}"
@@ -94,7 +94,7 @@ def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:
 
 
 def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
-    """A note where evictions cannot change what is scored, because they act after the prompt's pass."""
+    """Return a note where evictions cannot change what is scored, because they act after the prompt's pass."""
     scored = [task.name for task, samples in tasks if samples[0].choices]
     late = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
     if not scored or not late:
@@ -106,7 +106,7 @@ def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
-    """The tasks with the samples that are asked.
+    """Read the tasks with the samples that are asked.
 
     Raises:
         ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
@@ -124,7 +124,7 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
 
 
 def named_tasks(grid: Grid) -> list[Task]:
-    """The tasks with their options, and where their files are; nothing is read.
+    """Return the tasks with their options, and where their files are; nothing is read.
 
     Raises:
         ValueError: a task or an option that does not exist, or options that cannot be served together.

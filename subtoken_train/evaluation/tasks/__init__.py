@@ -54,7 +54,7 @@ TASKS: Registry[Task] = Registry(
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
-    """A task by its name, with some of its options changed.
+    """Build a task by its name, with some of its options changed.
 
     Args:
         name: of ``TASKS``.

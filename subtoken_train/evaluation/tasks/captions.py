@@ -48,7 +48,7 @@ def check_tokenizer() -> None:
 
 
 def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
-    """PTB tokens of each image's captions, without punctuation, in lower case, joined by spaces: one Java process.
+    """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces: one Java process.
 
     Raises:
         ValueError: see ``check_tokenizer``, or the Java program did not answer for each caption.
@@ -66,7 +66,7 @@ def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def cider(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """CIDEr of the set and the terms it is the mean of, from tokens joined by spaces; references by image."""
+    """Return the CIDEr of the set and the terms it averages, from tokens joined by spaces; references by image."""
     from pycocoevalcap.cider.cider import Cider
 
     numbers = range(len(predicted))
@@ -75,7 +75,7 @@ def cider(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> tupl
 
 
 def word_overlap(predicted: str, reference: str) -> float:
-    """F1 of the two captions' words (letters and digits, in lower case), repeated words counted."""
+    """Return the F1 of the two captions' words (letters and digits, in lower case), repeated words counted."""
     ours, theirs = (Counter(re.findall(r"\w+", text.lower())) for text in (predicted, reference))
     shared = (ours & theirs).total()
     return 2 * shared / (ours.total() + theirs.total()) if shared else 0.0
@@ -104,7 +104,7 @@ class CaptionCider(TaskMetric):
         self.line_bytes.append(torch.frombuffer(content, dtype=torch.uint8).to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """CIDEr of all captions, by ``ptb_tokens``."""
+        """Return the CIDEr of all captions, by ``ptb_tokens``."""
         content = bytes(dim_zero_cat(self.line_bytes).tolist())
         rows = [json.loads(line) for line in content.splitlines()]
         tokens = ptb_tokens([[predicted, *captions] for predicted, captions in rows])
@@ -113,12 +113,12 @@ class CaptionCider(TaskMetric):
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The best word overlap with a reference."""
+        """Return the best word overlap with a reference."""
         assert isinstance(prediction, str)
         return max(word_overlap(prediction, caption) for caption in reference["captions"])
 
     def _sync_dist(self, *arguments: Any, **options: Any) -> None:
-        """As ever, but a process without samples sends bytes, too: torchmetrics would send floats for it."""
+        """Gather states; a process without samples sends bytes too, where torchmetrics would send floats."""
         if not self.line_bytes:
             self.line_bytes = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
         super()._sync_dist(*arguments, **options)
@@ -139,7 +139,7 @@ class CaptionTask(ImageQuestions):
     """The image's name and its reference captions."""
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         name, captions = self.columns
         if not row.values[captions]:
             raise self.without_answer(row)

@@ -68,7 +68,7 @@ class Recall(Task):
             self._drawn()
 
     def check_requirements(self) -> None:
-        """A tokenizer that is on the Hub must be at hand."""
+        """Require a tokenizer that is on the Hub to be at hand."""
         if (error := not_at_hand(self.tokenizer)) is not None:
             raise error
 
@@ -78,7 +78,7 @@ class Recall(Task):
         return [records[i] for i in range(self.contexts)]
 
     def samples(self) -> Sequence[Sample]:
-        """The contexts; a pure function of the options."""
+        """Return the contexts; a pure function of the options."""
         tokenizer, drawn = read_tokenizer(self.tokenizer), self._drawn()
         longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
         made = []
@@ -144,7 +144,7 @@ class _Scenes(Task):
     split: str = "test"
 
     def samples(self) -> Sequence[Sample]:
-        """The split's records of the task's kinds; see ``InstructionRecords`` for the errors."""
+        """Return the split's records of the task's kinds; see ``InstructionRecords`` for the errors."""
         if self.source is None:
             raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
         samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
@@ -153,7 +153,7 @@ class _Scenes(Task):
 
 @dataclass
 class ScenesPope(_Scenes):
-    """Is there a digit, or a colour? POPE's style."""
+    """Existence of a digit or a colour, in POPE's style."""
 
     name = "scenes_pope"
     kinds = ("exists", "exists_color")
@@ -161,7 +161,7 @@ class ScenesPope(_Scenes):
 
 @dataclass
 class ScenesTextVQA(_Scenes):
-    """Which digit stands at a place? TextVQA's style."""
+    """Reading the digit at a place, in TextVQA's style."""
 
     name = "scenes_textvqa"
     kinds = ("read",)

@@ -28,7 +28,7 @@ class FileRow(NamedTuple):
     place: str
 
     def text(self, column: str) -> str:
-        """The text of a cell.
+        """Return the text of a cell.
 
         Raises:
             ValueError: it holds none.
@@ -39,7 +39,7 @@ class FileRow(NamedTuple):
         return value
 
     def texts(self, column: str) -> list[str]:
-        """The list of texts of a cell, which may be those that mappings have as ``answer``.
+        """Return the list of texts of a cell, which may be those that mappings have as ``answer``.
 
         Raises:
             ValueError: it holds no such list.
@@ -53,7 +53,7 @@ class FileRow(NamedTuple):
         raise ValueError(f"{self.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
 
     def image(self, column: str = "image") -> tuple[ImageSource]:
-        """The row's image.
+        """Return the row's image.
 
         Raises:
             ValueError: it has none.
@@ -63,12 +63,12 @@ class FileRow(NamedTuple):
         return (self.values[column],)
 
     def with_values(self, **values: Any) -> FileRow:
-        """The row with some values more, or others."""
+        """Return the row with some values more, or others."""
         return FileRow({**self.values, **values}, self.place)
 
 
 def task_source(task: Task) -> Path | str:
-    """Where a task's files are: a folder, or a Hub id.
+    """Return where a task's files are: a folder, or a Hub id.
 
     Raises:
         ValueError: neither; the message says how to get the files.
@@ -84,7 +84,7 @@ def task_source(task: Task) -> Path | str:
 
 
 def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """The first of ``names`` that is in ``folder``; a ``ValueError`` that says how to get the files if none is."""
+    """Find the first of ``names`` in ``folder``; raise a ``ValueError`` that says how to get the files if none is."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -115,7 +115,7 @@ MAX_TEXT = 2**32
 
 
 def benchmark_text(path: Path) -> str:
-    """The content of a text file.
+    """Read a text file.
 
     Raises:
         ValueError: the file is missing or not UTF-8, or holds a NUL, which no text does.
@@ -136,7 +136,7 @@ def benchmark_text(path: Path) -> str:
 
 
 def benchmark_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
         ValueError: the file is missing, not UTF-8, or not JSON.
@@ -145,7 +145,7 @@ def benchmark_json(path: Path) -> Any:
 
 
 def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[FileRow]:
-    """The objects of the list that a JSON file holds under a key; ``columns`` are those that each must have.
+    """Read the objects of the list that a JSON file holds under a key; ``columns`` are those that each must have.
 
     Raises:
         ValueError: the file is missing or not JSON, there is no such list, or an entry lacks a column.
@@ -158,7 +158,7 @@ def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[File
 
 
 def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
-    """The objects of a JSON file that is one object of objects, by their names; each must have the columns.
+    """Read the objects of a JSON file that is one object of objects, by their names; each must have the columns.
 
     Raises:
         ValueError: the file is missing or not JSON, holds something else, or an entry lacks a column.
@@ -170,7 +170,7 @@ def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
 
 
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
-    """The objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines are passed over.
+    """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines are skipped.
 
     Raises:
         ValueError: the file is missing or one list, a line is no JSON object, or it lacks a column.
@@ -187,7 +187,7 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
 
 
 def read_lines(path: Path) -> list[FileRow]:
-    """The lines of a text file that are not empty, column ``text``.
+    """Read the lines of a text file that are not empty, column ``text``.
 
     Raises:
         ValueError: the file is missing or not UTF-8.

@@ -37,13 +37,13 @@ class GQA(ImageQuestions):
     )
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         answer = self.answer(row)
         kind = "binary" if answer in ("yes", "no") else "open"
         return self.ask(row, row.values["id"], row.text("question") + SHORT_ANSWER, {"answer": answer}, kind=kind)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """GQA's own file, and where its images are."""
+        """Return GQA's own file, and where its images are."""
         if not (folder / QUESTIONS).is_file():
             return None
         entries = read_named(folder / QUESTIONS, ("imageId", "question", "answer"))
@@ -51,7 +51,7 @@ class GQA(ImageQuestions):
         return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
 
     def parquet_rows(self) -> list[FileRow]:
-        """The questions, joined with the other configuration's images."""
+        """Return the questions, joined with the other configuration's images."""
         questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
         pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")
         unique_ids((str(row.values["id"]), row.place) for row in pictures)

@@ -35,7 +35,7 @@ class ImageQuestions(Task):
 
     @abstractmethod
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of one row.
+        """Return the sample of one row.
 
         Args:
             row: with ``columns`` and ``image``.
@@ -46,7 +46,7 @@ class ImageQuestions(Task):
         """
 
     def samples(self) -> Sequence[Sample]:
-        """All samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
+        """Return all samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
         source = task_source(self)
         rows = self.own_rows(source) if isinstance(source, Path) else None
         if rows is None:
@@ -60,19 +60,19 @@ class ImageQuestions(Task):
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The rows of a folder with files of the benchmark's own form; None where it has none of those."""
+        """Return the rows of a folder with files of the benchmark's own form; None where it has none of those."""
         return None
 
     def parquet_rows(self) -> list[FileRow]:
-        """The rows of the Parquet set."""
+        """Return the rows of the Parquet set."""
         return read_split(self, self.answered, self.columns, ["image"], self.config)
 
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
-        """A sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
+        """Make a sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
         return Sample(str(name), about_image(text), reference, row.image(), **others)
 
     def answer(self, row: FileRow) -> str:
-        """A row's one answer, of its column ``answer``.
+        """Return a row's one answer, of its column ``answer``.
 
         Raises:
             ValueError: there is none.
@@ -82,7 +82,7 @@ class ImageQuestions(Task):
         return row.text("answer")
 
     def people(self, row: FileRow) -> dict[str, list[str]]:
-        """What metrics over several accepted answers read: ``answers``, a list of texts, of the row's column.
+        """Return what metrics over several accepted answers read: ``answers``, a list of texts, of the row's column.
 
         Raises:
             ValueError: there are none.
@@ -92,17 +92,17 @@ class ImageQuestions(Task):
         return {"answers": row.texts("answers")}
 
     def without_answer(self, row: FileRow) -> ValueError:
-        """The error for a row that cannot be scored."""
+        """Return the error for a row that cannot be scored."""
         return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {self.answered!r}")
 
 
 def about_image(text: str) -> str:
-    """The user's turn: an image, then ``text``."""
+    """Return the user's turn: an image, then ``text``."""
     return f"<image>\n{text}"
 
 
 def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
-    """``A. first``, ``B. second``, ... in lines."""
+    """Return ``A. first``, ``B. second``, ... in lines."""
     pairs = options.items() if isinstance(options, Mapping) else zip(ascii_uppercase, options, strict=False)
     return "\n".join(f"{letter}. {option}" for letter, option in pairs)
 
@@ -129,7 +129,7 @@ class ChartQA(ImageQuestions):
     where = "hf download lmms-lab/ChartQA --repo-type dataset --local-dir DIR"
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         answer, label = self.answer(row), row.values["type"]
         if label not in CHART_KINDS:
             raise ValueError(f"{row.place}: type {label!r}; allowed: {', '.join(CHART_KINDS)}")
@@ -149,7 +149,7 @@ class PageQuestions(ImageQuestions):
     """Column of the question's labels; its kind is the first of them."""
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         kinds, text = row.values[self.kinds], row.text("question") + SHORT_ANSWER
         kind = str(kinds[0]) if kinds else "question"
         return self.ask(row, row.values["questionId"], text, self.people(row), max_new_tokens=32, kind=kind)
@@ -197,7 +197,7 @@ class VizWiz(ImageQuestions):
     where = "hf download lmms-lab/VizWiz-VQA --repo-type dataset --local-dir DIR --include 'data/val-*'"
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         text = row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
         kind = row.values["category"] or "question"
         return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128, kind=kind)

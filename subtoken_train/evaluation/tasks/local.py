@@ -25,27 +25,27 @@ from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 
 
 def _exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the prediction is an answer, but for case, surrounding space and full stops at the end."""
+    """Return 1 where the prediction is an answer, but for case, surrounding space and full stops at the end."""
     return float(_plain(prediction) in map(_plain, answers))
 
 
 def _contains(prediction: str, answers: Sequence[str]) -> float:
-    """1 where an answer is a part of the prediction, in any case."""
+    """Return 1 where an answer is a part of the prediction, in any case."""
     return float(any(answer.lower() in prediction.lower() for answer in answers))
 
 
 def _relaxed(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the prediction is within 5 % of an answer that is a number, or equals one; see ``relaxed_match``."""
+    """Return 1 where the prediction is within 5 % of a number, or equals an answer; see ``relaxed_match``."""
     return float(any(relaxed_match(prediction, answer) for answer in answers))
 
 
 def _anls(prediction: str, answers: Sequence[str]) -> float:
-    """The best similarity to an answer, see ``lmms_similarity``."""
+    """Return the best similarity to an answer, see ``lmms_similarity``."""
     return max(lmms_similarity(prediction, answer) for answer in answers)
 
 
 def _vqa(prediction: str, answers: Sequence[str]) -> float:
-    """``leave_one_out`` of normalised texts: answers are those of several people, usually ten."""
+    """Return ``leave_one_out`` of normalised texts: answers are those of several people, usually ten."""
     return leave_one_out(evalai_answer(prediction), [evalai_answer(answer) for answer in answers])
 
 
@@ -68,7 +68,7 @@ class LocalScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The score by the sample's own rule."""
+        """Return the score by the sample's own rule."""
         value = RULES[reference["metric"]](prediction, reference["answers"])
         return {"score": value, reference["metric"]: value}
 
@@ -83,7 +83,7 @@ _FEWEST_PEOPLE = 4  # three others must agree for a full score
 
 @dataclass
 class LocalQuestions(Task):
-    """What both tasks share: the format.
+    """Questions in one's own format, for both tasks.
 
     Attributes:
         max_new_tokens: cap on an answer.
@@ -103,7 +103,7 @@ class LocalQuestions(Task):
     )
 
     def samples(self) -> list[Sample]:
-        """The lines of the file; images are not looked for."""
+        """Return the lines of the file; images are not looked for."""
         path = self._file()
         rows = read_jsonl(path, ("question", "answers", "metric"))
         samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
@@ -114,7 +114,7 @@ class LocalQuestions(Task):
 
     @property
     def options(self) -> dict[str, Any]:
-        """As of any task; what changes no answer is left out, so that results of before can be gone on with."""
+        """Return the task's options; what changes no answer is left out, so that older results can be continued."""
         return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def _file(self) -> Path:

@@ -70,7 +70,7 @@ def check_jieba(sets: Iterable[str]) -> None:
 
 
 def word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    """F1 of two bags of words."""
+    """Return the F1 of two bags of words."""
     shared = (Counter(prediction) & Counter(answer)).total()
     if not shared:
         return 0.0
@@ -79,18 +79,18 @@ def word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """Of the words in lower case, without ASCII punctuation and articles."""
+    """Return the F1 of words in lower case, without ASCII punctuation and articles."""
     return word_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """Of jieba's words, without punctuation."""
+    """Return the F1 of jieba's words, without punctuation."""
     words = (["".join(word.lower().translate(_ALL_MARKS).split()) for word in _cut(t)] for t in (prediction, answer))
     return word_f1(*([word for word in some if word] for some in words))
 
 
 def rouge_l(prediction: str, answer: str) -> float:
-    """F1 of the words of all common subsequences of sentences, each word counted once."""
+    """Return the F1 of the words of all common subsequences of sentences, each word counted once."""
     said, wanted = ([" ".join(s.split()).split(" ") for s in text.split(".") if s] for text in (prediction, answer))
     if not said or not wanted:
         return 0.0
@@ -101,18 +101,18 @@ def rouge_l(prediction: str, answer: str) -> float:
 
 
 def rouge_l_zh(prediction: str, answer: str) -> float:
-    """Of jieba's words."""
+    """Return the ROUGE-L of jieba's words."""
     return rouge_l(" ".join(_cut(prediction)), " ".join(_cut(answer)))
 
 
 def share_of_numbers(prediction: str, wanted: str) -> float:
-    """The share of an answer's numbers that are the wanted one."""
+    """Return the share of an answer's numbers that are the wanted one."""
     numbers = _NUMBERS.findall(prediction)
     return numbers.count(wanted) / len(numbers) if numbers else 0.0
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity of the first line without a comment or a fence, in hundredths."""
+    """Return the similarity of the first line without a comment or a fence, in hundredths."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     if line == answer:
@@ -121,7 +121,7 @@ def code_similarity(prediction: str, answer: str) -> float:
 
 
 def class_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    """One over the number of classes that are named, where the right one is among them.
+    """Return one over the number of classes that are named, where the right one is among them.
 
     Names that are parts of the right one's do not count.
     """
@@ -152,7 +152,7 @@ SETS = (
 
 
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
-    """An answer's score in its set: the best over the accepted answers.
+    """Return an answer's score in its set: the best over the accepted answers.
 
     Args:
         prediction: with the space around it: of code it is indentation.
@@ -187,17 +187,17 @@ class LongBenchScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """The answer's score in its set."""
+        """Return the answer's score in its set."""
         return {reference["set"]: longbench_score(prediction, reference)}
 
     def compute(self) -> dict[str, Tensor]:
-        """The mean over the sets that were asked, and each set's."""
+        """Return the mean over the sets that were asked, and each set's."""
         means = super().compute()
         return {"score": torch.stack([*means.values()]).mean(), **means} if means else {}
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """The answer's score in its set."""
+        """Return the answer's score in its set."""
         return longbench_score(prediction, reference)
 
 
@@ -219,7 +219,7 @@ def _chinese() -> Any:
 
 
 def _subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """A longest common subsequence; of several the one that is found by going back in ``second`` first."""
+    """Return a longest common subsequence; of several the one that is found by going back in ``second`` first."""
     lengths = [[0] * (len(second) + 1)]
     for word in first:
         above, row = lengths[-1], [0]
@@ -276,11 +276,11 @@ class LongBench(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        """Of all of ``sets``."""
+        """Number of rows of all ``sets``."""
         return sum(ROWS[name] for name in self.sets)
 
     def check_requirements(self) -> None:
-        """jieba, for some of the Chinese sets."""
+        """Require jieba for some of the Chinese sets."""
         check_jieba(self.sets)
 
     def samples(self) -> list[Sample]:

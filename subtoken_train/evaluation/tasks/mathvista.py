@@ -36,7 +36,7 @@ _QUOTED = re.compile(r'The answer is "(.*)"\.')
 
 
 def extract(response: str, choices: Sequence[str] | None, question_type: str, answer_type: str) -> str:
-    """What of ``response`` is the answer, by rules; the response itself where none fits.
+    """Extract the answer from ``response`` by rules; the response itself where none fits.
 
     In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
     it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
@@ -91,7 +91,7 @@ def normalise(
     answer_type: str,
     precision: float | None,
 ) -> str | None:
-    """The extraction in the form that answers have; None where it has no such form.
+    """Return the extraction in the form that answers have; None where it has no such form.
 
     A choice is meant by its letter, alone or in brackets, or else is the one at the least edit distance (the first of
     equals): a choice is always found. ``precision`` is the decimals of a ``float`` answer and must be a whole number
@@ -117,12 +117,12 @@ def _normalise_choice(text: str, choices: list[str]) -> str:
 
 
 def equal(normalised: object, answer: object) -> bool:
-    """Whether both are the same text, but for surrounding space."""
+    """Tell whether both are the same text, but for surrounding space."""
     return str(normalised).strip() == str(answer).strip()
 
 
 def correct(prediction: str, reference: Mapping[str, Any], precision: float | None) -> bool:
-    """Whether an answer is right, with a given ``precision`` (see ``normalise``)."""
+    """Tell whether an answer is right, with a given ``precision`` (see ``normalise``)."""
     kinds = reference["choices"], reference["question_type"], reference["answer_type"]
     return equal(normalise(extract(prediction, *kinds), *kinds, precision), reference["answer"])
 
@@ -140,7 +140,7 @@ class MathVistaAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """1 or 0, in both readings."""
+        """Return 1 or 0, in both readings."""
         decimals = reference["precision"]
         whole, stored = (None, None) if decimals is None else (int(decimals), float(decimals))
         return {
@@ -159,7 +159,7 @@ FILE = "testmini.json"
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
-    """A row's question with its unit, choices, and the form that the answer must have, one below the other.
+    """Return a row's question with its unit, choices, and the form that the answer must have, one below the other.
 
     Raises:
         ValueError: no form is known for its kind of answer.
@@ -200,7 +200,7 @@ class MathVista(ImageQuestions):
     )
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a problem; ids are their ``pid``."""
+        """Return the sample of a problem; ids are their ``pid``."""
         values = row.values
         if values["answer"] in (None, ""):
             raise self.without_answer(row)
@@ -209,13 +209,13 @@ class MathVista(ImageQuestions):
         return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=1024, kind=kind)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The problems of the project's own file."""
+        """Return the problems of the project's own file."""
         if not (folder / FILE).is_file():
             return None
         rows = read_named(folder / FILE, (*self.columns, "image"))
         return [row.with_values(image=folder / row.text("image")) for row in rows.values()]
 
     def parquet_rows(self) -> list[FileRow]:
-        """The rows of the Hub's set, whose column ``image`` holds a name only."""
+        """Return the rows of the Hub's set, whose column ``image`` holds a name only."""
         rows = read_split(self, self.answered, self.columns, images=("decoded_image",))
         return [row.with_values(image=row.values["decoded_image"]) for row in rows]

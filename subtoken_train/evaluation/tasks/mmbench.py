@@ -24,19 +24,19 @@ TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
 
 
 def llava_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """LLaVA-1.5's question."""
+    """Return LLaVA-1.5's question."""
     before = f"{hint}\n" if hint else ""
     return f"{before}{question}\n{lettered(options)}{LETTER_ANSWER}"
 
 
 def lmms_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """lmms-eval's question; the empty line before the last is its own."""
+    """Return lmms-eval's question; the empty line before the last is its own."""
     before = f"{hint} " if hint else ""
     return f"{before}{question} There are several options:\n{lettered(options)}\n{LETTER_ANSWER}"
 
 
 def vlmevalkit_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """VLMEvalKit's question, which asks for no letter; the space and line break at its end are its own."""
+    """Return VLMEvalKit's question, which asks for no letter; the space and line break at its end are its own."""
     before = f"Hint: {hint}\n" if hint else ""
     return (
         f"{before}Question: {question}\nOptions:\n{lettered(options)}\n"
@@ -79,13 +79,13 @@ class MMBench(ImageQuestions):
 
     @property
     def expected_rows(self) -> int:
-        """Of the Parquet form, or of the TSV that is in the source folder."""
+        """Number of rows of the Parquet form, or of the TSV in the source folder."""
         source = task_source(self)
         table = _table(source) if isinstance(source, Path) else None
         return self.rows if table is None else TABLES[table.name]
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row."""
+        """Return the sample of a row."""
         index, answer = _index(row), _present(row.values["answer"])
         if answer is None:
             raise self.without_answer(row)
@@ -99,7 +99,7 @@ class MMBench(ImageQuestions):
         return self.ask(row, index, asked, reference, max_new_tokens=128, kind=row.values["category"])
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The rows of the benchmark's own table."""
+        """Return the rows of the benchmark's own table."""
         table = _table(folder)
         return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
 
@@ -109,7 +109,7 @@ def _table(folder: Path) -> Path | None:
 
 
 def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
-    """Rows whose image cell is the index of another row, to save space, get that row's image."""
+    """Give rows whose image cell is the index of another row, to save space, that row's image."""
     images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
     found = []
     for row in rows:
@@ -121,7 +121,7 @@ def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
 
 
 def _present(value: Any) -> str | None:
-    """The text of a cell; None where it is empty: the table's empty cells are "nan" in the Hub's file."""
+    """Return the text of a cell; None where it is empty: the table's empty cells are "nan" in the Hub's file."""
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 

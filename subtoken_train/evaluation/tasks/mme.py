@@ -55,13 +55,13 @@ class MMEScores(GroupedMetric):
 
     @staticmethod
     def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """The pair of one image; whether both readings are right, and the subtask."""
+        """Return the key of one image's pair, whether both readings are right, and the subtask."""
         category, answer = reference["category"], reference["answer"]
         right = (official_answer(prediction) == answer) + 2 * (begun_answer(prediction) == answer)
         return group_key(f"{category}/{reference['pair']}"), right + 4 * MME_SUBTASKS.index(category)
 
     def compute(self) -> dict[str, Tensor]:
-        """Scores by name; points of subtasks without a whole pair are left out."""
+        """Return scores by name; points of subtasks without a whole pair are left out."""
         keys_N, marks_N = self.kept()
         right_N2, subtask_N = bits_of(marks_N, 2), marks_N >> 2
         accuracy_2 = right_N2.double().mean(dim=0)
@@ -79,18 +79,18 @@ class MMEScores(GroupedMetric):
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample's term of ``accuracy``."""
+        """Return the sample's term of ``accuracy``."""
         assert isinstance(prediction, str)
         return float(begun_answer(prediction) == reference["answer"])
 
 
 def official_answer(text: str) -> str:
-    """``yes`` or ``no``, whichever is within the first four characters in lower case (yes first); else ``other``."""
+    """Return ``yes`` or ``no``, whichever is in the first four characters in lower case (yes first); else ``other``."""
     return _within_four(text.lower())
 
 
 def begun_answer(text: str) -> str:
-    """As ``official_answer``, but without surrounding space and full stops, and "y" and "n" alone are answers."""
+    """Read an answer as ``official_answer`` does, without outer space and full stops; "y" and "n" alone count, too."""
     text = text.lower().strip().replace(".", "")
     return {"y": "yes", "n": "no"}.get(text) or _within_four(text)
 
@@ -100,7 +100,7 @@ def _within_four(text: str) -> str:
 
 
 def _points(keys_N: Tensor, right_N2: Tensor) -> Tensor | None:
-    """Points of one subtask in both readings; None where it has no whole pair."""
+    """Return the points of one subtask in both readings; None where it has no whole pair."""
     groups = groups_of(keys_N, right_N2)
     whole_G = groups.sizes_G == 2
     if not whole_G.any():
@@ -132,7 +132,7 @@ class MME(ImageQuestions):
     )
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row; its id is image and question, because the question ids are the images'."""
+        """Return the sample of a row; its id is image and question, because the question ids are the images'."""
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
         answer = self.answer(row).lower().strip().replace(".", "")
         if category not in MME_SUBTASKS or answer not in ("yes", "no"):
@@ -145,7 +145,7 @@ class MME(ImageQuestions):
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The benchmark's own folders, subtask by subtask."""
+        """Read the benchmark's own folders, subtask by subtask."""
         if not any((folder / name).is_dir() for name in MME_SUBTASKS):
             return None
         rows = []

@@ -51,7 +51,7 @@ class MMLU(Task):
     style: str = "lm_eval"
 
     def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files; a subject with too few examples is refused."""
+        """Return all samples in the order of the files; a subject with too few examples is refused."""
         examples = self._by_subject("dev") if self.num_fewshot else {}
         samples = []
         for subject, rows in self._by_subject("test").items():
@@ -75,14 +75,14 @@ class MMLU(Task):
         return samples
 
     def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
-        """What comes before a question: the description and solved examples."""
+        """Return what comes before a question: the description and solved examples."""
         gap = "  " if self.style == "hendrycks" else " "
         about = gap + subject.replace("_", " ")
         solved = (f"{self.question(row)} {LETTERS[_answer(row)]}\n\n" for row in examples)
         return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
 
     def question(self, row: FileRow) -> str:
-        """A question up to where its answer's letter belongs."""
+        """Return a question up to where its answer's letter belongs."""
         asked = row.values["question"] if self.style == "hendrycks" else row.values["question"].strip()
         return f"{asked}\n{lettered(row.values['choices'])}\nAnswer:"
 
@@ -109,7 +109,7 @@ def _csv_rows(path: Path) -> list[FileRow]:
 
 
 def _unified(row: FileRow) -> FileRow:
-    """A row as the Parquet form has it; an answer that is none is -1."""
+    """Return a row as the Parquet form has it; an answer that is none is -1."""
     answer = row.text("answer").strip()
     number = LETTERS.find(answer) if answer in tuple(LETTERS) else int(answer) if answer.isdecimal() else -1
     return row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number)

@@ -64,7 +64,7 @@ class POPEScores(TaskMetric):
             self.counts_CRPL[category, 1, _ANSWERS.get(bare_answer(prediction), _OTHER), label] += 1
 
     def compute(self) -> dict[str, Tensor]:
-        """Scores by name."""
+        """Return scores by name."""
         counts_CRPL = self.counts_CRPL.double()
         counts_RPL = counts_CRPL.sum(dim=0)
         scores = _fractions(counts_RPL[0])
@@ -82,13 +82,13 @@ class POPEScores(TaskMetric):
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
-        """The sample's term of ``accuracy``."""
+        """Return the sample's term of ``accuracy``."""
         assert isinstance(prediction, str)
         return float(first_sentence_answer(prediction) == reference["label"])
 
 
 def first_sentence_answer(text: str) -> str:
-    """``no`` if a word of the first sentence is No, no or not; ``yes`` for all other text, nothing and "NO" included.
+    """Return ``no`` if a word of the first sentence is No, no or not; else ``yes``, for nothing and "NO" too.
 
     The sentence ends at the first full stop, commas are removed, and words are separated by single spaces (a line break
     separates nothing).
@@ -98,7 +98,7 @@ def first_sentence_answer(text: str) -> str:
 
 
 def bare_answer(text: str) -> str:
-    """The text in lower case without surrounding space; it is right only if it is the label."""
+    """Return the text in lower case without surrounding space; it is right only if it is the label."""
     return text.lower().strip()
 
 
@@ -151,7 +151,7 @@ class POPE(ImageQuestions):
         return 3000 * len(self._categories)
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row; question ids are unique within a category only."""
+        """Return the sample of a row; question ids are unique within a category only."""
         category, label = row.values["category"], self.answer(row).lower().strip()
         if label not in ("yes", "no"):
             raise ValueError(f"{row.place}: the answer is {label!r}; POPE's are yes and no")
@@ -159,13 +159,13 @@ class POPE(ImageQuestions):
         return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The benchmark's own files, category by category."""
+        """Read the benchmark's own files, category by category."""
         if parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
             return None
         return [row for name in self._categories for row in self._own_rows(folder, name)]
 
     def parquet_rows(self) -> list[FileRow]:
-        """The categories' rows: of one split, or of a folder ``Full`` with a split for each."""
+        """Return the categories' rows: of one split, or of a folder ``Full`` with a split for each."""
         source = task_source(self)
         if not isinstance(source, Path) or parquet_files(source, self.answered):
             rows = super().parquet_rows()

@@ -48,7 +48,7 @@ _PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_t
 
 
 def context_end(text: str, task: str) -> int:
-    """Characters of a task's text before its question: the last place where the question's fixed words begin.
+    """Count the characters before a task's question: up to the last place where its fixed words begin.
 
     Raises:
         ValueError: they are not in the text.
@@ -72,7 +72,7 @@ def asked_parts(rest: str, task: str) -> tuple[str, str]:
 
 
 def family(task: str) -> str:
-    """``niah`` of ``niah_single_1``."""
+    """Return the family of a task: ``niah`` of ``niah_single_1``."""
     return task.partition("_")[0]
 
 
@@ -111,7 +111,7 @@ class Ruler(LongContext):
         return self.rows_per_task * len(self.tasks)
 
     def samples(self) -> list[Sample]:
-        """Task by task; ids are a task's name and the sample's number."""
+        """Return samples task by task; ids are a task's name and the sample's number."""
         source = task_source(self)
         files = [Path(source) / task / FILE for task in self.tasks] if isinstance(source, Path) else []
         if any(path.is_file() for path in files):
@@ -218,25 +218,25 @@ class Text:
 
 
 def needle_in_noise(random: Random, size: int) -> Text:
-    """``niah_single_1``: one number among ``size`` times the same five sentences."""
+    """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
     return _niah(random, [_NOISE] * size, "number", _word_key)
 
 
 def needle_in_needles(random: Random, size: int) -> Text:
-    """``niah_multikey_2``: one number among ``size`` others of other keys."""
+    """Make ``niah_multikey_2``: one number among ``size`` others of other keys."""
     key = _word_key(random)
     others = [_needle("number", _other(random, key, _word_key), _number(random)) for _ in range(size)]
     return _niah(random, others, "number", lambda _: key)
 
 
 def uuid_in_uuids(random: Random, size: int) -> Text:
-    """``niah_multikey_3``: the same, where keys and values are UUIDs."""
+    """Make ``niah_multikey_3``: the same, where keys and values are UUIDs."""
     others = [_needle("uuid", _uuid(random), _uuid(random)) for _ in range(size)]
     return _niah(random, others, "uuid", _uuid)
 
 
 def variable_tracking(random: Random, size: int) -> Text:
-    """``vt``: a value handed from variable to variable, in order, among ``size`` lines of noise; first an example."""
+    """Make ``vt``: a value handed from variable to variable among ``size`` lines of noise; first an example."""
     example = _chain(random, 10, letters=3)
     main = _chain(random, size, letters=5)
     solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
@@ -244,7 +244,7 @@ def variable_tracking(random: Random, size: int) -> Text:
 
 
 def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
-    """``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
+    """Make ``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
 
     Args:
         random: generator.
@@ -258,7 +258,7 @@ def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) ->
 
 
 def frequent_words(random: Random, size: int) -> Text:
-    """``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is dots: noise."""
+    """Make ``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is noise."""
     vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
     vocabulary[0] = "..."
     words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
@@ -268,7 +268,7 @@ def frequent_words(random: Random, size: int) -> Text:
 
 @dataclass(frozen=True)
 class Maker:
-    """How a task's texts are made.
+    """Recipe of a task's texts.
 
     Attributes:
         make: of a generator and a size.
@@ -399,16 +399,16 @@ class RulerSynthetic(LongContext):
                 _check_room(task, self._maker(task, number), self._budget(task), count)
 
     def check_requirements(self) -> None:
-        """A tokenizer that is on the Hub must be at hand."""
+        """Require a tokenizer that is on the Hub to be at hand."""
         if (error := not_at_hand(self.tokenizer)) is not None:
             raise error
 
     def _budget(self, task: str) -> int:
-        """What is left of ``length`` for a prompt."""
+        """Return what is left of ``length`` for a prompt."""
         return self.length - NEW_TOKENS[family(task)]
 
     def samples(self) -> list[Sample]:
-        """Task by task; a ``length`` that is too short for one is refused."""
+        """Make samples task by task; refuse a ``length`` that is too short for one."""
         count = _counter(self.tokenizer)
         return [sample for task in self.tasks for sample in self._task_samples(task, count)]
 
@@ -423,13 +423,13 @@ class RulerSynthetic(LongContext):
         return samples
 
     def _maker(self, task: str, number: int) -> Callable[[int], Text]:
-        """The sample's text by its size; the same one for the same size."""
+        """Return the sample's text by its size; the same one for the same size."""
         often = {"often": (6, 1)} if task == "cwe" and self.length < _SHORT else {}
         return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
 
 
 def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int, count: Callable[[str], int]) -> int:
-    """The largest size whose text is no longer than ``budget``, found from ``near`` outwards, then by halving."""
+    """Find the largest size whose text is no longer than ``budget``, from ``near`` outwards, then by halving."""
 
     def fits(size: int) -> bool:
         return _length(make(size), count) <= budget

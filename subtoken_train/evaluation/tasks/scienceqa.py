@@ -48,11 +48,11 @@ class ScienceQA(ImageQuestions):
 
     @property
     def expected_rows(self) -> int:
-        """Of the subset."""
+        """Number of rows of the subset."""
         return SUBSETS[self.subset]
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row; without an id of its own, its number in the split is one."""
+        """Return the sample of a row; without an id of its own, its number in the split is one."""
         values = row.values
         answer, choices, image = values["answer"], row.texts("choices"), values["image"]
         if type(answer) is not int or not 0 <= answer < len(choices) <= len(LETTERS):
@@ -68,11 +68,11 @@ class ScienceQA(ImageQuestions):
         )
 
     def parquet_rows(self) -> list[FileRow]:
-        """The rows of the subset's configuration."""
+        """Return the rows of the subset's configuration."""
         return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The benchmark's own problems, of the split and the subset."""
+        """Return the benchmark's own problems, of the split and the subset."""
         if not any((folder / name).is_file() for name in (PROBLEMS, SPLITS)):
             return None
         path = find_file(self, folder, PROBLEMS)

@@ -37,7 +37,7 @@ def read_table(
     image: str | None = None,
     header: bool = True,
 ) -> list[FileRow]:
-    """The rows of a CSV or TSV file; all values are text.
+    """Read the rows of a CSV or TSV file; all values are text.
 
     Args:
         path: UTF-8; cells may be quoted and hold line breaks.
@@ -68,7 +68,7 @@ def read_table(
 
 
 def _cells(path: Path, delimiter: str) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """Offset, place and cells of each row; empty lines are passed over."""
+    """Yield offset, place and cells of each row; skip empty lines."""
     with path.open("rb") as file:
         reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
         while True:
@@ -99,7 +99,7 @@ def _row(
 
 
 def _decoded_cell(path: Path, offset: int, delimiter: str, column: int, place: str) -> bytes:
-    """The image that is base64 text in the row that starts at byte ``offset``."""
+    """Return the image that is base64 text in the row that starts at byte ``offset``."""
     with path.open("rb") as file, _long_cells():
         file.seek(offset)
         cell = next(csv.reader(_lines(file), delimiter=delimiter))[column]
@@ -111,7 +111,7 @@ def _decoded_cell(path: Path, offset: int, delimiter: str, column: int, place: s
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Cells as long as images; the library's limit is for the whole process, so it is put back."""
+    """Allow cells as long as images; the library's limit is for the whole process, so it is put back."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -123,7 +123,7 @@ _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-e
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
-    """The Parquet files of one split, in order; empty where there is none.
+    """Return the Parquet files of one split, in order; empty where there is none.
 
     Args:
         folder: as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
@@ -140,7 +140,7 @@ def parquet_files(folder: Path, split: str, config: str | None = None) -> list[P
 def read_split(
     task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
 ) -> list[FileRow]:
-    """All rows of one split of the task's Parquet set.
+    """Read all rows of one split of the task's Parquet set.
 
     ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
     ``check_complete`` names them.

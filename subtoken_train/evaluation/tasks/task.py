@@ -1,4 +1,4 @@
-"""What a benchmark is: its samples, read from the benchmark's own files, and the metric that scores their answers.
+"""Base of every benchmark: samples, read from its own files, and the metric that scores their answers.
 
 A task knows neither models nor budgets. Its samples say in plain text what is asked; the runner turns them into batches
 and the metric turns predictions into scores, so that answers can be scored again without a model.
@@ -109,7 +109,7 @@ class Task(ABC):
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:
-        """All samples in the order of the files; images are not opened.
+        """Return all samples in the order of the files; images are not opened.
 
         Raises:
             ValueError: a file is missing, truncated or malformed, an id is there twice, or the split has no answers;
@@ -117,7 +117,7 @@ class Task(ABC):
         """
 
     def metric(self) -> TaskMetric:
-        """A fresh metric."""
+        """Return a fresh metric."""
         return self.scored_by()
 
     def check_options(self) -> None:  # noqa: B027  (most options cannot contradict each other)
@@ -157,7 +157,7 @@ class Task(ABC):
 
     @property
     def compresses_question(self) -> bool:
-        """Whether the question belongs to what may be compressed, so that even a context first holds it."""
+        """True if the question belongs to what may be compressed, so that even a context first holds it."""
         return False
 
     @property

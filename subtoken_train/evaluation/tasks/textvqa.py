@@ -51,7 +51,7 @@ class TextVQA(ImageQuestions):
     ocr: bool = True
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row; one of LLaVA's files holds the whole ``text``."""
+        """Return the sample of a row; one of LLaVA's files holds the whole ``text``."""
         if "text" in row.values:
             text = row.text("text")
         else:
@@ -60,7 +60,7 @@ class TextVQA(ImageQuestions):
         return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """LLaVA's two files, joined."""
+        """Join LLaVA's two files."""
         if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
             return None
         questions = read_jsonl(find_file(self, folder, QUESTIONS), ("question_id", "image", "text"))
@@ -81,7 +81,7 @@ class TextVQA(ImageQuestions):
         return rows
 
     def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
-        """The question alone, and what is asked."""
+        """Return the question alone, and what is asked."""
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
@@ -93,7 +93,7 @@ class TextVQA(ImageQuestions):
 
 
 def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
-    """By image and question; a question that was put twice has two, taken in order (LLaVA: both get the last)."""
+    """Group annotations by image and question; one that was put twice has two, in order (LLaVA: both get the last)."""
     found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)

@@ -56,17 +56,17 @@ class VideoTask(Task):
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
 
     def write_for_others(self, folder: Path) -> None:
-        """The judge's file."""
+        """Write the judge's file."""
         write_judge_file(read_samples(folder).values(), folder / JUDGE_FILE)
 
     def frames_of(self, videos: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-        """The images of each video, in order (``evenly_spaced``); each folder is listed once."""
+        """Return the images of each video, in order (``evenly_spaced``); each folder is listed once."""
         folder = Path(task_source(self)) / FRAMES
         return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
 
 
 def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
-    """The answers in the form that VLMEvalKit's judges read: the benchmark's own columns and ``prediction``, as TSV.
+    """Write the answers in the form that VLMEvalKit's judges read: the set's columns and ``prediction``, as TSV.
 
     Rows come by their ``index``; the references hold the columns. Versions of VLMEvalKit that want ``.xlsx`` need it
     converted.
@@ -105,7 +105,7 @@ class MMBenchVideo(VideoTask):
     )
 
     def samples(self) -> list[Sample]:
-        """The rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
+        """Return the rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
         rows = read_table(find_file(self, Path(task_source(self)), TABLE), _MMB_COLUMNS, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
@@ -136,7 +136,7 @@ class VideoTT(VideoTask):
     )
 
     def samples(self) -> list[Sample]:
-        """The rows of split ``test``; ids are their numbers from 0, which VLMEvalKit calls ``index``."""
+        """Return the rows of split ``test``; ids are their numbers from 0, which VLMEvalKit calls ``index``."""
         rows = read_split(self, "test", _TT_COLUMNS)
         chosen = self.frames_of(str(row.values["video_id"]) for row in rows)
         samples = []

@@ -55,12 +55,12 @@ class VQAv2(ImageQuestions):
             )
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """The sample of a row or of an annotated question."""
+        """Return the sample of a row or of an annotated question."""
         text = row.text("question") + SHORT_ANSWER
         return self.ask(row, row.values["question_id"], text, self.people(row), kind=row.values["answer_type"])
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """The challenge's two files, joined."""
+        """Join the challenge's two files."""
         if not any((folder / name).is_file() for name in (QUESTIONS, ANSWERS)):
             return None
         paths = find_file(self, folder, QUESTIONS), find_file(self, folder, ANSWERS)

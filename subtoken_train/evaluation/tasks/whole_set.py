@@ -1,4 +1,4 @@
-"""Is a benchmark whole? Asked before a run, and by ``subtoken-train data NAME``."""
+"""Check that a benchmark is whole, before a run and for ``subtoken-train data NAME``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
 
 
 def missing_shards(folder: Path) -> list[str]:
-    """Parquet shards below ``folder`` that the names of others promise (``-00000-of-00003``) but that are not there."""
+    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
     present: dict[tuple[Path, str, int], set[int]] = {}
     for path in folder.rglob("*.parquet"):
         if match := _SHARD.fullmatch(path.name):
@@ -56,7 +56,7 @@ def missing_shards(folder: Path) -> list[str]:
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:
-    """What every sample must be, for a task that one wrote oneself, too.
+    """Check every sample, of a task of one's own too.
 
     Raises:
         ValueError: an id is there twice, a prompt has not one placeholder per image, a context is longer than its
@@ -85,7 +85,7 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
 
 
 def _files(image: PictureSource) -> tuple[Path, ...]:
-    """What must be there: a file, the files of a video or their folder."""
+    """Return what must be there: a file, the files of a video or their folder."""
     if isinstance(image, VideoSource):
         return (image.frames,) if isinstance(image.frames, Path) else image.frames
     return (image,) if isinstance(image, Path) else ()

@@ -65,7 +65,7 @@ class WikiText(Task):
         return "raw text, no chat template; no question: what follows the context is scored"
 
     def samples(self) -> list[Sample]:
-        """The windows in order, at least one; ids are their numbers."""
+        """Return the windows in order, at least one; ids are their numbers."""
         sizes = (self.context_words, self.prefix_words, self.query_words)
         samples = list(windows(self._text(), sizes))
         if not samples:
@@ -82,7 +82,7 @@ class WikiText(Task):
 
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
-    """Samples of consecutive words; white space before a word belongs to it.
+    """Cut samples of consecutive words; white space before a word belongs to it.
 
     ``sizes`` are the words of context, prefix and scored text.
     """
