@@ -20,7 +20,7 @@ from subtoken_train.cli.main import main as subtoken
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.families.load import load_family
-from subtoken_train.resources import shipped_recipe
+from subtoken_train.resources import recipe_text, shipped_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINED = "trained.json"
@@ -98,8 +98,8 @@ def recipe_path(recipe: str) -> Path:
 
 
 def recipe_bytes(recipe: str) -> bytes:
-    """What the recipe's file holds."""
-    return recipe_path(recipe).read_bytes()
+    """Return the recipe's text."""
+    return recipe_text(recipe_path(recipe)).encode()
 
 
 def sha256(content: bytes) -> str:

@@ -68,7 +68,7 @@ class Scene:
         """The command of a run."""
         return [
             "fit",
-            f"--config={ROOT / 'recipes/tiny/tiny_fastv25_s16k4.yaml'}",
+            f"--config={ROOT / 'recipes/tiny_fastv25_s16k4.yaml'}",
             f"--model.backbone.path={ROOT / 'checkpoints/tiny-llava'}",
             f"--data.train_file={self.folder / 'scenes/train.json'}",
             f"--data.batch_size={self.batch_size}",

@@ -1,13 +1,18 @@
 """Files that travel with the project: recipes, small data, embedded checkpoints.
 
 In a checkout they are the repository's own top-level folders; in an installed wheel they lie under
-``subtoken_train/_bundled``. Recipes lie in a folder per model, and ``find_recipe`` finds them by name from any folder.
+``subtoken_train/_bundled``. ``find_recipe`` finds a recipe by name from any folder. Most recipes are names alone, made
+from a base and a line of a table (``recipe_names``): their paths say where they would lie, and ``recipe_text`` reads
+both kinds.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
+
+from subtoken_train.documents import read_text
+from subtoken_train.recipe_names import read_names
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -31,9 +36,35 @@ def resource(relative: str) -> Path:
 
 
 def recipe_files() -> dict[str, Path]:
-    """Every shipped recipe, overlay and grid by its path below ``recipes/``, ``FOLDER/NAME`` without suffix, sorted."""
+    """Return every shipped recipe, overlay and grid by ``FOLDER/NAME`` without suffix, sorted.
+
+    A run's recipe lies at the top of ``recipes/``, or is a name alone (see ``recipe_text``); its FOLDER is its model.
+    """
     folder = resource("recipes")
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    names = {path.stem: path for path in folder.glob("*.yaml")}
+    names |= {name: folder / f"{name}.yaml" for name in read_names(folder)}
+    found = {f"{name.partition('_')[0]}/{name}": path for name, path in names.items()}
+    found |= {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def recipe_text(path: Path, max_bytes: int = 2**20) -> str:
+    """Return the text of a recipe's file, or of a shipped name: its base with the settings of its line.
+
+    Raises:
+        ValueError: the file cannot be read, see ``documents.read_text``.
+    """
+    folder = resource_root() / "recipes"
+    row = None if path.exists() or path.parent.resolve() != folder.resolve() else read_names(folder).get(path.stem)
+    if row is not None:
+        return row.text(read_text(folder / f"{row.base}.yaml", max_bytes))
+    return read_text(path, max_bytes)
+
+
+def recipe_file(path: Path) -> Path:
+    """Return the file behind a shipped recipe: its own, or its base's where the recipe is a name."""
+    row = None if path.exists() else read_names(path.parent).get(path.stem)
+    return path if row is None else path.with_name(f"{row.base}.yaml")
 
 
 def find_recipe(given: str | Path) -> Path | None:

@@ -16,6 +16,7 @@ ROOMS = [
         "types",
         "errors",
         "forks",
+        "recipe_names",
         "resources",
         "documents",
         "outputs",

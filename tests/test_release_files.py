@@ -79,7 +79,7 @@ def test_the_base_is_an_argument_and_the_default_command_is_the_tiny_run():
     assert (name, shell, flag) == ("CMD", "sh", "-c")
     assert re.findall(r"subtoken-train (\w+)", line) == ["data", "fit", "generate"]
     recipe = re.search(r"--config (\S+)", line)[1]
-    assert (ROOT / "recipes" / "tiny" / f"{recipe}.yaml").is_file()
+    assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
     assert f"runs/{recipe} " in line
 
 

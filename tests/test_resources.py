@@ -84,12 +84,13 @@ def test_a_folder_of_that_name_is_no_file(monkeypatch, tmp_path):
 
 
 def test_an_installed_package_finds_its_own(monkeypatch, tmp_path):
-    shutil.copytree(ROOT / "recipes" / "tiny", tmp_path / "_bundled" / "recipes" / "tiny")
+    (tmp_path / "_bundled" / "recipes").mkdir(parents=True)
+    shutil.copy(TINY, tmp_path / "_bundled" / "recipes")
     monkeypatch.setattr(resources, "_PACKAGE", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert resource_root() == tmp_path / "_bundled"
     for given in SPELLINGS:
-        assert find_recipe(given) == tmp_path / "_bundled" / "recipes" / "tiny" / TINY.name
+        assert find_recipe(given) == tmp_path / "_bundled" / "recipes" / TINY.name
     assert find_recipe("llava7b_fastv25_s16k4") is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subtoken_train.documents import read_yaml
-from subtoken_train.resources import shipped_recipe
+from subtoken_train.resources import recipe_file, shipped_recipe
 from subtoken_train.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def _row(item: PaperItem) -> str:
 def _link(place: str) -> str:
     path, _, symbol = place.partition("::")
     recipe = None if (ROOT / path).exists() else shipped_recipe(path)
-    target = path if recipe is None else recipe.relative_to(ROOT).as_posix()
+    target = path if recipe is None else recipe_file(recipe).relative_to(ROOT).as_posix()
     words = symbol or (path if recipe is None else recipe.stem)
     return f"[`{words}`]({'../' + target})"
 

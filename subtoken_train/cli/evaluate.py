@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
 from subtoken_train.cli.command_line import check_counts
-from subtoken_train.documents import read_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain, unknown_name
-from subtoken_train.resources import named_recipe
+from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def check_modes(args: argparse.Namespace) -> None:
 def run_grids(args: argparse.Namespace) -> int:
     """Run the grid, or the suite's, and print where the scores stand."""
     if args.config is not None:  # what is no grid at all is said before anything heavy is imported
-        content = read_yaml(path := named_recipe(args.config, "grid"))
+        content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
         for key in content if isinstance(content, dict) else ():
             if key not in GRID_KEYS:
                 raise unknown_name(f"key of {path}", key, GRID_KEYS)

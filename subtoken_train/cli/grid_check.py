@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.documents import read_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.runner.dry_run import DryRun, PlannedArm, dry_run, samples_in_all
@@ -14,7 +14,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.reducers import DEFAULT_REDUCER, build_reducer
-from subtoken_train.resources import named_recipe
+from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import typed
 from subtoken_train.types import Identity
@@ -90,10 +90,10 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
     path = Path(adapter)
     name = path.parent.name if path.name == "adapter" else path.name
     try:
-        recipe = Path(named_recipe(name, "recipe"))
+        recipe = named_recipe(name, "recipe")
     except ValueError:
         return None
-    content = read_yaml(recipe)
+    content = parse_yaml(recipe_text(recipe), str(recipe))
     band = content.get("model", {}) if isinstance(content, dict) else {}
     place = f"{recipe}: model"
     reducer = dict(band.get("reducer") or {})

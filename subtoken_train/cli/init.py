@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.cli.anchor import anchor_text
-    from subtoken_train.cli.init_recipe import choose_backbone, own_recipe, recipe_text, said
+    from subtoken_train.cli.init_recipe import choose_backbone, own_recipe, own_recipe_text, said
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             (partial / file).parent.mkdir(exist_ok=True)
             (partial / file).write_text(text, encoding="utf-8")
         written = partial / recipe.name
-        written.write_text(recipe_text(made.content, chosen, recipe, args.folder), encoding="utf-8")
+        written.write_text(own_recipe_text(made.content, chosen, recipe, args.folder), encoding="utf-8")
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
         mark_data(partial, layout)
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]

@@ -245,7 +245,7 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     return OwnRecipe({**content, "data": band}, (f"{steps:,} steps of {per_step:,} records{cut}", *lengths))
 
 
-def recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
+def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
     """The file, with what one may want to know on top."""
     header = (
         f"# {plain(str(data))} on {chosen.path}, with the settings of the shipped recipe of {chosen.name}\n"

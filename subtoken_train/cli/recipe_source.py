@@ -17,10 +17,10 @@ from subtoken_train.cli.class_check import ClassCheck, loaded
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS, Words, split_words
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
-from subtoken_train.documents import parse_yaml, read_text, read_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
-from subtoken_train.resources import named_recipe, resource
+from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
@@ -100,7 +100,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
     Nothing that it names is looked at.
     """
-    content = read_yaml(path)
+    content = parse_yaml(recipe_text(Path(path)), str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     kept = {key: value for key, value in content.items() if key not in FLAGS}
@@ -123,7 +123,7 @@ def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    content = parse_yaml(read_text(named_recipe(path), 2**20), path)
+    content = parse_yaml(recipe_text(named_recipe(path)), path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():
@@ -198,7 +198,7 @@ def _check_sizes(content: Any, key: str = "a value") -> None:
 
 def known_keys() -> list[str]:
     """The keys that a misspelt one is compared with: ours at the top, the trainer's, those of a complete recipe."""
-    recipe = yaml.safe_load(resource(f"recipes/tiny/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(resource(f"recipes/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
     return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.outputs import check_new, write_whole
-from subtoken_train.resources import find_recipe, recipe_files, shipped_recipe
+from subtoken_train.resources import find_recipe, recipe_files, recipe_text, shipped_recipe
 
-HELP = """The recipes that travel with the package: one commented YAML per run, a folder per model.
+HELP = """The recipes that travel with the package: commented YAMLs, and names made from one of them and a few settings.
 
 A recipe's name is enough in any folder and for every command: fit --config tiny_fastv25_s16k4, or as it is written
 elsewhere, recipes/tiny_fastv25_s16k4.yaml. A file of yours at that very path goes before it.
@@ -45,8 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def first_comment(path: Path) -> str:
-    """The first comment line of a file, without its marker; empty if there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Return a recipe's first comment line without its marker, empty if there is none."""
+    lines = recipe_text(path).splitlines()
     return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
 
 
@@ -70,7 +70,7 @@ def list_recipes(words: Sequence[str] = ()) -> None:
 
 
 def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
-    """Copy a recipe to a file, or into a folder, and return where it went.
+    """Copy a recipe to a file, or into a folder, and return the new file.
 
     Raises:
         ValueError: the file exists and ``overwrite`` is off.
@@ -79,7 +79,7 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
     check_new([target], overwrite)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
-    write_whole(target, source.read_bytes())
+    write_whole(target, recipe_text(source).encode())
     return target
 
 
@@ -92,7 +92,7 @@ def run(args: Namespace) -> int:
     if source is None:
         raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
     if args.action == "show":
-        print(source.read_text(encoding="utf-8"), end="")
+        print(recipe_text(source), end="")
     elif args.action == "anchor":
         from subtoken_train.cli.anchor import write_anchor
 

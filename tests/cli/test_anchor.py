@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
+from subtoken_train.resources import recipe_text
 from tests.support.places import ROOT, recipe
 from tests.support.tiny_fits import tiny_fit
 
@@ -32,7 +33,7 @@ def plain(content):
 )
 def test_the_shipped_anchors(tmp_path, capsys, name):
     source = recipe(name)
-    shipped = yaml.safe_load(recipe(f"{name}_anchor").read_text())
+    shipped = yaml.safe_load(recipe_text(recipe(f"{name}_anchor")))
     assert main(["recipes", "anchor", str(source), str(tmp_path)]) == 0
     target = tmp_path / f"{name}_anchor.yaml"
     assert f"wrote {target}" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_ranges import SETTINGS
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.zero import _RECIPE_SAYS
-from tests.support.places import RECIPES, recipe
+from tests.support.places import RECIPES, recipe, run_recipes
 
 RECIPE = str(recipe("tiny_fastv25_s16k4"))
 NEEDED = {
@@ -64,7 +64,7 @@ def test_a_setting_means_the_same_to_every_class_that_has_it(key):
         assert (parameters & listed) <= set(settings), path
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted({*RECIPES.rglob("*.yaml"), *run_recipes()}), ids=lambda path: path.stem)
 def test_shipped_recipes_and_overlays_need_no_flag(path):
     if path.parent.name not in ("eval", "ablations"):
         read_source(["--config", str(path)])

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
+from subtoken_train.resources import recipe_text
 from tests.support.paper_folders import write_benchmarks
 from tests.support.paper_run import write_printed_tables
 from tests.support.places import recipe
@@ -73,7 +74,7 @@ def _data(folder: Path) -> None:
 def _recipes(folder: Path) -> None:
     """The tiny recipes with absolute paths, settings that train in a moment, and every optional band of the first."""
     for name in (VLM, LM):
-        content = yaml.safe_load(recipe(name).read_text())
+        content = yaml.safe_load(recipe_text(recipe(name)))
         backbone = content["model"]["backbone"]
         backbone["path"] = str(REPOSITORY / backbone["path"])
         content["output_dir"] = "run"

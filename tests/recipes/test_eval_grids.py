@@ -14,6 +14,7 @@ from subtoken_train.evaluation.runner.dry_run import dry_run
 from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.compression import parse_keep
+from subtoken_train.resources import recipe_text
 from tests.support.places import RECIPES, ROOT, recipe
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
@@ -66,7 +67,7 @@ def recipe_of(adapter):
 
 def budget_of(recipe):
     """Reducer, share of the tokens in percent (two decimals), S and K, as the recipe has them."""
-    model = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
+    model = yaml.safe_load(recipe_text(recipe))["model"]
     reducer, routing = model["reducer"], model.get("routing") or {}
     keep = 100 if reducer["name"] == "none" else 100 * reducer["keep_ratio"]
     return reducer["name"], round(keep, 2), routing.get("num_groups", 0), routing.get("kept_groups", 0)
@@ -106,7 +107,7 @@ def test_grid_can_be_run(path):
         elif (recipe := recipe_of(arm.adapter)) is None:
             assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
-            content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+            content = yaml.safe_load(recipe_text(recipe))
             assert f"{content['output_dir']}/adapter" == arm.adapter
         assert arm.eviction_keep is None or parse_keep(str(arm.eviction_keep))[1] == "fraction"
 
@@ -141,7 +142,7 @@ def test_section_35_sets_each_router_beside_its_twin():
     for name in asking:
         plain = name.removesuffix("_query")
         assert {plain, f"{plain}_anchor"} <= set(names)
-        ours, twin = (yaml.safe_load(recipe(each).read_text(encoding="utf-8")) for each in (name, plain))
+        ours, twin = (yaml.safe_load(recipe_text(recipe(each))) for each in (name, plain))
         assert ours["model"]["routing"].pop("query_conditioned") is True
         assert ours | {"output_dir": twin["output_dir"]} == twin
 

@@ -10,10 +10,10 @@ import yaml
 
 from subtoken_train.ledger.kv_budget import KVBudget, geometry
 from subtoken_train.ledger.ledger import nominal_ledger
-from tests.recipes.test_generate import generate
+from subtoken_train.resources import recipe_text
+from tests.recipes import paper_arms
 from tests.support.places import RECIPES, recipe
 
-__all__ = ["generate"]
 TABLE_5 = {
     "lora": {"rank": 32, "alpha": 16, "dropout": 0.05},
     "optimizer": {"learning_rate": 3e-5, "weight_decay": 0.01, "warmup_steps": 4000, "schedule": "cosine"},
@@ -62,11 +62,11 @@ def test_the_tables_print_these_settings(shared):
     assert lines >= PRINTED
 
 
-def test_every_recipe_of_the_paper_has_the_settings_of_its_table(generate):
+def test_every_recipe_of_the_paper_has_the_settings_of_its_table():
     """LoRA, optimiser, steps, lengths, routing and reducer, of all rows, stage 1s, Figure 1 and section 3.5."""
-    paper = [*generate.arms(), *generate.reported_arms()]
+    paper = [*paper_arms.arms(), *paper_arms.reported_arms()]
     for arm in paper:
-        content = yaml.safe_load(recipe(arm.name).read_text(encoding="utf-8"))
+        content = yaml.safe_load(recipe_text(recipe(arm.name)))
         model, data, table = content["model"], content["data"], TABLE_5 if arm.backbone.is_text else TABLE_7
         staged = "stage2" in model
         assert staged == arm.name.endswith("_stage2")
@@ -86,10 +86,10 @@ def test_every_recipe_of_the_paper_has_the_settings_of_its_table(generate):
     assert len(paper) == 118 + 5
 
 
-def test_every_row_has_its_percentage_from_the_ledger(generate):
+def test_every_row_has_its_percentage_from_the_ledger():
     """r (1 + K/S) / 2, printed to three decimals; the anchor's tokens hold those bytes and less than a token more."""
-    arms = {(arm.model, arm.reducer, arm.keep, arm.num_groups, arm.kept_groups): arm for arm in generate.arms()}
-    names = {backbone.words: name for name, backbone in generate.BACKBONES.items()}
+    arms = {(arm.model, arm.reducer, arm.keep, arm.num_groups, arm.kept_groups): arm for arm in paper_arms.arms()}
+    names = {backbone.words: name for name, backbone in paper_arms.BACKBONES.items()}
     assert {row["total_kv"] for row in rows()} == BUDGETS
     for row in rows():
         if row["variant"] in ("lora_only", "full", "token_only"):
@@ -101,7 +101,7 @@ def test_every_row_has_its_percentage_from_the_ledger(generate):
         shape, tokens = geometry(arm.backbone.shape), arm.backbone.tokens
         ledger = nominal_ledger(shape, {"visual": tokens}, budget, kept_tokens=arm.kept_tokens())
         assert ledger.fraction() == pytest.approx(float(budget.exact_total), abs=1e-12)
-    for arm in generate.arms():
+    for arm in paper_arms.arms():
         if arm.anchor:
             over = Fraction(arm.kept_tokens(), arm.backbone.tokens) - arm.budget.exact_total
             assert 0 <= over < Fraction(1, arm.backbone.tokens), arm.name

@@ -12,6 +12,8 @@ from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
+from subtoken_train.recipe_names import read_names
+from subtoken_train.resources import recipe_text
 from tests.support import places
 
 RECIPES = places.run_recipes()
@@ -109,21 +111,21 @@ def recipe(request) -> Recipe:
     if words["best"]:
         words |= BEST
     assert words["model"] in MODELS
-    assert path.parent == places.RECIPES / words["model"]
     cli = RecipeCLI(["--config", str(path)])
-    return Recipe(path.stem, words, MODELS[words["model"]], cli, path.read_text(encoding="utf-8").splitlines())
+    return Recipe(path.stem, words, MODELS[words["model"]], cli, recipe_text(path).splitlines())
 
 
 def test_there_are_recipes():
     assert {"tiny_fastv25_s16k4", "llava7b_fastv25_s16k4"} <= {path.stem for path in RECIPES}
 
 
-def test_a_models_folder_holds_its_recipes_alone():
+def test_files_and_names_are_all_there_is():
     others = {"ablations", "eval", "logging", "memory", "strategy"}
-    found = {path for path in places.RECIPES.rglob("*.yaml") if path.parent.name not in others}
-    assert found == set(RECIPES)
-    assert {path.parent.name for path in found} == set(MODELS)
-    assert {path.name for path in places.RECIPES.iterdir() if path.is_dir()} - {"__pycache__"} == others | set(MODELS)
+    files = {path for path in RECIPES if path.exists()}
+    assert {path for path in places.RECIPES.rglob("*.yaml") if path.parent.name not in others} == files
+    assert {path.stem for path in RECIPES if not path.exists()} == set(read_names(places.RECIPES))
+    assert {path.stem.partition("_")[0] for path in files} == set(MODELS)
+    assert {path.name for path in places.RECIPES.iterdir() if path.is_dir()} - {"__pycache__"} == others
 
 
 def test_model_and_output_folder(recipe):

@@ -62,7 +62,7 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
     contributing = (tmp_path / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     assert 'href="../architecture/"' in contributing
     catalogue = (tmp_path / "recipes" / "catalogue" / "index.html").read_text(encoding="utf-8")
-    assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny/tiny_fastv25_s16k4.yaml"' in catalogue
+    assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
     install = (tmp_path / "install" / "index.html").read_text(encoding="utf-8")
     assert "Needs a network, a checkout:" in install
     torn = [name for name in pages if "<p>|" in (tmp_path / name).read_text(encoding="utf-8")]

@@ -24,8 +24,8 @@ def test_every_command_and_action_has_its_help():
 def test_every_recipe_is_in_the_catalogue_once():
     page = catalogue_page()
     for name in recipe_files():
-        assert page.count(f"]({name}.yaml)") == 1
-    assert "(tiny/tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in page
+        assert page.count(f"| [`{name.rpartition('/')[2]}`](") == 1
+    assert "(tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in page
 
 
 @pytest.mark.parametrize(

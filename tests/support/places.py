@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from subtoken_train.recipe_names import read_names
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 
 
 def recipe(name: str) -> Path:
-    """The file of a run's recipe; the folder is the name's first word."""
-    path = RECIPES / name.partition("_")[0] / f"{name}.yaml"
-    assert path.is_file(), f"no recipe {name}"
+    """Return the path of a run's recipe; no file lies there where the recipe is a name (``resources.recipe_text``)."""
+    path = RECIPES / f"{name}.yaml"
+    assert path.is_file() or name in read_names(RECIPES), f"no recipe {name}"
     return path
 
 
 def run_recipes() -> list[Path]:
-    """The recipes of runs: all but grids, lists of arms and overlays."""
-    return sorted(path for path in RECIPES.glob("*/*.yaml") if path.stem.startswith(f"{path.parent.name}_"))
+    """Return the paths of the recipes of runs, files and names: all but grids, lists of arms and overlays."""
+    return sorted({*RECIPES.glob("*.yaml"), *(RECIPES / f"{name}.yaml" for name in read_names(RECIPES))})

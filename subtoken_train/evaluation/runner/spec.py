@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 from filelock import FileLock
 
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.documents import read_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_range, check_word, unknown_name
 from subtoken_train.inference.arm_spec import ArmSpec, Written
-from subtoken_train.resources import named_recipe, resource
+from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.settings import ARM_SETTINGS
 from subtoken_train.typed import checked
 
@@ -113,7 +113,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     Raises:
         ValueError: no such file, no YAML, or keys or values that a grid does not have.
     """
-    content = read_yaml(named_recipe(path, "grid"))
+    content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
     for key in content:

@@ -22,6 +22,7 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
+from subtoken_train.resources import recipe_text
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support import places
@@ -34,7 +35,7 @@ def models_of(grid: str) -> dict[str, dict]:
     """What the recipes of a grid's arms say of their models, by name."""
     content = yaml.safe_load((places.RECIPES / "eval" / f"{grid}.yaml").read_text())
     names = [Path(adapter).parent.name for arm in content["arms"] for adapter in arm["adapter"]]
-    return {name: yaml.safe_load(places.recipe(name).read_text())["model"] for name in names}
+    return {name: yaml.safe_load(recipe_text(places.recipe(name)))["model"] for name in names}
 
 
 def pairs_of(models: dict[str, dict]) -> dict[str, str]:
