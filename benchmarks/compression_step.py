@@ -32,10 +32,10 @@ from benchmarks.workers import Worker, in_turns
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "docs/speed.md"
@@ -99,7 +99,7 @@ def serve(folder: Path) -> None:
         regions, position = torch.full((1, entries), int(Region.CONTEXT)), torch.arange(entries)[None]
         start = time.process_time()
         method = build_eviction(asked["case"], **CASES[asked["case"]][0])
-        view = LayerView(
+        view = View(
             0, query, key, value, regions, HEAD_DIM**-0.5, method.needs,
             position=position, next_position=position[:, -1:] + 1, rotate=rotate,
         )  # fmt: skip

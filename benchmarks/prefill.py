@@ -37,8 +37,6 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.text import TextFamily
 from subtoken_train.ledger.kv_budget import KVShape
@@ -46,6 +44,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
@@ -130,7 +130,7 @@ class Prompt:
         method, scores = build_eviction(name), []
 
         def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-            scores.append(method.score(LayerView(layer, query, key, value, self.regions, scale, method.needs)))
+            scores.append(method.score(View(layer, query, key, value, self.regions, scale, method.needs)))
 
         cache = self.run(observer=observe)
         competes = [torch.ones_like(self.regions).bool() for _ in cache.layers]
@@ -178,7 +178,7 @@ def added_memory(name: str) -> int:
     regions = torch.full((1, MEMORY_LENGTH), int(Region.VISUAL))
     regions[:, :8], regions[:, -32:] = int(Region.SYSTEM), int(Region.QUERY)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    method.score(LayerView(0, query, key, value, regions, HEAD_DIM**-0.5, method.needs))
+    method.score(View(0, query, key, value, regions, HEAD_DIM**-0.5, method.needs))
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 

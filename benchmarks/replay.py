@@ -18,12 +18,13 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import context_part, open_prompts
 from subtoken_train.types import Batch, LayerPlan, Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +44,11 @@ class Replayed(Eviction):
         """The sets are of all layers."""
         return True
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Nothing is asked of the attention."""
-        return LayerScores(self.kept_LBhM[view.layer].float(), torch.zeros_like(view.entries_BN))
+        return Scores(self.kept_LBhM[view.layer].float(), torch.zeros_like(view.entries_BN))
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+    def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         """The sets, and the entries that do not compete."""
         others = [
             (regions_BM != Region.PADDING) & ~competes_BM

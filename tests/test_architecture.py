@@ -29,6 +29,7 @@ ROOMS = [
     {"functional"},
     {"ledger"},
     {"kernels"},
+    {"view"},
     {"routing", "reducers", "evictions", "cache"},
     {"families"},
     {"engine"},

@@ -17,11 +17,11 @@ from torch import Tensor
 from subtoken_train.calibrating.base import Calibrator
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.types import Batch
+from subtoken_train.view.view import Scope
 
 KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
 DIGITS = 6

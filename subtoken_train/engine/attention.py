@@ -33,10 +33,11 @@ from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, causal_attention, fused_kernels
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.functional.window import SlidingWindow, in_window
-from subtoken_train.reducers.context import ContextReducer, ContextView
+from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 
 
 @dataclass
@@ -124,18 +125,19 @@ class ContextSplit:
         if self.reducer is not None:
             assert self.position_BN is not None
             assert self.rotate is not None
-            view = ContextView(
-                layer=layer,
-                query_BHNd=query_BHNd.detach(),
-                key_BhNd=key_BhNd.detach(),
-                value_BhNd=value_BhNd.detach(),
-                scale=scale,
-                regions_BN=self.regions_BN,
-                position_BN=self.position_BN,
+            view = View(
+                layer,
+                query_BHNd.detach(),
+                key_BhNd.detach(),
+                value_BhNd.detach(),
+                self.regions_BN,
+                scale,
+                self.reducer.needs,
+                kept_BN,
+                position=self.position_BN,
                 rotate=self.rotate,
-                context_BN=kept_BN,
                 asks_BN=self.asks_BN,
-                context_counts=counts,
+                scope_counts=counts,
                 asks_counts=self.asks_counts,
             )
             kept_BN = self.reducer.keep_context(view)

@@ -36,8 +36,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_lines, image_of
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.evictions.observers import over_groups, task_rows
 from subtoken_train.evictions.vl_cache import post_vision_statistics
 from subtoken_train.functional.attention_statistics import attention_rows
@@ -45,6 +44,8 @@ from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 THRESHOLD = 0.01  # attention below this share of its row's largest counts as zero (VL-Cache, equation 1)
 
@@ -111,7 +112,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
     """Make the method, with its settings, keep everything and note in ``layers`` what it would have kept."""
     kind = type(method)
 
-    def score(self: Eviction, view: LayerView) -> LayerScores:
+    def score(self: Eviction, view: View) -> Scores:
         rows_BN = task_rows(view.regions_BN)
         _, density_BH = post_vision_statistics(view.blocks(rows_BN), view.entries_BN, THRESHOLD)
         scores = kind.score(self, view)
@@ -127,7 +128,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
         )  # fmt: skip
         return scores
 
-    def keep(self: Eviction, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+    def keep(self: Eviction, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         kept = kind.keep(self, scores, candidates)
         for each, found, competes_BN, kept_BhN in zip(layers, scores, candidates.competes_LBN, kept, strict=True):
             each.scores_BhN, each.competes_BN = found.scores_BhN, competes_BN

@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, LayerScores, keep_best_entries
+from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import divide_budget
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 Safeguard = Literal["floor", "blend"]
 
@@ -70,14 +71,14 @@ class Ada(Wrapper):
             "around a method with a set per head, for instance snapkv"
         )
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """The base's scores, [B, h, N]."""
         found = self.base.score(view)
         if found.scores_BhN.shape[1] != view.key_BhNd.shape[1]:
             raise ValueError(self._no_heads())
         return found
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per head, int64 [L, B, h]; their sum over the heads of a layer is the base's."""
         base = self.base.counts(scores, candidates)
         heads = scores[0].scores_BhN.shape[1]

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
-from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
 
 Window = Literal["elite", "last", "text", "visual"]
 Budgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
@@ -68,15 +69,15 @@ class AirCache(Eviction):
         check_word("aircache window", self.window, get_args(Window))
         check_word("aircache budgets", self.budgets, get_args(Budgets))
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
         importance_BN = importance(view.blocks(observers_BN, visual_BN | observers_BN), observers_BN, visual_BN)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
-        return LayerScores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
+        return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
-    def observers(self, view: LayerView) -> Tensor:
+    def observers(self, view: View) -> Tensor:
         """Rows of the observation window, bool [B, N]; a layer without visual entries has nothing to observe."""
         text_BN = task_rows(view.regions_BN)
         if self.window == "text":
@@ -94,7 +95,7 @@ class AirCache(Eviction):
         """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
         return self.budgets != "uniform"
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
         strength_LB, skewness_LB = (
             torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")

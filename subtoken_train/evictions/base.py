@@ -1,6 +1,6 @@
-"""What a KV eviction method is: after the prompt's pass it says which cached entries stay, per layer and head.
+"""Base class of KV evictions: after the prompt's pass they say which cached entries stay, per layer and head.
 
-A method sees one layer at a time (``LayerView``), leaves its scores, and plans when all layers have been seen. What it
+A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
 the first generated token; one that says how (``online``) evicts again while tokens are decoded. A method that wants to
 know what a reader would look for, where no question is there to say it, has rows run after the prompt (``TaskPlan``:
@@ -14,59 +14,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
-from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
-from subtoken_train.evictions.online_views import Online
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, Online, TaskPlan, TaskView, View
 
-
-@dataclass
-class LayerScores:
-    """What a method noted of one layer.
-
-    Attributes:
-        scores_BhN: the higher, the sooner an entry stays; fp32, [B, h, N], or [B, 1, N] where all heads share a set.
-        protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
-        weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
-        notes: further numbers of a method, by name.
-        carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
-            entries, [B, h * k, N], a head's together; fp32.
-    """
-
-    scores_BhN: Tensor
-    protected_BN: Tensor
-    weight_B: Tensor | None = None
-    notes: dict[str, Tensor] = field(default_factory=dict)
-    carried: Tensor | None = None
-
-
-@dataclass
-class Candidates:
-    """What may be evicted, and how much of it may stay.
-
-    Attributes:
-        regions_LBN: ``Region`` codes of every layer's rows (layers can differ in which rows are entries).
-        competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
-        budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
-            unless layers have different numbers of entries. A method may move entries between layers, not add any.
-        exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
-        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``OnlineView``.
-    """
-
-    regions_LBN: list[Tensor]
-    competes_LBN: list[Tensor]
-    budget_LB: Tensor
-    exact_LB: Tensor | None = None
-    heads: int = 1
+LayerScores = Scores
+"""Name of ``Scores`` up to version 0.2."""
 
 
 class Eviction(ABC):
@@ -127,7 +89,7 @@ class Eviction(ABC):
         return
 
     @abstractmethod
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Look at one layer."""
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
@@ -146,18 +108,18 @@ class Eviction(ABC):
         """Where ``reads``: (entries of a page, pages that a step reads at least) in a layer; None: it reads all."""
         return None
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden.
 
         Or [L, B, h], where heads of a layer keep different numbers of entries.
         """
         return candidates.budget_LB
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """A layer's scores once its ``counts`` are known, [B] or [B, h]: unchanged unless they depend on them."""
         return scores
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+    def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
 
         Protected entries come first, then the best scores; ties go to the lower index. Every sample keeps at least one
@@ -178,7 +140,7 @@ class Eviction(ABC):
         return kept
 
 
-def protect_last(scores: LayerScores, entries_BN: Tensor, count_B: Tensor) -> LayerScores:
+def protect_last(scores: Scores, entries_BN: Tensor, count_B: Tensor) -> Scores:
     """The same scores, with the last ``count_B`` entries of each prompt protected and no others."""
     return replace(scores, protected_BN=last_marked(entries_BN, count_B[:, None]))
 

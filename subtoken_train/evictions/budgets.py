@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates
+from subtoken_train.view.scores import Candidates
 
 FAINTEST = 1e-9  # share of a sample's largest weight that every layer has at least, so that any total can be placed
 PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget

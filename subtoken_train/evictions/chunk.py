@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.view.scores import Candidates, Scores
 
 FINITE = 1e30  # of a score, so that sums of many are finite
 
@@ -53,14 +53,14 @@ class ChunkKV(Wrapper):
     def _heads_differ(self) -> str:
         return f"chunk keeps one set for all heads, and heads of {self.base.name} keep different numbers of entries"
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """The base's counts, int64 [L, B]."""
         count_LB = self.base.counts(scores, candidates)
         if count_LB.dim() == 3:
             raise ValueError(self._heads_differ())
         return count_LB
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Scores that order entries chunk by chunk, [B, 1, N]."""
         its = self.base.at_budget(scores, competes_BN, count_Bh)
         ranks_BN = chunk_ranks(its.scores_BhN, competes_BN, its.protected_BN, self.length)

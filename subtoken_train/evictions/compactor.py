@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 JITTER, TRIES = 1e-2, 8
 
@@ -116,7 +117,7 @@ class Compactor(Eviction):
                 f"compactor blending={self.blending:g} must be 0 or more and finite; None: the removed share"
             )
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""
         place_BN = view.entries_BN.cumsum(-1)
         inner_BN = (place_BN > self.sinks) & (place_BN <= view.entries_BN.sum(-1, keepdim=True) - self.last)
@@ -132,10 +133,10 @@ class Compactor(Eviction):
             own_hnd = key_BhNd[sample].index_select(1, rows_n)
             leverage_BhN[sample][:, rows_n] = standardised(leverage_scores(own_hnd, sketch_hdk))
             attention_BhN[sample][:, rows_n] = standardised(self._attention(view, sample, rows_n))
-        found = LayerScores(attention_BhN, view.entries_BN & ~inner_BN, notes={"leverage": leverage_BhN})
+        found = Scores(attention_BhN, view.entries_BN & ~inner_BN, notes={"leverage": leverage_BhN})
         return found if self.blending is None else _blended(found, self.blending)
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Without a ``blending`` of its own: the leverage part is added with the removed share, mean over the heads."""
         if self.blending is not None:
             return scores
@@ -143,7 +144,7 @@ class Compactor(Eviction):
         removed_B = 1 - count_B / competes_BN.sum(-1).clamp(min=1)
         return _blended(scores, removed_B.clamp(min=0)[:, None, None])
 
-    def _attention(self, view: LayerView, sample: int, rows_n: Tensor) -> Tensor:
+    def _attention(self, view: View, sample: int, rows_n: Tensor) -> Tensor:
         """Part (b) of one sample before it is standardised, [h, n]."""
         query_Hnd, key_hnd, value_hnd = (
             each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
@@ -172,5 +173,5 @@ def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: 
     return torch.cat(parts, 1)
 
 
-def _blended(scores: LayerScores, factor: Tensor | float) -> LayerScores:
+def _blended(scores: Scores, factor: Tensor | float) -> Scores:
     return replace(scores, scores_BhN=scores.scores_BhN + factor * scores.notes["leverage"])

@@ -23,11 +23,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import LayerScores, keep_best_entries
+from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.chunk import ChunkKV
-from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 ROWS = 1024  # of entries that are projected together, so that no [N, D] stands in memory
 NORM = "projected norm"
@@ -62,7 +63,7 @@ class CriticalKV(Wrapper):
             inner = self.inside[-1].name
             raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
         assert view.output_weight is not None
         found = self.base.score(view)
@@ -71,7 +72,7 @@ class CriticalKV(Wrapper):
             norm_BhN = norm_BhN.mean(1, keepdim=True)
         return replace(found, notes={**found.notes, NORM: norm_BhN})
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Scores of stage 2, with the entries of stage 1 above all others of their head."""
         its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
         first_Bh = count_Bh * share.numerator // share.denominator

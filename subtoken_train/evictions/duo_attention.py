@@ -27,10 +27,11 @@ from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
-from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
 
 SINKS, RECENT = 128, 256
 """Of a streaming head, in the published training."""
@@ -106,7 +107,7 @@ class DuoAttention(Eviction):
         sinks, recent = (SINKS, RECENT) if made is None else (made.numbers.sinks, made.numbers.recent)
         return sinks if self.sinks is None else self.sinks, recent if self.recent is None else self.recent
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Later entries score higher, the sinks are protected; the heads' alphas are noted, ``alpha`` [B, h]."""
         sinks, recent = self.streaming
         place_BN, heads = view.entries_BN.cumsum(-1), view.key_BhNd.shape[1]
@@ -116,14 +117,14 @@ class DuoAttention(Eviction):
             alpha_h = torch.tensor(self.calibrated.numbers.alpha[view.layer], device=place_BN.device)
             alpha_Bh = alpha_h.expand(len(place_BN), heads)
         scores_BhN = place_BN[:, None].float().expand(-1, heads, -1)
-        return LayerScores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
+        return Scores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
 
     @property
     def across_layers(self) -> bool:
         """See ``Eviction.across_layers``: heads of all layers share the budget."""
         return True
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries of every head, int64 [L, B, h]."""
         alpha_LBh = torch.stack([layer.notes["alpha"] for layer in scores])
         sinks_LB = torch.stack(
@@ -137,7 +138,7 @@ class DuoAttention(Eviction):
         return head_counts(alpha_LBh, least_LB, most_LB, candidates.budget_LB.sum(0) * heads)
 
 
-def attention_outside(view: LayerView, sinks: int, recent: int) -> Tensor:
+def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
     """Share of a head's attention on what streaming would not hold, [B, h] in fp32, in [0, 1].
 
     Mean over all rows of the prompt; of a row, what is neither among the first ``sinks`` entries nor among the

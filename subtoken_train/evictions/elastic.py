@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import column_sums
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Elastic(Eviction):
         for setting in ("sinks", "recent"):
             check_range(f"{self.name} {setting}", getattr(self, setting), 0, MAX_TOKENS)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Column sums of the head-mean attention over all rows, [B, 1, N]; the ends are protected."""
         entries_BN = view.entries_BN
         sums_BHN = column_sums(view.blocks(entries_BN))
         ends_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks) | last_marked(entries_BN, self.recent)
-        return LayerScores(sums_BHN.mean(1, keepdim=True), ends_BN)
+        return Scores(sums_BHN.mean(1, keepdim=True), ends_BN)

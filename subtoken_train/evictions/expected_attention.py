@@ -20,10 +20,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 FURTHEST = 1 << 16  # positions that are averaged
 
@@ -60,7 +61,7 @@ class ExpectedAttention(Eviction):
         if not 0 <= self.epsilon < float("inf"):
             raise ValueError(f"expected_attention epsilon={self.epsilon:g} must be 0 or more, and finite")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Expected attention, [B, h, N], 0 for the sinks, which are protected."""
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         counted_BN = view.entries_BN & ~sinks_BN
@@ -75,7 +76,7 @@ class ExpectedAttention(Eviction):
         scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
         if self.value_norm:
             scores_BhN = (scores_BhN + self.epsilon) * view.value_norms()
-        return LayerScores(scores_BhN.masked_fill(~counted_BN[:, None], 0.0), sinks_BN)
+        return Scores(scores_BhN.masked_fill(~counted_BN[:, None], 0.0), sinks_BN)
 
 
 def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Eviction, LayerScores, layer_count, protect_last
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.observers import GroupReduction, check_window, column_sums, over_groups, share_of
-from subtoken_train.evictions.online_views import Online
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, Online, View
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class H2O(Eviction):
         """See ``Eviction.online``."""
         return Online()
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
         entries_BN = view.entries_BN
         sums, kv_heads = column_sums(view.blocks(entries_BN)), view.key_BhNd.shape[1]
@@ -75,9 +75,9 @@ class H2O(Eviction):
         scores_BhN = over_groups(scores, kv_heads, self.group)
         assert view.in_scope_BN is not None
         notes = {"entries": entries_BN, "in_scope": view.in_scope_BN & entries_BN}
-        return LayerScores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
+        return Scores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Protect the recent window; a last row that is in scope is one of the budget's entries, and of the window."""
         count_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
         if isinstance(self.window, int) and self.window:

@@ -19,8 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import View
 
 SHORTEST = 1e-12  # length that a vector has at least where it is divided by its length
 
@@ -31,9 +32,9 @@ class KeyDiff(Eviction):
 
     name: ClassVar[str] = "keydiff"
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Minus the similarities, [B, h, N]."""
-        return LayerScores(-anchor_similarity(view.key_BhNd, view.entries_BN), torch.zeros_like(view.entries_BN))
+        return Scores(-anchor_similarity(view.key_BhNd, view.entries_BN), torch.zeros_like(view.entries_BN))
 
 
 def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,6 @@ class KNorm(Eviction):
     name: ClassVar[str] = "knorm"
     needs: ClassVar[frozenset[Need]] = frozenset({"key_norms"})
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Minus the key norms, [B, h, N]."""
-        return LayerScores(-view.key_norms(), view.entries_BN.new_zeros(view.entries_BN.shape))
+        return Scores(-view.key_norms(), view.entries_BN.new_zeros(view.entries_BN.shape))

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
-from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
-from subtoken_train.evictions.online_views import Online
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, Online, TaskView, View
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 
@@ -76,12 +76,12 @@ class KVCompose(Eviction):
         if self.lower_bound < 0:
             raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 0 or more")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Scores per key-value head, [B, h, N] (equation 16)."""
         rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
         scores_BhN = head_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
-        return LayerScores(scores_BhN + view.head_mean(scores_BhN), torch.zeros_like(view.entries_BN))
+        return Scores(scores_BhN + view.head_mean(scores_BhN), torch.zeros_like(view.entries_BN))
 
     @property
     def online(self) -> Online | None:
@@ -113,7 +113,7 @@ class KVCompose(Eviction):
         """See ``Eviction.across_layers``: all layers are one pool."""
         return True
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         found = [each.scores_BhN for each in scores]
         if not self.structured:

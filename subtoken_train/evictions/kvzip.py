@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import pooled_head_counts
-from subtoken_train.evictions.layer_views import LayerView, Need, TaskView
 from subtoken_train.evictions.observers import column_largest, over_groups
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, TaskPlan, TaskView, View
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -96,11 +96,11 @@ class KVzip(Eviction):
         """See ``Eviction.across_layers``: with a pool of all layers."""
         return self.pool == "global"
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
         scores_BhN = outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1)
-        return LayerScores(scores_BhN, torch.zeros_like(outside_BN))
+        return Scores(scores_BhN, torch.zeros_like(outside_BN))
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
         """See ``Eviction.second_pass``: every sample."""
@@ -127,7 +127,7 @@ class KVzip(Eviction):
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
         if self.pool == "head":
             return candidates.budget_LB

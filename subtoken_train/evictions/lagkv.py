@@ -24,8 +24,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LagKV(Eviction):
         if self.lag < 2:
             raise ValueError(f"lagkv lag={self.lag} must be 2 entries or more")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Scores in [0, 1], [B, h, N]; sinks and the last partition on are protected."""
         entries_BN = view.entries_BN
         batch, kv_heads, length, _ = view.key_BhNd.shape
@@ -66,7 +67,7 @@ class LagKV(Eviction):
             scores_hn, protected_n = self._score_sample(*states)
             scores_BhN[sample][:, rows_n] = scores_hn
             protected_BN[sample][rows_n] = protected_n
-        return LayerScores(scores_BhN, protected_BN)
+        return Scores(scores_BhN, protected_BN)
 
     def _score_sample(self, key_hnd: Tensor, value_hnd: Tensor) -> tuple[Tensor, Tensor]:
         kv_heads, length, _ = key_hnd.shape

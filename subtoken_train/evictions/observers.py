@@ -15,15 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.view.view import View
 
 GroupReduction = Literal["mean", "max"]
 
 Blocks = Iterable[tuple[Tensor, Tensor]]
-"""(index_BW, probabilities [B, H, W, N]), as ``LayerView.blocks`` yields them; -1 in the index is no row."""
+"""(index_BW, probabilities [B, H, W, N]), as ``View.blocks`` yields them; -1 in the index is no row."""
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def share_of(count_B: Tensor, share: float) -> Tensor:
     return count_B * part.numerator // part.denominator
 
 
-def window_length(view: LayerView, window: float) -> int | Tensor:
+def window_length(view: View, window: float) -> int | Tensor:
     """Return the entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
     if isinstance(window, int):
         return window

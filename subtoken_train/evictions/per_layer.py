@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.view.scores import Candidates, Scores
 
 LARGEST = 1e100
 """Of the shares, whose products with a budget and sums stay finite."""
@@ -67,7 +67,7 @@ class PerLayer(Wrapper):
             )
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """What the base counts when every layer has its share of the budget."""
         budget_LB = candidates.budget_LB
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.elastic import Elastic
 from subtoken_train.functional.merging import Merge
+from subtoken_train.view.scores import Candidates, Scores
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class PrefixKV(Elastic):
         """See ``Eviction.across_layers``: layers share the budget."""
         return True
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]: by the layers' shares, or the prompt's own prefixes."""
         most_LB, total_B = competing_counts(candidates), candidates.budget_LB.sum(0)
         if self.calibrated is not None:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.snapkv import SnapKV
+from subtoken_train.view.scores import Candidates, Scores
 
 Convention = Literal["exact", "original", "kvpress"]
 
@@ -61,7 +61,7 @@ class PyramidKV(SnapKV):
         """See ``Eviction.across_layers``: the pyramid is of all layers."""
         return True
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
         competes_LBN = candidates.competes_LBN
         window_LB = torch.stack(

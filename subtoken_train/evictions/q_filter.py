@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class QFilter(Eviction):
         """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadDirections)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Projections, [B, h, N]; nothing is protected."""
         key_BhNd = view.key_BhNd.float()
         if self.calibrated is None:
@@ -91,7 +92,7 @@ class QFilter(Eviction):
             direction_hd = torch.tensor(self.calibrated.numbers.direction[view.layer]).to(key_BhNd)
             direction_Bhd = direction_hd.expand(len(key_BhNd), -1, -1)
         scores_BhN = (key_BhNd * direction_Bhd[:, :, None]).sum(-1)
-        return LayerScores(scores_BhN, torch.zeros_like(view.entries_BN))
+        return Scores(scores_BhN, torch.zeros_like(view.entries_BN))
 
 
 def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:

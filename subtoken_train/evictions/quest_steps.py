@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,15 @@ class QuestSteps(Eviction):
         check_range("quest_steps least_pages", self.least_pages, 1, MAX_TOKENS)
         check_range("quest_steps dense_layers", self.dense_layers, 0, MAX_TOKENS)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Nothing is scored before a query is there: 0, [B, 1, N]."""
-        return LayerScores(torch.zeros_like(view.entries_BN[:, None], dtype=torch.float32), view.entries_BN)
+        return Scores(torch.zeros_like(view.entries_BN[:, None], dtype=torch.float32), view.entries_BN)
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries that stay, int64 [L, B]: all."""
         return competing_counts(candidates)
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+    def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         """See ``Eviction.keep``: all entries."""
         return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
 

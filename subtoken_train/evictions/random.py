@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import torch
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.hashing import uniform_hash
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class RandomEviction(Eviction):
 
     seed: int = 0
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Random scores in [0, 1), [B, h, N]."""
         place_BN = view.entries_BN.cumsum(-1)
         heads_h1 = torch.arange(view.key_BhNd.shape[1], device=place_BN.device)[:, None]
         scores_BhN = uniform_hash(heads_h1, place_BN[:, None], view.layer, self.seed)
-        return LayerScores(scores_BhN, view.entries_BN.new_zeros(view.entries_BN.shape))
+        return Scores(scores_BhN, view.entries_BN.new_zeros(view.entries_BN.shape))

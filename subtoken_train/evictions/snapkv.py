@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import GroupReduction, check_window, over_groups, window_length
-from subtoken_train.evictions.online_views import Online
 from subtoken_train.functional.gather import kept_index
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, Online, View
 
 Pooling = Literal["avg", "max"]
 PoolPer = Literal["query_head", "kv_head"]
@@ -81,7 +81,7 @@ class SnapKV(Eviction):
         """See ``Eviction.observing_rows``: the window."""
         return self.window if isinstance(self.window, int) else None
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
         window_BN = view.window(window_length(view, self.window))
         index_BW, valid_BW = kept_index(window_BN, pad_left=True)
@@ -94,7 +94,7 @@ class SnapKV(Eviction):
             scores = over_groups(self._pool(scores, before_BN), kv_heads, self.group)
         else:
             scores = self._pool(over_groups(scores, kv_heads, self.group), before_BN)
-        return LayerScores(scores, window_BN)
+        return Scores(scores, window_BN)
 
     def _pool(self, scores: Tensor, pooled_BN: Tensor) -> Tensor:
         """Pool over the neighbours among ``pooled_BN`` (rows that are no entries do not separate them); 0 elsewhere."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
-from subtoken_train.evictions.online_views import Online
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Online, View
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StreamingLLM(Eviction):
         """See ``Eviction.online``: it reads no query."""
         return Online(rows=0)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Later entries score higher, [B, 1, N]; the sinks are protected."""
         place_BN = view.entries_BN.cumsum(-1)
-        return LayerScores(place_BN[:, None].float(), view.entries_BN & (place_BN <= self.sinks))
+        return Scores(place_BN[:, None].float(), view.entries_BN & (place_BN <= self.sinks))

@@ -35,12 +35,13 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
-from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
 
 Budgets = Literal["TV", "VV", "TT", "uniform"]
 Importance = Literal["TV+TT", "VV+TT", "window", "self"]
@@ -83,7 +84,7 @@ class TGVKV(Eviction):
         if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
             raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """One order for all heads, [B, 1, N]; the weight is what ``budgets`` names.
 
         The paper's scores are negative ranks, so that text comes first whatever it scores; ``notes`` has the scores
@@ -117,14 +118,14 @@ class TGVKV(Eviction):
         }
         order_BN = retention_order(notes["text"], notes["visual"], text_BN, visual_BN, self.first)
         layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
-        return LayerScores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
+        return Scores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
 
     @property
     def across_layers(self) -> bool:
         """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
         return self.budgets != "uniform"
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B] (TVB), or as ``budgets`` says."""
         if self.budgets == "uniform":
             return candidates.budget_LB
@@ -136,14 +137,14 @@ class TGVKV(Eviction):
         return divide_budget(weight_LB, total_B, torch.ones_like(most_LB), most_LB)
 
 
-def received(view: LayerView, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Tensor:
+def received(view: View, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Tensor:
     """Attention that each entry gets from ``rows_BN``, mean over heads, [B, N]; 0 where there are no such rows."""
     if not bool(rows_BN.any()):
         return torch.zeros(rows_BN.shape, device=rows_BN.device)
     return column_sums(view.blocks(rows_BN), weight_BN).mean(1)
 
 
-def released_scores(view: LayerView) -> LayerScores:
+def released_scores(view: View) -> Scores:
     """As the released code scores: see the top of the file."""
     before_BN, visual_BN = image_parts(view.regions_BN)
     rows_BN = task_rows(view.regions_BN)
@@ -152,7 +153,7 @@ def released_scores(view: LayerView) -> LayerScores:
     text_score_BN = torch.where(before_BN, received(view, view.entries_BN), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
-    return LayerScores(scores_BN[:, None], ends(view.entries_BN), vision_B)
+    return Scores(scores_BN[:, None], ends(view.entries_BN), vision_B)
 
 
 def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 import torch
 
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, Need
-from subtoken_train.evictions.online_views import Online
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, Online, View
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class TOVA(Eviction):
         """See ``Eviction.online``."""
         return Online(rows=1)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """The last row's attention, [B, 1, N]."""
         scores_B1N = view.rows(view.last_rows(1))[:, :, 0].mean(1, keepdim=True)
         last_BN = last_marked(view.entries_BN, 1) if self.protect_last else torch.zeros_like(view.entries_BN)
-        return LayerScores(scores_B1N, last_BN)
+        return Scores(scores_B1N, last_BN)

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, layer_count, protect_last
+from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
-from subtoken_train.evictions.layer_views import LayerView, Need
 from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
 
 Window = Literal["post_vision", "last"]
 Budgets = Literal["sparsity", "uniform", "pyramid"]
@@ -71,7 +72,7 @@ class VLCache(Eviction):
         if self.window_size < 1:
             raise ValueError(f"vl_cache window_size={self.window_size} must be 1 or more")
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""
         last = self.window == "last"
         blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
@@ -80,14 +81,14 @@ class VLCache(Eviction):
         nothing_BN = torch.zeros_like(view.entries_BN)
         assert view.in_scope_BN is not None
         notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
-        return LayerScores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
+        return Scores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
 
     @property
     def across_layers(self) -> bool:
         """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
         return self.budgets != "uniform"
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
         if self.budgets == "uniform":
             return candidates.budget_LB
@@ -98,7 +99,7 @@ class VLCache(Eviction):
         least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
         return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """How much a layer keeps says how long its window is, which is protected."""
         kept_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
         window_B = share_of(kept_B, self.recent)

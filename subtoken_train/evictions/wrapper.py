@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, TaskView
-from subtoken_train.evictions.task_plan import TaskPlan
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import TaskPlan, TaskView, View
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Wrapper(Eviction):
         """See ``Eviction.check_shape``."""
         self.base.check_shape(num_layers, num_kv_heads, head_dim)
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """See ``Eviction.score``."""
         return self.base.score(view)
 
@@ -112,10 +112,10 @@ class Wrapper(Eviction):
         """See ``Eviction.score_task``."""
         return self.base.score_task(view)
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """See ``Eviction.counts``."""
         return self.base.counts(scores, candidates)
 
-    def at_budget(self, scores: LayerScores, competes_BN: Tensor, count_Bh: Tensor) -> LayerScores:
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """See ``Eviction.at_budget``."""
         return self.base.at_budget(scores, competes_BN, count_Bh)

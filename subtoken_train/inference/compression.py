@@ -21,7 +21,6 @@ from torch import Tensor
 from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.layer_views import Scope
 from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.functional.gather import last_marked
@@ -29,6 +28,7 @@ from subtoken_train.functional.merging import Merge
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.view.view import Scope
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 KVDtype = Literal["model", "int8", "int4"]

@@ -17,9 +17,6 @@ import torch
 from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import Rows, are_finite
-from subtoken_train.evictions.base import Candidates, LayerScores
-from subtoken_train.evictions.layer_views import LayerView, TaskView
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.functional.groups import expand_group_mask
@@ -35,6 +32,8 @@ from subtoken_train.ledger.kv_budget import (
 )
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Layout, Region, in_compressed_region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import TaskPlan, TaskView, View
 
 
 def entries_for_bytes(
@@ -152,7 +151,7 @@ class LastingLayer:
         regions_BM: ``Region`` codes of its rows.
         competes_BM: those that compete, bool.
         budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
-        carried: see ``LayerScores``.
+        carried: see ``Scores``.
     """
 
     scale: float
@@ -195,7 +194,7 @@ class EvictionPass:
         self.again_B = self.method.second_pass(prompts.regions_BN)
         self.tasks = self.method.tasks(prompts.regions_BN) if bool(self.again_B.any()) else []
         assert not self.tasks or "second_pass" in self.method.needs
-        self.scores: dict[int, LayerScores] = {}
+        self.scores: dict[int, Scores] = {}
         self.rows: dict[int, Rows] = {}
         self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
@@ -208,7 +207,7 @@ class EvictionPass:
         if self.compression.every is not None:
             self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
         self._finite += [are_finite(each) for each in (query, key, value)]
-        view = LayerView(
+        view = View(
             layer,
             query,
             key,

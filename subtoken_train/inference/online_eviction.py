@@ -29,12 +29,13 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entries import STAYS, EntryRecord, read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.online_views import OnlineView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import BITS
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.types import Plan, Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import OnlineView
 
 
 @dataclass
@@ -204,7 +205,7 @@ class OnlineEviction:
         home = layers[0].place_RN.device
         needs_B = torch.stack([layer.needs().to(home) for layer in layers]).any(0)
         evicts = bool(needs_B.any())
-        scores: list[LayerScores] = []
+        scores: list[Scores] = []
         for number, layer in enumerate(layers):
             carried = None
             if evicts or layer.record.carried_RkN is not None:
@@ -216,7 +217,7 @@ class OnlineEviction:
         if evicts:
             self._keep(layers, scores, needs_B)
 
-    def _keep(self, layers: list[HeldLayer], scores: list[LayerScores], needs_B: Tensor) -> None:
+    def _keep(self, layers: list[HeldLayer], scores: list[Scores], needs_B: Tensor) -> None:
         home = needs_B.device
         regions, competes = [x.regions_RN.to(home) for x in layers], [x.competes_RN.to(home) for x in layers]
         budget_LR = torch.stack([layer.budget().to(home) for layer in layers])

@@ -23,10 +23,10 @@ from transformers import DynamicCache
 
 from subtoken_train.engine.prompt_pass import PromptPass, one_past
 from subtoken_train.engine.spans import QueryNotes, run_chunks
-from subtoken_train.evictions.task_plan import TaskPlan
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.types import Region
+from subtoken_train.view.view import TaskPlan
 
 BLOCK = 1024  # rows that run through a layer at a time
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subtoken_train.errors import check_range, check_word
 from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, RankedCuts, attention_paid
+from subtoken_train.reducers.staged import CutView, RankedCuts
 
 FastVStage = Literal["embeds", "decoder"]
 Ranking = Literal["adapted", "frozen"]
@@ -87,10 +87,8 @@ class FastV(RankingReducer, RankedCuts):
         merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
         return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))
 
-    def scores(self, view: ReducerView) -> Tensor:
-        """The attention row of layer L_f - 1, [B, N]."""
+    def scores(self, view: ReducerView | CutView) -> Tensor:
+        """The attention row of layer L_f - 1, [B, N]: the layer below the cut, in the stage ``decoder``."""
         return view.attention_row(self.layer - 1)
 
-    def cut_scores(self, view: CutView) -> Tensor:
-        """The same row, of the layer below the cut."""
-        return attention_paid(view.attention(view.last_BM))
+    cut_scores = scores

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.page_bound import page_bound
-from subtoken_train.reducers.context import ContextReducer, ContextView
+from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.view.view import Need, View
 
 
 def page_index(context_BN: Tensor, page_size: int) -> Tensor:
@@ -104,6 +106,8 @@ class Quest(ContextReducer):
     """
 
     name: str = "quest"
+    needs: ClassVar[frozenset[Need]] = frozenset({"asks"})
+
     page_size: int = 16
     window: int = 64
 
@@ -122,19 +126,21 @@ class Quest(ContextReducer):
         return min(self.window, kept // 2)
 
     @torch.no_grad()
-    def keep_context(self, view: ContextView) -> Tensor:
+    def keep_context(self, view: View) -> Tensor:
         """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample.
 
         Raises:
             ValueError: a sample has context but no query row to choose by.
         """
-        tokens = view.context_counts
+        tokens, context_BN, asks_BN = view.scope_counts, view.in_scope_BN, view.asks_BN
+        assert context_BN is not None
+        assert asks_BN is not None
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_tokens(count) if count else 0 for count in tokens]
         windows = [self.protected_tokens(count) for count in counts]
-        page_BN = page_index(view.context_BN, self.page_size)
+        page_BN = page_index(context_BN, self.page_size)
         low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, max(math.ceil(max(tokens) / self.page_size), 1))
-        scores_BP = page_scores(view.query_BHNd, view.asks_BN, low_BhPd, high_BhPd)
-        count_B, window_B = torch.tensor([counts, windows], device=view.context_BN.device)
-        return keep_by_page(scores_BP, view.context_BN, self.page_size, count_B, window_B)
+        scores_BP = page_scores(view.query_BHNd, asks_BN, low_BhPd, high_BhPd)
+        count_B, window_B = torch.tensor([counts, windows], device=context_BN.device)
+        return keep_by_page(scores_BP, context_BN, self.page_size, count_B, window_B)

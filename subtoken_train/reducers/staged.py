@@ -64,6 +64,14 @@ class CutView:
         """Visual tokens, bool [B, M]."""
         return self.regions_BM == Region.VISUAL
 
+    def attention_row(self, layer: int) -> Tensor:
+        """Return the head-mean attention of the row ``last_BM``, [B, M] in fp32, as ``ReducerView.attention_row`` does.
+
+        Only the layer below the cut has run last: ``layer`` must be that one.
+        """
+        assert layer == self.layer - 1
+        return attention_paid(self.attention(self.last_BM))
+
 
 @dataclass
 class Cut:

@@ -8,12 +8,12 @@ from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.calibrating.layer_shares import KEEP, PrefixCalibrator
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
 from tests.support.calibration_files import NOBODY, written
 from tests.support.text_families import text_batch, text_family
 
@@ -54,7 +54,7 @@ def test_layers_follow_the_file_and_budgets_are_exact(tmp_path):
     numbers = LayerShares([0.25, 0.5], [[0.4, 0.1], [0.7, 0.3]])
     method = PrefixKV(calibration=written(tmp_path / "prefix.json", "prefixkv", numbers))
     regions = torch.full((1, 100), int(Region.CONTEXT))
-    scores = [LayerScores(torch.rand(1, 1, 100), torch.zeros(1, 100, dtype=torch.bool)) for _ in range(2)]
+    scores = [Scores(torch.rand(1, 1, 100), torch.zeros(1, 100, dtype=torch.bool)) for _ in range(2)]
     cases = {25: [40, 10], 50: [70, 30], 100: [100, 100], 1: [1, 1], 2: [3, 1]}
     for budget, expected in cases.items():
         candidates = Candidates([regions] * 2, [regions > 0] * 2, torch.full((2, 1), budget))

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.golden_record import record
 from tests.support.helpers import random_scores
 from tests.support.prompt_views import (
@@ -122,7 +122,7 @@ def test_derived_example(shared, set_name):
         found, worst = {"strength": [], "skewness": []}, 0.0
         for layer in range(params["L"]):
             query, key = tensors["Q"][layer][None], tensors["K"][layer][None]
-            view = LayerView(layer, query, key, key, regions, params["D"] ** -0.5, method.needs)
+            view = View(layer, query, key, key, regions, params["D"] ** -0.5, method.needs)
             elite = tensors[f"elite_mask_alpha{alpha}"][layer]
             assert method.observers(view)[0, params["Nv"] :].tolist() == elite.tolist()
             scores = method.score(view)

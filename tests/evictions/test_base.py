@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores, keep_best_entries
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 
 def view_of(regions, needs=(), dtype=torch.float32):
@@ -19,7 +20,7 @@ def view_of(regions, needs=(), dtype=torch.float32):
     batch, length = regions.shape
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(batch, heads, length, 4, generator=generator).to(dtype) for heads in (4, 2, 2)]
-    return LayerView(0, *tensors, regions, 0.5, frozenset(needs))
+    return View(0, *tensors, regions, 0.5, frozenset(needs))
 
 
 def plain_best(scores, competes, protected, count):
@@ -129,7 +130,7 @@ class Last(Eviction):
 
     def score(self, view):
         places = torch.arange(view.regions_BN.shape[1]).float()
-        return LayerScores(places.expand(len(view.regions_BN), 1, -1), torch.zeros_like(view.entries_BN))
+        return Scores(places.expand(len(view.regions_BN), 1, -1), torch.zeros_like(view.entries_BN))
 
     def counts(self, scores, candidates):
         return candidates.budget_LB + torch.tensor([[1], [-1]])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.view.scores import Candidates
 
 LAYER = st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 30))
 

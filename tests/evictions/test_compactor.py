@@ -7,14 +7,14 @@ import torch
 
 from subtoken_train.evictions import build_eviction, compactor
 from subtoken_train.evictions.compactor import gaussian_sketch, leverage_scores, standardised
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views
 
 RELEASED = {"scaled": False, "masked": False}
 
 
-class KeysGiven(LayerView):
+class KeysGiven(View):
     """A layer whose keys before the rotary embedding are on record."""
 
     def unrotated_keys(self):

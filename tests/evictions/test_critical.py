@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.critical import NORM, CriticalKV, projected_norm, two_stages
 from subtoken_train.evictions.knorm import KNorm
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 from tests.support.golden_cases import close, load, same_places
 from tests.support.prompt_views import HEADS, KV_HEADS, PROMPTS, WIDTH, candidates_of, layer_views
 
@@ -72,7 +72,7 @@ def test_golden(shared):
     params, tensors = load(shared, "kvpress_criticalkv_knorm")
     key, value, weight = (tensors[name] for name in ("key", "value", "o_proj_weight"))
     method = CriticalKV(KNorm(), params["first_stage_ratio"], params["epsilon"])
-    view = LayerView(
+    view = View(
         0, key, key, value, torch.full(key.shape[::2], int(Region.QUERY)), 1.0, method.needs,
         output_weight=lambda: weight,
     )  # fmt: skip
@@ -170,5 +170,5 @@ def test_all_of_the_budget_in_stage_1_is_the_base():
     candidates = candidates_of(method, views, 0.4)
     scores = [method.score(view) for view in views]
     plain = [replace(each, notes={}) for each in scores]
-    assert isinstance(plain[0], LayerScores)
+    assert isinstance(plain[0], Scores)
     assert all(map(torch.equal, method.keep(scores, candidates), base.keep(plain, candidates)))

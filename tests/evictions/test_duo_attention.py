@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.duo_attention import DuoAttention, HeadAlphas, attention_outside, head_counts
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 from tests.support.calibration_files import written
 from tests.support.golden_cases import load
 from tests.support.golden_record import record
@@ -67,7 +67,7 @@ def test_masks_are_the_release_s(shared, tmp_path):
     batch = len(tensors["evicted_mask"])
     regions = torch.full((batch, length), int(Region.QUERY))
     states = torch.zeros(batch, heads, length, 1)
-    views = [LayerView(i, states, states, states, regions, 1.0, method.needs) for i in range(layers)]
+    views = [View(i, states, states, states, regions, 1.0, method.needs) for i in range(layers)]
     total = streaming.numel() * length - int(streaming.sum()) * (length - sinks - recent)
     assert total % heads == 0
     budget = torch.zeros(layers, batch, dtype=torch.long)
@@ -111,7 +111,7 @@ def test_the_heads_that_look_far_keep_everything():
     query[0, 1, :, 10] = 50
     key = torch.eye(length).expand(1, KV_HEADS, -1, -1)
     regions = torch.full((1, length), int(Region.CONTEXT))
-    view = LayerView(0, query, key, key, regions, 1.0, method.needs)
+    view = View(0, query, key, key, regions, 1.0, method.needs)
     candidates = Candidates([regions], [regions > 0], torch.tensor([[(length + 5) // 2 + 1]]))
     kept = method.keep([method.score(view)], candidates)[0][0]
     assert kept.sum(-1).tolist()[1] == length

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
-from subtoken_train.evictions.base import Candidates
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,

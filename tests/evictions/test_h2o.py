@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import dense_attention, layer_views
 from tests.support.spies import LargestTensor
@@ -81,7 +81,7 @@ def test_recent_share_is_exact_and_rounded_down(share, count, recent):
     method = build_eviction("h2o", recent_share=share)
     length = 120
     same = torch.ones(1, 1, length, 4)
-    view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
+    view = View(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
     kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
     assert kept == [*range(count - recent), *range(length - recent, length)]
 
@@ -92,7 +92,7 @@ def test_a_window_is_a_number_of_entries(window, count, recent):
     method = build_eviction("h2o", window=window, recent_share=0.4)
     length = 120
     same = torch.ones(1, 1, length, 4)
-    view = LayerView(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
+    view = View(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
     kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
     assert kept == [*range(count - recent), *range(length - recent, length)]
 

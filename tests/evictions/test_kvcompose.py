@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.budgets import score_curve
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
@@ -17,6 +16,7 @@ from subtoken_train.evictions.kvcompose import (
 )
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_record import record
 from tests.support.helpers import compress
 from tests.support.prompt_views import (
@@ -88,7 +88,7 @@ def test_golden(shared, case):
     worst = float((torch.cat(scores) - tensors["scores"]).abs().max())
     assert worst < 1e-5
     competes = torch.ones(1, context, dtype=torch.bool)
-    found = [LayerScores(each, torch.zeros_like(competes)) for each in scores]
+    found = [Scores(each, torch.zeros_like(competes)) for each in scores]
     for structured, name, curves in ((True, "layer", 1), (False, "head", heads)):
         # as kvpress rounds: the product of floats, over all of its curves
         total = int(layers * curves * context * (1 - params["compression_ratio"])) / (layers * curves)
@@ -117,7 +117,7 @@ def test_golden(shared, case):
 def test_a_bound_of_zero_may_empty_a_layer(structured):
     """All of the budget goes where the scores are; elsewhere what competes goes, and what does not compete stays."""
     regions = torch.tensor([[V] * 6 + [Q] * 2])
-    scores = [LayerScores(torch.rand(1, 2, 8) + 10 * layer, torch.zeros(1, 8, dtype=torch.bool)) for layer in range(3)]
+    scores = [Scores(torch.rand(1, 2, 8) + 10 * layer, torch.zeros(1, 8, dtype=torch.bool)) for layer in range(3)]
     candidates = Candidates([regions] * 3, [regions == V] * 3, torch.tensor([[2], [2], [2]]))
     for bound, expected in ((0, [0, 0, 6]), (1, [1, 1, 4])):
         method = KVCompose(structured=structured, lower_bound=bound)
@@ -130,7 +130,7 @@ def test_a_bound_of_zero_may_empty_a_layer(structured):
 def test_exact_total_is_rounded_once(structured):
     """Three layers of 7 entries at 0.4: 2 in each, 6 in all, or 8 of 8.4 (heads as one pool: 16 of 16.8)."""
     competes = torch.ones(1, 7, dtype=torch.bool)
-    scores = [LayerScores(torch.rand(1, 2, 7), torch.zeros_like(competes)) for _ in range(3)]
+    scores = [Scores(torch.rand(1, 2, 7), torch.zeros_like(competes)) for _ in range(3)]
     exact = torch.full((3, 1), 2.8, dtype=torch.float64)
     candidates = Candidates([competes.long()] * 3, [competes] * 3, exact.long(), exact)
     kept = [

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.base import Candidates, LayerScores, keep_best_entries
+from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import pooled_counts, score_curve
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzip, repeated_context
-from subtoken_train.evictions.layer_views import LayerView, TaskView
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import TaskView, View
 from tests.support.golden_cases import close, load
 from tests.support.golden_record import record
 from tests.support.helpers import random_mask, random_scores
@@ -101,8 +102,7 @@ def found(seed, layers=3, levels=None):
     regions[0], regions[1, 3:10] = C, C
     none = torch.zeros_like(regions, dtype=torch.bool)
     scores = [
-        LayerScores((random_scores(seed + layer, 2, 2, 12, levels=levels) / 5).sigmoid(), none)
-        for layer in range(layers)
+        Scores((random_scores(seed + layer, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for layer in range(layers)
     ]
     budget = torch.tensor([[6, 3]] * layers)
     return scores, Candidates([regions] * layers, [regions > 0] * layers, budget)
@@ -171,7 +171,7 @@ def test_what_is_no_context_goes_last():
     regions, context = torch.tensor([[S, C, C, C, C, Q]]), torch.tensor([[False, True, True, True, True, False]])
     view = task_view(regions, context, torch.ones(1, 3, dtype=torch.bool))
     keys = view.key_BhKd[:, :, :6]
-    first = KVzip().score(LayerView(0, view.query_BHSd, keys, view.value_BhNd, regions, view.scale, KVzip.needs))
+    first = KVzip().score(View(0, view.query_BHSd, keys, view.value_BhNd, regions, view.scale, KVzip.needs))
     first.scores_BhN = torch.where(context[:, None], KVzip().score_task(view), first.scores_BhN)
     kept = KVzip().keep([first], Candidates([regions], [regions > 0], torch.tensor([[3]])))[0]
     assert kept[0, :, [0, 5]].all()

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.per_layer import PerLayer
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import LAYERS, PROMPTS, candidates_of, layer_views
 
 

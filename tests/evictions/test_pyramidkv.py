@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.pyramidkv import exact_pyramid, kvpress_pyramid, original_pyramid
+from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import golden_view, keep_of, load, same_places
 from tests.support.golden_record import record
 
@@ -129,7 +129,7 @@ def test_exact_pyramid_of_unequal_layers(data):
 def test_one_layer_has_no_pyramid(budgets):
     method = build_eviction("pyramidkv", budgets=budgets, window=4)
     entries = torch.ones(1, 30, dtype=torch.bool)
-    scores = [LayerScores(torch.zeros(1, 1, 30), torch.arange(30)[None] >= 26)]
+    scores = [Scores(torch.zeros(1, 1, 30), torch.arange(30)[None] >= 26)]
     assert method.counts(scores, Candidates([entries.long()], [entries], torch.tensor([[10]]))).tolist() == [[10]]
 
 
@@ -137,11 +137,11 @@ def test_window_counts_only_where_it_competes():
     """With all of the window outside of what competes, the whole budget forms the pyramid."""
     competes = torch.arange(60)[None] < 50
     method = build_eviction("pyramidkv", window=8)
-    scores = [LayerScores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 52)] * 3
+    scores = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 52)] * 3
     budget = torch.full((3, 1), 20)
     candidates = Candidates([torch.full((1, 60), 2)] * 3, [competes] * 3, budget)
     assert method.counts(scores, candidates)[:, 0].tolist() == [39, 20, 1]
-    window = [LayerScores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 45)] * 3
+    window = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 45)] * 3
     assert method.counts(window, candidates)[:, 0].tolist() == [35, 20, 5]
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import golden_view, keep_of, load, same_places
 from tests.support.prompt_views import layer_views
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.base import Candidates, LayerScores
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
+from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_record import record
 from tests.support.prompt_views import (
     PROMPTS,
@@ -113,7 +113,7 @@ def budget_case(density, lengths, budget):
     competes = [torch.ones(1, length, dtype=torch.bool) for length in lengths]
     regions = [torch.full((1, length), Q) for length in lengths]
     scores = [
-        LayerScores(torch.rand(1, 1, length), torch.zeros(1, length, dtype=torch.bool), torch.tensor([weight]))
+        Scores(torch.rand(1, 1, length), torch.zeros(1, length, dtype=torch.bool), torch.tensor([weight]))
         for length, weight in zip(lengths, density, strict=True)
     ]
     return scores, Candidates(regions, competes, torch.tensor(budget)[:, None])

@@ -8,8 +8,8 @@ from peft import LoraConfig, inject_adapter_in_model
 
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.reducers import build_reducer
+from subtoken_train.view.view import View
 from tests.support.truth_models import FAMILIES, family_of, prompts
 
 
@@ -21,7 +21,7 @@ def test_states_before_their_rotation(name, pad_left):
     use_packed_attention(family.decoder.config)
 
     def observe(layer, query, key, value, scale, rows):
-        view = LayerView(layer, query, key, value, rows.regions_BM, scale, frozenset())
+        view = View(layer, query, key, value, rows.regions_BM, scale, frozenset())
         view.position, view.next_position, view.rotate = rows.position, rows.next_position, family.rotation
         seen[layer] = view
 

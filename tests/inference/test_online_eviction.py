@@ -13,12 +13,13 @@ import torch
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entries import read_keys, read_values
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.online_views import Online, OnlineView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Online, OnlineView
 from tests.support.online_truth import decoded_online, largest_difference, moved_codes
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 
@@ -283,8 +284,8 @@ def method_that(reads, asks, rows=1):
         def score(self, view):
             seen.append((type(view), found := reads(view)))
             if isinstance(found, torch.Tensor) and found.shape == view.key_BhNd.shape:
-                return LayerScores(found.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
-            return LayerScores(view.key_BhNd.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
+                return Scores(found.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
+            return Scores(view.key_BhNd.float().norm(dim=-1), torch.zeros_like(view.entries_BN))
 
     seen = []
     return Theirs(), seen

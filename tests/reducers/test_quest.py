@@ -62,12 +62,12 @@ def test_what_stays_by_a_plain_loop(lengths, page_size, window, percent, pad, se
     reducer = quest(percent / 100, page_size=page_size, window=window)
     view = context_view([[Region.SYSTEM] + [Region.CONTEXT] * n + [Region.QUERY] * 2 for n in lengths], pad, seed)
     kept = reducer.keep_context(view)
-    page = page_index(view.context_BN, page_size)
+    page = page_index(view.in_scope_BN, page_size)
     scores = page_scores(view.query_BHNd, view.asks_BN, *page_bounds(view.key_BhNd, page, 40))
     for sample, tokens in enumerate(lengths):
         count = max(1, tokens * percent // 100) if tokens else 0
         expected = by_hand(scores[sample].tolist(), tokens, page_size, min(window, count // 2), count)
-        rows = view.context_BN[sample].nonzero()[:, 0]
+        rows = view.in_scope_BN[sample].nonzero()[:, 0]
         assert set(kept[sample, rows].nonzero()[:, 0].tolist()) == expected
         assert int(kept[sample].sum()) == count
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.compactor import Compactor
 from subtoken_train.evictions.expected_attention import ExpectedAttention
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.context_views import CONTEXT, QUERY, SYSTEM, context_view
 from tests.support.helpers import compress
 from tests.support.prompt_views import WIDTH, rope
@@ -39,9 +39,9 @@ def by_hand(name, view, sample, keep_ratio):
     rows = [n for n, code in enumerate(view.regions_BN[sample].tolist()) if code in (CONTEXT, SYSTEM)]
     regions = view.regions_BN[sample, rows][None]
     states = (each[sample : sample + 1, :, rows] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
-    position = view.position_BN[sample, rows][None]
+    position = view.position[sample, rows][None]
     eviction = EVICTIONS[name]
-    alone = LayerView(
+    alone = View(
         view.layer, *states, regions, WIDTH**-0.5, eviction.needs,
         position=position, next_position=position[:, -1:] + 1, rotate=rope,
     )  # fmt: skip

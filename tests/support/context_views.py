@@ -2,8 +2,8 @@
 
 import torch
 
-from subtoken_train.reducers.context import ContextView
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.prompt_views import HEADS, KV_HEADS, WIDTH, rope
 
 PADDING, SYSTEM, CONTEXT, QUERY = Region.PADDING, Region.SYSTEM, Region.CONTEXT, Region.QUERY
@@ -22,17 +22,18 @@ def context_view(prompts, pad="right", seed=0, layer=0, dtype=torch.float32, kv_
             tensor[sample, :, span] = torch.randn(tensor.shape[1], len(codes), WIDTH, generator=generator)
     query, key, value = (tensor.to(dtype) for tensor in tensors)
     context, asks = regions == CONTEXT, regions == QUERY
-    return ContextView(
-        layer=layer,
-        query_BHNd=query,
-        key_BhNd=key,
-        value_BhNd=value,
-        scale=WIDTH**-0.5,
-        regions_BN=regions,
-        position_BN=((regions != PADDING).cumsum(-1) - 1).clamp(min=0),
+    return View(
+        layer,
+        query,
+        key,
+        value,
+        regions,
+        WIDTH**-0.5,
+        frozenset({"asks", "values"}),
+        context,
+        position=((regions != PADDING).cumsum(-1) - 1).clamp(min=0),
         rotate=rope,
-        context_BN=context,
         asks_BN=asks,
-        context_counts=context.sum(-1).tolist(),
+        scope_counts=context.sum(-1).tolist(),
         asks_counts=asks.sum(-1).tolist(),
     )

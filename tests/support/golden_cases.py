@@ -10,9 +10,9 @@ import json
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 from tests.support.golden_record import near, record
 
 
@@ -28,7 +28,7 @@ def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundin
     query = tensors.get("queries", tensors.get("query", key))
     value = key if values is None else tensors[values]
     regions = torch.full(key.shape[::2], int(Region.QUERY))
-    return LayerView(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
+    return View(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
 
 
 def keep_of(method, views, count):

@@ -19,8 +19,7 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.base import Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava.model import LlavaFamily
@@ -31,6 +30,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.types import Batch, Region, VisualStates
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import View
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
@@ -185,12 +186,12 @@ class FirstEntries(Eviction):
     loud: bool = False
     mode: str = "plain"
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         """Minus the place of an entry, the same for all heads."""
         entries = view.entries_BN
         late = entries.flip(-1).long().cumsum(-1).flip(-1) <= self.window
         places = torch.arange(entries.shape[1], device=entries.device, dtype=torch.float32)
-        return LayerScores(-places.expand_as(entries)[:, None] * self.weight, entries & late)
+        return Scores(-places.expand_as(entries)[:, None] * self.weight, entries & late)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import torch
 
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.layer_views import LayerView
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import View
 
 S, V, C, Q = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.CONTEXT, Region.QUERY))
 
@@ -21,7 +21,7 @@ WITH_IMAGE = {name: codes for name, codes in PROMPTS.items() if V in codes}
 LAYERS, HEADS, KV_HEADS, WIDTH = 3, 4, 2, 8
 
 
-class DenseView(LayerView):
+class DenseView(View):
     """A layer whose attention is given as a matrix [B, H, N, N]; fewer keys: its rows, normalised again."""
 
     def __init__(self, attention, regions, needs, value=None):
@@ -80,7 +80,7 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
             share = dict(dropped).get(layer, 0.0)
             lost = torch.rand(len(codes), generator=generator) < share
             regions[i, span] = torch.where((torch.tensor(codes) == V) & lost, 0, torch.tensor(codes))
-        views.append(LayerView(layer, *tensors, regions, WIDTH**-0.5, needs, **surroundings(real)))
+        views.append(View(layer, *tensors, regions, WIDTH**-0.5, needs, **surroundings(real)))
     return views
 
 

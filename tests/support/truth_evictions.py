@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Candidates, Eviction, LayerScores
-from subtoken_train.evictions.layer_views import LayerView
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.quest_steps import QuestSteps
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
 
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
 
@@ -26,15 +27,15 @@ class SharedSet(Eviction):
 
     name: ClassVar[str] = "shared_set"
 
-    def score(self, view: LayerView) -> LayerScores:
+    def score(self, view: View) -> Scores:
         generator = torch.Generator().manual_seed(view.layer)
         scores = torch.rand(view.regions_BN.shape, generator=generator)[:, None].to(view.regions_BN.device)
         protected = torch.zeros_like(view.entries_BN)
         for sample, row in enumerate(view.last_rows(2)):
             protected[sample, row[row >= 0]] = True
-        return LayerScores(scores, protected)
+        return Scores(scores, protected)
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         step = torch.arange(len(scores), device=candidates.budget_LB.device) - len(scores) // 2
         return (candidates.budget_LB + 2 * step[:, None]).clamp(min=1)
 
@@ -45,7 +46,7 @@ class OwnSets(SharedSet):
 
     name: ClassVar[str] = "own_sets"
 
-    def keep(self, scores: list[LayerScores], candidates: Candidates) -> list[Tensor]:
+    def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         kept, heads = [], KV_HEADS[0]
         for layer, regions in enumerate(candidates.regions_LBN):
             generator = torch.Generator().manual_seed(100 + layer)
@@ -68,7 +69,7 @@ class Emptied(SharedSet):
     def may_empty(self) -> bool:
         return True
 
-    def counts(self, scores: list[LayerScores], candidates: Candidates) -> Tensor:
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         count = candidates.budget_LB[..., None].repeat(1, 1, KV_HEADS[0])
         count[::2], count[..., 0] = 0, 0
         return count

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Candidates
-from subtoken_train.evictions.online_views import OnlineView
 from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import OnlineView
 from tests.support.golden_cases import close, load
 
 HEADS, GROUP, WIDTH, PROMPT = 2, 2, 8, 12

@@ -1,0 +1,50 @@
+"""Scores of a layer's entries, and the candidates that a budget chooses among; the result is a ``Plan`` (``types.py``).
+
+Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass
+class Scores:
+    """What a method says of the entries of one layer.
+
+    Attributes:
+        scores_BhN: the higher, the sooner an entry stays; fp32, [B, h, N], or [B, 1, N] where all heads share a set.
+        protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
+        weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
+        notes: further numbers of a method, by name.
+        carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
+            entries, [B, h * k, N], a head's together; fp32.
+    """
+
+    scores_BhN: Tensor
+    protected_BN: Tensor
+    weight_B: Tensor | None = None
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    carried: Tensor | None = None
+
+
+@dataclass
+class Candidates:
+    """Entries that may be evicted, and how many of them may stay.
+
+    Attributes:
+        regions_LBN: ``Region`` codes of every layer's rows (layers can differ in which rows are entries).
+        competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
+        budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
+            unless layers have different numbers of entries. A method may move entries between layers, not add any.
+        exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
+        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``OnlineView``.
+    """
+
+    regions_LBN: list[Tensor]
+    competes_LBN: list[Tensor]
+    budget_LB: Tensor
+    exact_LB: Tensor | None = None
+    heads: int = 1
