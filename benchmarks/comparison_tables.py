@@ -105,7 +105,7 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
 
 
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED) -> str:
-    """The tables of ``recipes/README.md``: scores per arm, then paired differences with intervals.
+    """The tables of ``docs/trained_arms.md``: scores per arm, then paired differences with intervals.
 
     Where records hold measures beside the score, two more tables show these (``measure_markdown``). Arms without
     records are left out.

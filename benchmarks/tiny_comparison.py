@@ -1,7 +1,7 @@
 """The embedded comparisons: train every arm with several seeds, ask the test questions once, keep a record per run.
 
     python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4
-    python benchmarks/tiny_comparison.py --table            # recipes/README.md's table from the records
+    python benchmarks/tiny_comparison.py --table            # docs/trained_arms.md's table from the records
     python benchmarks/tiny_comparison.py --list recipes/ablations/two_stage_tiny.yaml     # another table's arms
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record

@@ -15,7 +15,7 @@ from tests.support.places import RECIPES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
-README = RECIPES / "README.md"
+README = ROOT / "docs" / "trained_arms.md"
 PAGES = dict.fromkeys(("screens", "fill"), ROOT / "docs" / "trials.md")
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "docs/choosing.md": "which setting to take, by regime",
     "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
-    "recipes/README.md": "trained arms against their anchors",
+    "docs/trained_arms.md": "trained arms against their anchors",
     "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
     "docs/quality.md": "evictions, recall, text, originals",
     "benchmarks/results/screens/README.md": "peers at equal bytes; bits and groups",

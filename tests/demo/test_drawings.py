@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.demo.blocks import group_picture, kept_groups, presets, token_picture
+from subtoken_train.demo.drawings import group_picture, kept_groups, presets, token_picture
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.resources import resource
 from subtoken_train.types import LayerPlan, Plan, Region

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from subtoken_train.cli.main import main
-from subtoken_train.demo.blocks import COLUMNS, facts_table, presets
+from subtoken_train.demo.drawings import COLUMNS, facts_table, presets
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource

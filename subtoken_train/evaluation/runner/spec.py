@@ -147,7 +147,7 @@ def _task(entry: object) -> TaskSpec:
 SUITES = {"mini": ("mini_scenes", "mini_recall")}
 """The grids of a suite, from ``recipes/eval``: one per embedded model."""
 
-SCENES = 800  # test questions of seed 1, the first of those that recipes/README.md's tables ask
+SCENES = 800  # test questions of seed 1, the first of those that the tables of docs/trained_arms.md ask
 
 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:

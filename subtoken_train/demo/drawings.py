@@ -1,0 +1,138 @@
+"""The parts of the demo page that need no Gradio: preset prompts, the table of facts, and pictures of what was kept.
+
+Legend: N positions, n kept tokens, S value groups, L layers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.demo.side_by_side import SideAnswer
+from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, image_of
+from subtoken_train.evaluation.picture import kept_picture
+from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.resources import resource
+from subtoken_train.types import LayerPlan, Plan, Region, Turn
+
+
+def presets() -> list[tuple[str, str]]:
+    """(path of a picture, question) of every shipped sample."""
+    records = InstructionRecords(resource("data/samples") / "questions.json")
+    found = [records[i] for i in range(len(records))]
+    return [(str(record.images[0]), _question(record.turns[-1])) for record in found]
+
+
+def _question(turn: Turn) -> str:
+    return turn.prompt.removeprefix("<image>").strip()
+
+
+COLUMNS = (
+    "model",
+    "compressed by",
+    "cache bytes",
+    "of full",
+    "nominal",
+    "realised",
+    "index bytes",
+    "prefill s",
+    "decode s",
+    "tokens",
+)
+LEGEND = (
+    "Nominal: the share of the picture's keys and values that reducer and routers promise, before an eviction. "
+    "Realised: what is stored of them. Cache bytes are measured: text, answer and index with them, slack left out."
+)
+
+
+def facts_table(answers: Sequence[SideAnswer]) -> str:
+    """Markdown: a row for each answer. Bytes are those of ``CacheReport``, without the slack."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, answers)]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", LEGEND])
+
+
+def _row(answer: SideAnswer) -> tuple[str, ...]:
+    report = answer.report
+    held = report.total_bytes - report.slack_bytes
+    return (
+        answer.title,
+        answer.method,
+        f"{held:,}",
+        share_words(held / report.dense_bytes, 1),
+        f"{report.nominal_fraction:.3%}",
+        f"{report.realised_fraction:.3%}",
+        f"{report.index_bytes:,}",
+        f"{answer.prefill_seconds:.2f}",
+        f"{answer.decode_seconds:.2f}",
+        str(answer.tokens),
+    )
+
+
+_matplotlib = threading.Lock()  # its settings are the process's
+
+
+@dataclass(frozen=True)
+class KeptGroups:
+    """The value groups that a plan keeps of the visual tokens.
+
+    Attributes:
+        shares_LS: of the tokens that a layer keeps, the share that keeps each group, fp32; ones where all groups stay.
+        marks_nS: per layer, the groups of each kept token in the prompt's order, bool.
+    """
+
+    shares_LS: Tensor
+    marks_nS: list[Tensor]
+
+
+def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
+    """Read the first sample of a plan; None where no layer is routed.
+
+    Args:
+        plan: what a cache keeps.
+        regions_N: ``Region`` codes of the unreduced prompt.
+    """
+    groups = next((layer.group_mask_BNS.shape[-1] for layer in plan.layers if layer.group_mask_BNS is not None), None)
+    if groups is None:
+        return None
+    marks = [_marks(layer, regions_N, groups) for layer in plan.layers]
+    # a layer that keeps no visual token keeps none of their groups
+    return KeptGroups(torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
+
+
+def _marks(layer: LayerPlan, regions_N: Tensor, groups: int) -> Tensor:
+    valid = layer.entries_BN[0] >= 0
+    entries = layer.entries_BN[0][valid].cpu()
+    visual = regions_N.cpu()[entries] == Region.VISUAL
+    if layer.group_mask_BNS is None:
+        return torch.ones(int(visual.sum()), groups, dtype=torch.bool)
+    return layer.group_mask_BNS[0][valid].cpu()[visual]
+
+
+def token_picture(answer: SideAnswer, layer: int) -> Image.Image:
+    """The picture with the tokens that a layer keeps; as it is where they cannot be drawn (``answer.undrawn``)."""
+    if answer.undrawn is not None:
+        return answer.image
+    return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer])
+
+
+def group_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
+    """Kept groups of all layers, and beside them those of every kept token in one; None where nothing is routed."""
+    kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
+    if kept is None:
+        return None
+    marks_nS = kept.marks_nS[layer]
+    with _matplotlib:
+        figure, (left, right) = axes_in_a_row(2)
+        draw_cells(left, kept.shares_LS.tolist(), "share of the kept tokens that keep a group", "group", "layer")
+        title = f"layer {layer}: groups of its {len(marks_nS)} kept tokens"
+        if len(marks_nS):
+            draw_cells(right, marks_nS.float().tolist(), title, "group", "kept token, in the picture's order")
+        else:
+            right.set(title=title)
+        return image_of(figure)
