@@ -1,6 +1,6 @@
-"""JSON and YAML that somebody else wrote: read as data, bounded in size, depth and expansion, every fault worded.
+"""Read foreign JSON and YAML as data, bounded in size, depth and expansion; every fault gets a message.
 
-What these readers promise for any bytes: a plain value (dict, list, str, number, bool, None), or one ``ValueError``
+Whatever the bytes, these readers return a plain value (dict, list, str, number, bool, None) or raise one ``ValueError``
 that names the place. Nothing that a document names is imported, opened or built.
 """
 
@@ -27,11 +27,11 @@ _NOT_PLAIN = [f"tag:yaml.org,2002:{name}" for name in ("omap", "pairs", "set", "
 
 
 class InvalidYAML(ValueError):
-    """A text that is no YAML document at all, unlike one that is past a bound."""
+    """The text is no YAML document; one that exceeds a bound raises a plain ``ValueError``."""
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
-    """The text of a regular file in UTF-8.
+    """Read a regular file as UTF-8.
 
     Raises:
         ValueError: no regular file (a folder, a pipe, a device), too large, or not UTF-8.
@@ -44,7 +44,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a regular file in bytes; opening a pipe would wait for somebody who writes into it.
+    """Return the size of a regular file in bytes; opening a pipe would wait for a writer.
 
     Raises:
         ValueError: a folder, a pipe, a socket or a device, or a path that leads nowhere.
@@ -62,7 +62,7 @@ def check_regular(path: str | Path) -> int:
 
 
 def real_path(path: str | Path) -> Path:
-    """Return a path without links and dots; a loop of links stays as it is, for whoever opens it to meet.
+    """Return a path without links and dots; a loop of links stays as it is, and fails when it is opened.
 
     ``Path.resolve`` raises RuntimeError there, and other kinds in later versions of Python.
     """
@@ -70,7 +70,7 @@ def real_path(path: str | Path) -> Path:
 
 
 def decoded(content: bytes, place: str) -> str:
-    """Bytes as UTF-8; a worded ``ValueError`` names the first that is none."""
+    """Decode bytes as UTF-8; the ``ValueError`` names the first invalid byte."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -78,12 +78,12 @@ def decoded(content: bytes, place: str) -> str:
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
-    """The value of a JSON file, see ``read_text`` and ``parse_json``."""
+    """Read a JSON file, see ``read_text`` and ``parse_json``."""
     return parse_json(read_text(path, max_bytes), str(path))
 
 
 def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Args:
         text: one document; bytes are UTF-8.
@@ -111,7 +111,7 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
 
 
 def check_characters(value: Any, place: str) -> None:
-    """Raise a worded ``ValueError`` where a JSON value holds half of a character, which no file or tokenizer takes."""
+    """Raise ``ValueError`` if a JSON value holds half of a surrogate pair, which no file or tokenizer takes."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -119,7 +119,7 @@ def check_characters(value: Any, place: str) -> None:
 
 
 def text_problem(text: str) -> str | None:
-    """Return what keeps a text from being one: that nothing of it can be seen, or a NUL; None where it is fine.
+    """Return why a text cannot be used (it holds a NUL, or nothing visible), or None.
 
     White space, control and zero-width characters (U+200B, a BOM, soft hyphens, fillers) cannot be seen.
     """
@@ -144,12 +144,12 @@ _UNSEEN = {
 
 
 def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
-    """The value of a YAML file, see ``read_text`` and ``parse_yaml``."""
+    """Read a YAML file, see ``read_text`` and ``parse_yaml``."""
     return parse_yaml(read_text(path, max_bytes), str(path))
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """The value of one YAML document, tags of its own refused.
+    """Parse one YAML document; tags of its own are refused.
 
     Raises:
         ValueError: broken, several documents, a key twice in one mapping, an alias that holds itself, nested deeper
@@ -175,7 +175,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads a text once: tags and nesting are checked before a node is made."""
+    """Loader that checks tags and nesting before it makes a node."""
 
     def __init__(self, text: str, place: str) -> None:
         super().__init__(text)
@@ -195,7 +195,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def check_file_name(name: str, place: str) -> str:
-    """A name that becomes one file's or folder's: given back, or refused where it could lead elsewhere.
+    """Return a name that is to become a file's or folder's; refuse one that could lead elsewhere.
 
     Raises:
         ValueError: empty, ``.`` or ``..``, longer than 200 bytes, or with separators or control characters.
@@ -213,7 +213,7 @@ def check_file_name(name: str, place: str) -> str:
 
 
 def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:
-    """Nodes below one, aliases written out; 0 in ``sizes`` marks a node that is being counted."""
+    """Count the nodes below one, aliases written out; 0 in ``sizes`` marks a node that is being counted."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (known := sizes.get(id(node))) is not None:
@@ -264,7 +264,7 @@ LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _check_depth(value: Any, place: str) -> None:
-    """Level by level, without recursion."""
+    """Refuse a value that is nested too deep, level by level, without recursion."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -16,11 +16,11 @@ from itertools import accumulate
 
 
 class SubTokenWarning(UserWarning):
-    """What a user should know of a result that is given all the same; the command line says it on one line."""
+    """Something a user should know about a result that is given all the same; commands print it on one line."""
 
 
 def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
-    """The error for a name that is not in a registry: what was got, the nearest name, what is allowed."""
+    """Return the error for an unknown name: what was got, the nearest name, what is allowed."""
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -49,7 +49,7 @@ def no_numbers(where: str, dtype: object) -> ValueError:
 
 
 def clipped(text: str, most: int) -> str:
-    """A text for a message, its end left out where it has more than ``most`` characters."""
+    """Shorten a text to ``most`` characters for a message."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -81,7 +81,7 @@ class UncutError(ValueError):
 
 
 def plain(text: str) -> str:
-    r"""A text that may be shown on a terminal: control characters and the like are written out (``\x1b``).
+    r"""Return a text that is safe on a terminal: control characters and the like are written out (``\x1b``).
 
     Line breaks and tabs stay.
     """
@@ -101,7 +101,7 @@ MAX_COUNT = 10**9
 
 
 def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise a worded ``ValueError`` where a number is not finite or not from ``low`` to ``high``; None is none."""
+    """Raise ``ValueError`` unless a number is None, or finite and from ``low`` to ``high``."""
     if value is None or low <= value <= min(high, sys.float_info.max):
         return
     allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"

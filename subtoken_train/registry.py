@@ -1,4 +1,4 @@
-"""Methods by name: built in, or brought by another installed package as an entry point of one of our groups.
+"""Find methods by name: built in, or brought by another installed package as an entry point of one of our groups.
 
 Names are read from tables and from the packages' metadata; nothing is imported until a name is looked up. A package
 adds a method in its ``pyproject.toml``::
@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, type[T]]):
         return found
 
     def find(self, name: str) -> type[T]:
-        """A class by its name.
+        """Return a class by its name.
 
         Raises:
             ValueError: there is none of this name, or the package that brings it is at fault.
@@ -106,7 +106,7 @@ class Registry(MutableMapping[str, type[T]]):
         return getattr(import_module(f"{self._package}.{module}"), name)
 
     def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
-        """The class of another package, once it is known to be one of ours."""
+        """Load the class of another package and check that it extends our base."""
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
         if len(entries) > 1:
             raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
@@ -124,7 +124,7 @@ class Registry(MutableMapping[str, type[T]]):
 
 
 def _may_be_installed(group: str) -> bool:
-    """Whether a package on the path may bring such an entry point, by a look for the group's name in its metadata.
+    """Tell whether a package on the path may bring such an entry point, by the group's name in its metadata.
 
     For a package in an archive the answer is yes. Without this look every ``--help`` that lists names would take twice
     as long: ``importlib.metadata`` imports the reader of mails.
@@ -140,6 +140,6 @@ def _may_be_installed(group: str) -> bool:
 
 
 def _origin(entry: EntryPoint) -> str:
-    """A package and its entry point, as they are named in its metadata."""
+    """Name a package and its entry point, as its metadata does."""
     package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
     return f"{package} ({entry.value})"

@@ -1,4 +1,4 @@
-"""Plain values from a file as the dataclass that they should be: every name and every type is checked.
+"""Build dataclasses from the plain values of a file, with every name and every type checked.
 
 ``BackboneConfig(**json.load(file))`` takes a text where a number belongs and fails much later, or never.
 """
@@ -20,7 +20,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def typed(kind: type[T], content: object, place: str) -> T:
-    """A dataclass from a mapping.
+    """Build a dataclass from a mapping.
 
     Args:
         kind: the dataclass. Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X],
@@ -48,7 +48,7 @@ def typed(kind: type[T], content: object, place: str) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is known of a dataclass: its fields' types, those without a default, and types that need no second look."""
+    """Fields of a dataclass: their types, those without a default, and the types that need no second look."""
 
     hints: dict[str, Any]
     required: tuple[str, ...]
@@ -74,7 +74,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _scalars(hint: Any) -> list[type]:
-    """The plain types of a hint, each told by ``type(value)`` alone."""
+    """List the plain types of a hint, which ``type(value)`` alone tells apart."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for each in get_args(hint) for kind in _scalars(each)]
     return [hint] if hint in WORDS else []
@@ -87,10 +87,10 @@ def _in_range(value: Any) -> bool:
 
 
 def checked(hint: Any, value: Any, place: str) -> Any:
-    """A value of the type that ``hint`` says (lists become tuples, whole numbers floats, where it asks for these).
+    """Return a value as the type of ``hint``: lists become tuples, and whole numbers floats, where it asks for them.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is of another type.
     """
     origin, inner = _parts(hint)
     if hint is Any:
@@ -112,7 +112,7 @@ def checked(hint: Any, value: Any, place: str) -> Any:
 
 
 def chosen(hints: dict[str, Any], content: object, place: str) -> dict[str, Any]:
-    """Those keys of a mapping that ``hints`` name, each of its type; other keys are not read.
+    """Read the keys of a mapping that ``hints`` name, each as its type; other keys are ignored.
 
     Raises:
         ValueError: no mapping, a key that is missing, or a value of another type.
@@ -129,7 +129,7 @@ def _check_there(missing: list[str], place: str) -> None:
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:
-    """A list, tuple or dict with all that is in it checked."""
+    """Check all members of a list, tuple or dict."""
     if inner[-1] is Any and (origin is not dict or all(type(key) is inner[0] for key in value)):
         return tuple(value) if origin is tuple else value
     if origin is list and all(type(each) is inner[0] and _in_range(each) for each in value):
@@ -157,14 +157,14 @@ def _finite(value: float, place: str) -> float:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, whatever it is."""
+    """Return a value for a message, shortened."""
     if isinstance(value, int) and abs(value) >= 2**63:  # Python refuses to write more than 4300 digits
         return "a number of more than 64 bits"
     return clipped("null" if value is None else repr(value), 60)
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
-    """The first member of a union that takes the value; the error of the only one that is not None where none does."""
+    """Check a value against a union; if nothing takes it, raise the error of the only member beside None, if any."""
     last: ValueError | None = None
     for kind in sorted(kinds, key=lambda kind: (_parts(kind)[0] or kind) is not type(value)):
         try:

@@ -135,7 +135,7 @@ _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict
 
 @dataclass
 class AdapterConfig:
-    """What ``subtoken_config.json`` holds."""
+    """Content of ``subtoken_config.json``."""
 
     backbone: BackboneConfig
     lora: LoraSettings
@@ -151,7 +151,7 @@ class AdapterConfig:
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """A folder's configuration, once its other files are known to say the same; no weight is read.
+    """Read a folder's configuration and check that its other files agree; no weight is read.
 
     Raises:
         ValueError: ``subtoken_config.json`` is missing, broken or newer, holds other keys, types or ranges than it
@@ -200,7 +200,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
 
 
 def _reducer(record: Any, schema: int, place: str) -> Reducer:
-    """The token reducer, by the settings of the class that it names."""
+    """Build the token reducer from the settings of the class that it names."""
     record = checked(dict[str, Any], record, place)
     checked(str, record.get("name"), f"{place}: name")
     if schema < _OWN_SETTINGS:

@@ -1,4 +1,4 @@
-"""Options that say which model runs and how its cache is compressed: shared by the commands that generate."""
+"""Options for the model that runs and the compression of its cache, shared by the commands that generate."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
 
 
 def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
-    """An adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, with the options' compression.
+    """Load an adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, as the options say.
 
     Raises:
         ValueError: what ``ArmSpec`` or ``SubTokenModel`` refuses.

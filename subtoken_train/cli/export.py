@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.cli.command_line import ALLOW_CODE
-from subtoken_train.documents import check_regular
+from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError
 from subtoken_train.training.checkpoints import newest_complete, read_marker
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check_options(args)
     out, source = Path(args.out), find_source(Path(args.source))
-    if source.folder.resolve() in out.resolve().parents:
+    if real_path(source.folder) in real_path(out).parents:
         raise ValueError(f"{out} lies inside {source.folder}, which is exported; choose a folder outside of it")
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
     recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)

@@ -1,4 +1,4 @@
-"""``subtoken-train evaluate --check``: what a grid would run; recipes stand in the place of untrained adapters."""
+"""``subtoken-train evaluate --check``: tell what a grid would run; recipes stand in for untrained adapters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_check(grid: Grid) -> int:
 
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
-    """Tasks, arms, memory, and what is wanted."""
+    """Return lines about tasks, arms, memory, and what is missing."""
     total = samples_in_all(checked.tasks)
     cells = f"{len(checked.arms)} arms x {len(checked.tasks)} tasks"
     asked = "" if total is None else f", {len(checked.arms) * total:,} answers"
@@ -65,7 +65,7 @@ def _arm_words(planned: PlannedArm) -> str:
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
-    """Of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
+    """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
     first, sizes = arms[0].arm, [arm.kept for arm in arms]
     weights, dense, least, most = (
         f"{size / GIB:.2f}"
@@ -82,7 +82,7 @@ def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
 
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:
-    """What the recipe of a run (``runs/NAME`` or ``runs/NAME/adapter``) would train; None where no recipe has its name.
+    """Return what the recipe of a run (``runs/NAME`` or ``runs/NAME/adapter``) would train; None if it has no recipe.
 
     Raises:
         ValueError: the recipe is none.

@@ -1,4 +1,4 @@
-"""Recipes as typed settings: the one parser that ``fit`` and ``check`` share.
+"""Parse recipes into typed settings, for ``fit`` and ``check`` alike.
 
 LightningCLI without its subcommands: a recipe's ``model``, ``data`` and ``trainer`` bands are the arguments of
 SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside them are added here.
@@ -6,10 +6,13 @@ SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import lightning as L
 import yaml
@@ -18,16 +21,20 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.artifact.hub import Destination
-from subtoken_train.cli.class_paths import ALLOWED
+from subtoken_train.cli.class_check import ALLOWED
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.cli.loggers import name_remote_runs, run_loggers
-from subtoken_train.cli.recipe_parser import RecipeParser, check_known, data_module_of, recipe_keys
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
-from subtoken_train.cli.wording import own_words, reworded
+from subtoken_train.cli.wording import own_words, reworded, unknown_key
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.ordered import OrderedDataModule
+from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.midway_scores import (
@@ -45,10 +52,101 @@ from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import final_names, has_work, place_beside, requeued_with_work
 from subtoken_train.training.strategies import build_strategy
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
+from subtoken_train.typed import shown
+
+
+class RecipeParser(LightningArgumentParser):
+    """Parser that raises a ``ValueError``, which ``RecipeCLI`` words, instead of printing its usage and exiting.
+
+    No value is taken for the name of a further file. A reducer's settings are those of its class.
+
+    Attributes:
+        reducer: the recipe's token reducer.
+    """
+
+    reducer: type[Reducer]
+
+    def add_class_arguments(self, theclass: type[Any], *args: Any, **kwargs: Any) -> Any:
+        """Add a class's settings, without configuration files in the place of values."""
+        settings = {**kwargs, "sub_configs": False}
+        if theclass is SubTokenModule:
+            settings["skip"] = {"reducer"}
+        added = super().add_class_arguments(theclass, *args, **settings)
+        if theclass is SubTokenModule:
+            super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
+        self._try_whole_numbers_first()
+        return added
+
+    def _try_whole_numbers_first(self) -> None:
+        """Let a whole number stay one where ``int | float`` is asked for, whose parts are tried in order.
+
+        That order is not the one that was written: typing's cache takes ``int | float`` and ``float | int`` for equal,
+        and gives back the one that any library asked for first.
+        """
+        union: Any = Union
+        for settings in map(vars, self._actions):
+            hint = settings.get("_typehint")
+            parts = get_args(hint)
+            if get_origin(hint) in (Union, UnionType) and int in parts and float in parts:
+                settings["_typehint"] = union[tuple(sorted(parts, key=lambda part: part is float))]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise ``message``."""
+        raise ValueError(message)
+
+
+def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
+    """Return the data module of a ``data`` band by its keys: corpus (``train``), recall (``num_facts``) or records."""
+    if "train" in keys:
+        return CorpusDataModule
+    return RecallDataModule if "num_facts" in keys else InstructionDataModule
+
+
+def recipe_keys(parser: LightningArgumentParser) -> list[str]:
+    """List every key that a recipe may hold, also those in optional groups (``model.routing``); no group itself."""
+    keys: set[str] = set()
+    for action in parser._actions:
+        keys.update(_keys_below(action.dest, getattr(action, "_typehint", None)))
+    keys = {key for key in keys if key.rpartition(".")[2] != "help"}
+    groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    return sorted(keys - groups_of_keys)
+
+
+def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
+    """Refuse what the parser lets pass: an unknown key that holds nothing, and an empty list in place of a group.
+
+    Args:
+        content: of a recipe, or of a group in it.
+        keys: see ``recipe_keys``.
+        prefix: the group's name and a dot.
+
+    Raises:
+        ValueError: there is one.
+    """
+    keys = set(keys)
+    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            check_known(value, keys, f"{key}.")
+        elif key in groups and value is not None:
+            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
+        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
+            raise ValueError(unknown_key("key", key, keys))
+
+
+def _keys_below(name: str, hint: Any) -> Iterator[str]:
+    """Yield the keys of the optional groups in a type hint, nested ones too, or ``name`` itself."""
+    groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+    if not groups:
+        yield name
+    for group in groups:
+        for key, inner in get_type_hints(group).items():
+            yield from _keys_below(f"{name}.{key}", inner)
 
 
 class RecipeCLI(LightningCLI):
-    """Parses a recipe and builds model and data (neither loads anything yet).
+    """Parser of a recipe that builds model and data (neither loads anything yet).
 
     What a recipe names by class path is built with the trainer, at the first use of ``trainer``, and not before.
 
@@ -81,14 +179,14 @@ class RecipeCLI(LightningCLI):
         )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """The parser with short errors."""
+        """Return the parser with short errors."""
         parser = RecipeParser(**kwargs)
         parser.reducer = REDUCERS.find(self.source.reducer)
         parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The keys that are neither model, data nor trainer."""
+        """Add the keys that are neither model, data nor trainer."""
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
         parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
@@ -99,7 +197,7 @@ class RecipeCLI(LightningCLI):
         parser.add_lightning_class_args(RunCheckpoints, "checkpoint")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; what is wrong with a recipe is one worded line."""
+        """Parse; a mistake in a recipe becomes one line."""
         keys = recipe_keys(parser)
         for content in self.source.contents:
             check_known(content, keys)
@@ -109,7 +207,7 @@ class RecipeCLI(LightningCLI):
             raise ValueError(reworded(str(error), keys)) from None
 
     def before_instantiate_classes(self) -> None:
-        """Settings that follow from others."""
+        """Fill in the settings that follow from others."""
         check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
         if requeued_with_work(self.output_dir, self.config.overwrite):
             self.config.resume, self.config.overwrite = True, False
@@ -144,7 +242,7 @@ class RecipeCLI(LightningCLI):
 
     @trainer.setter
     def trainer(self, trainer: L.Trainer) -> None:
-        """Take another."""
+        """Replace the trainer."""
         self._trainer = trainer
 
     @property
@@ -154,7 +252,7 @@ class RecipeCLI(LightningCLI):
 
     @property
     def destination(self) -> Destination | None:
-        """Where the recipe publishes its adapter; None: nowhere. ``ValueError`` where it only says how."""
+        """Repository to publish the adapter in; None: not published. ``ValueError`` if only --private is given."""
         repo_id, private = self.config.push_to_hub, self.config.private
         if private and repo_id is None:
             raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
@@ -162,11 +260,11 @@ class RecipeCLI(LightningCLI):
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run's checkpoints are."""
+        """Folder of the run's checkpoints."""
         return self.output_dir / "checkpoints"
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """The recipe's trainer with its loggers, Rich progress, atomic checkpoints and our callbacks."""
+        """Build the recipe's trainer with its loggers, progress, atomic checkpoints and our callbacks."""
         stop_mode = self._early_stopping_mode()
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
@@ -194,7 +292,7 @@ class RecipeCLI(LightningCLI):
             check_attention(attention)
 
     def _early_stopping_mode(self) -> str | None:
-        """``min`` or ``max`` of the recipe's early stopping, checked against the scores that the run will have."""
+        """Return ``min`` or ``max`` for early stopping, checked against the scores that the run will have."""
         stopping, data = self.config_init.early_stopping, self.config.data
         if stopping is None:
             return None
@@ -204,7 +302,7 @@ class RecipeCLI(LightningCLI):
         return str(stopping.checked_mode(scores))
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
-        """Panels, the evaluation in the middle of training, and early stopping."""
+        """Return panels, the evaluation in the middle of training, and early stopping."""
         task, stopping, throughput = self.config_init.evaluation, self.config_init.early_stopping, Throughput()
         callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]
         midway = None
@@ -217,7 +315,7 @@ class RecipeCLI(LightningCLI):
         return callbacks
 
     def resolved(self) -> dict[str, Any]:
-        """The recipe with every default and override, as plain values."""
+        """Return the recipe with every default and override, as plain values."""
         content: dict[str, Any] = yaml.safe_load(self.recipe_text())
         return content
 
@@ -226,7 +324,7 @@ class RecipeCLI(LightningCLI):
         write_whole(path, self.recipe_text())
 
     def recipe_text(self) -> str:
-        """The resolved recipe as YAML, without what was meant for this call alone; its paths name ``output_dir``."""
+        """Return the resolved recipe as YAML, without what was for this call alone; its paths name ``output_dir``."""
         config = self.config.clone()
         for flag in FLAGS:
             del config[flag]
@@ -235,5 +333,5 @@ class RecipeCLI(LightningCLI):
 
 
 def _listed(given: Any) -> list[Any]:
-    """One of something, several, or none, as a list."""
+    """Return one of something, several, or none, as a list."""
     return [] if given is None else given if isinstance(given, list) else [given]

@@ -1,7 +1,7 @@
-"""A recipe before it is parsed: read once by a bounded reader, compared with what a recipe may say, nothing imported.
+"""Read recipes by a bounded reader and check what they may say, before anything is parsed or imported.
 
-Everything here is answered without torch, transformers and lightning. What is left, types and keys below the bands, is
-the parser's (``cli/recipe.py``), which gets the very content that was checked here.
+All of it works without torch, transformers and lightning. Types, and keys below the bands, are left to the parser
+(``cli/recipe.py``), which gets the very content that was checked here.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class RecipeSource:
     reducer: str
 
     def arguments(self) -> list[str]:
-        """For the parser: the contents as texts, and the options."""
+        """Return the parser's arguments: the contents as texts, and the options."""
         texts = [_NO_PATH + yaml.safe_dump(content, allow_unicode=True, sort_keys=False) for content in self.contents]
         return [f"--config={text}" for text in texts] + [
             f"--{key}" if value is None else f"--{key}={value}" for key, value in self.words.options
         ]
 
     def data_keys(self) -> set[str]:
-        """Keys of the recipes' ``data`` bands."""
+        """Return the keys of the recipes' ``data`` bands."""
         bands = [content.get("data") for content in self.contents]
         return {key for band in bands if isinstance(band, dict) for key in band}
 
@@ -96,7 +96,7 @@ def read_source(argv: list[str]) -> RecipeSource:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """A saved recipe's content, flags that version 0.1 saved left out; a worded ``ValueError`` where it holds no keys.
+    """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys.
 
     Nothing that it names is looked at.
     """
@@ -108,14 +108,14 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def _reducer(content: dict[str, Any]) -> dict[str, Any]:
-    """The reducer's group of a recipe; empty where there is none."""
+    """Return the reducer's group of a recipe, empty if there is none."""
     band = content.get("model")
     group = band.get("reducer") if isinstance(band, dict) else None
     return group if isinstance(group, dict) else {}
 
 
 def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
-    """A recipe without the other methods' defaults that version 0.1 wrote into every recipe that it resolved."""
+    """Drop the other methods' defaults, which version 0.1 wrote into every recipe that it resolved."""
     group = _reducer(content)
     own, others = split_settings({**group, "name": reducer})
     kept = {key: value for key, value in group.items() if key in own or key in others}
@@ -142,7 +142,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _piece(key: str, text: str | None) -> dict[str, Any]:
-    """An option as the recipe that would say the same."""
+    """Return an option as the recipe that would say the same."""
     names = key.removesuffix("+").split(".")
     if key in _COMMANDS or names[0] in FLAGS:
         return {}
@@ -159,7 +159,7 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """A plain text's value, so that ``null`` and numbers are what they would be in a file."""
+    """Return a plain text's value, so that ``null`` and numbers are what they would be in a file."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
@@ -168,7 +168,7 @@ def _scalar(text: str) -> Any:
 
 
 def _check_numbers(content: dict[str, Any], kind: str) -> None:
-    """The seed, and keys and ranges of the ``trainer`` band; other bands are dataclasses that check themselves."""
+    """Check the seed, and keys and ranges of the ``trainer`` band; other bands check themselves."""
     _check_sizes(content)
     seed = content.get("seed_everything")
     if isinstance(seed, bool):
@@ -188,7 +188,7 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
 
 
 def _check_sizes(content: Any, key: str = "a value") -> None:
-    """No number is too large for the parser to turn it into a float; the reader has bounded the depth."""
+    """Refuse numbers too large for the parser to turn into floats; the reader has bounded the depth."""
     if isinstance(content, int) and abs(content) > _MAX_NUMBER:
         raise ValueError(f"{key} is {shown(content)}; no number of a recipe has more than 19 digits")
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
@@ -197,7 +197,7 @@ def _check_sizes(content: Any, key: str = "a value") -> None:
 
 
 def known_keys() -> list[str]:
-    """The keys that a misspelt one is compared with: ours at the top, the trainer's, those of a complete recipe."""
+    """List the keys that a misspelt one is compared with: ours, the trainer's, those of a complete recipe."""
     recipe = yaml.safe_load(resource(f"recipes/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
     return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
 

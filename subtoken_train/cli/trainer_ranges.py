@@ -1,6 +1,6 @@
-"""The ranges of Lightning's own settings: one table, read before the trainer is there.
+"""Check the ranges of Lightning's own settings against one table, before the trainer is built.
 
-Types are the parser's affair; this refuses numbers (and the few texts) that Lightning would take and fail on later,
+The parser checks types; this refuses numbers (and the few texts) that Lightning would take and fail on later,
 train nothing with, or never come back from.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from subtoken_train.cli.class_paths import ALLOWED
+from subtoken_train.cli.class_check import ALLOWED
 from subtoken_train.typed import shown
 
 Check = Callable[[Any], str | None]
@@ -22,7 +22,7 @@ _CLOCK = re.compile(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d")
 
 
 def number(value: Any) -> float | int | None:
-    """A number, or the text of one, as YAML 1.1 leaves ``1e-4``; None for anything else, true and false included."""
+    """Return a number, also from its text (YAML 1.1 leaves ``1e-4`` one); None for anything else, booleans included."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -48,7 +48,7 @@ def _clip_at(value: Any) -> str | None:
 
 
 def _share(least: int) -> Check:
-    """A whole number of batches, ``least`` or more, or a share of all: 0 to 1, as a float."""
+    """Allow a whole number of batches, ``least`` or more, or a share of all, 0 to 1, as a float."""
 
     def check(value: Any) -> str | None:
         got = number(value)
@@ -95,7 +95,7 @@ def _never(refused: bool, why: str) -> Check:
 
 
 def _any(value: Any) -> None:
-    """Nothing to say: true or false, or a text that the parser or the trainer knows."""
+    """Allow anything: true or false, or a text that the parser or the trainer knows."""
 
 
 _UNRANGED = (

@@ -1,4 +1,4 @@
-"""jsonargparse's complaints in our words: which key, what was got, what is allowed, the nearest name; one line."""
+"""Reword jsonargparse's complaints in one line: the key, what was got, what is allowed, the nearest name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN, _LONGEST = 60, 300
 
 
 def reworded(message: str, keys: Iterable[str]) -> str:
-    """A parser's message as one short line.
+    """Return a parser's message as one short line.
 
     Args:
         message: what jsonargparse says, over several lines and with the names of Python types.
@@ -53,14 +53,14 @@ def reworded(message: str, keys: Iterable[str]) -> str:
 
 
 def own_words(message: str) -> str:
-    """What a class said when the parser built it: of a key of several types, the parser repeats all that it tried."""
+    """Return what a class said when the parser built it; for a union, the parser repeats all that it tried."""
     errors = _ERRORS.search(message)
     said = [] if errors is None else re.findall(r"^\s*- (.+)$", errors["errors"], re.MULTILINE)
     return next((line for line in said if not line.startswith(_TRIED)), message)
 
 
 def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
-    """The message for a key that is in no recipe, with the nearest one, or those beside it."""
+    """Return the message for a key that no recipe has, with the nearest one, or those beside it."""
     keys = list(keys)
     head = f"unknown {kind} {prefix + key!r}."
     if near := _nearest(key, keys):
@@ -73,7 +73,7 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
 
 
 def _nearest(key: str, keys: list[str]) -> str | None:
-    """The likeliest meant key: the same group and a similar name, a similar group, or a similar name anywhere."""
+    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name anywhere."""
     group, _, leaf = key.rpartition(".")
     beside = [name for name in keys if name.rpartition(".")[0] == group]
     names = {name.rpartition(".")[2]: name for name in beside}
@@ -87,14 +87,14 @@ def _nearest(key: str, keys: list[str]) -> str | None:
 
 
 def unexpected_argument(argument: str) -> str:
-    """The message for a word that is neither an option nor its value."""
+    """Return the message for a word that is neither an option nor its value."""
     is_recipe = argument.endswith((".yaml", ".yml"))
     hint = f"a recipe is passed as --config {argument}" if is_recipe else "options start with --"
     return f"unexpected argument {argument!r}; {hint}"
 
 
 def _key_path(text: str) -> str:
-    """The whole key that a complaint is about: nested groups name their keys one by one, or repeat them in full."""
+    """Return the whole key of a complaint; nested groups name their keys one by one, or repeat them in full."""
     path = ""
     for found in _KEY.finditer(text):
         path = found["key"] if not path or found["key"].startswith(path) else f"{path}.{found['key']}"
@@ -102,7 +102,7 @@ def _key_path(text: str) -> str:
 
 
 def _wrong_value(text: str) -> str:
-    """The message for a value of the wrong type: the last key that is named holds it."""
+    """Return the message for a value of the wrong type, which the last key named holds."""
     key = _key_path(text)
     complaint = text[text.rindex("Parser key ") :]
     value, types = _VALUE.search(complaint), _TYPES.search(complaint)

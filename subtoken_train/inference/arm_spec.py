@@ -1,4 +1,4 @@
-"""Which model answers, and how its prompts are compressed, as somebody wrote it: one set of options and of rules.
+"""An arm as it is written: the model that answers and the compression of its prompts, under one set of rules.
 
 A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: each turns its own form into an
 ``ArmSpec`` and says how its options are spelled in messages.
@@ -62,7 +62,7 @@ class ArmSpec(ArmSettings):
             raise ValueError(f"{say('eviction', self.eviction)} needs {say('eviction_keep')}, {example}")
 
     def spelled(self, option: str, value: str | None = None) -> str:
-        """An option, with a value or alone, as its front end writes it."""
+        """Spell an option, with a value or alone, as its front end does."""
         if self.written == "flag":
             option = option.replace("options", "option")  # each is given by a flag of its own
             flag = f"--{option.replace('_', '-')}"
@@ -93,7 +93,7 @@ class ArmSpec(ArmSettings):
             )
 
     def compression(self, round_up: bool = False) -> Compression:
-        """Eviction and precision; ``round_up`` is for anchors.
+        """Build the compression that the arm asks for; ``round_up`` is for anchors.
 
         Raises:
             ValueError: names or settings that do not exist.
@@ -112,7 +112,7 @@ class ArmSpec(ArmSettings):
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
     ) -> SubTokenModel:
-        """The model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone.
+        """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone.
 
         Args:
             device: where it runs, as ``SubTokenModel.from_pretrained`` takes it.
@@ -134,13 +134,13 @@ class ArmSpec(ArmSettings):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What is said of how the backbone is loaded."""
+        """Settings of the arm that the backbone is loaded with."""
         given = {"dtype": self.dtype, "max_pixels": self.max_pixels}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
     def drawing(self) -> set[str]:
-        """Its reducer and its eviction, of ``DRAWING``: what takes the seed whatever selects groups."""
+        """Names of its reducer and eviction that draw at random, and so take the seed."""
         eviction = None if self.eviction is None else innermost(self.eviction)
         return {name for name in (self.reducer, eviction) if name in DRAWING}
 

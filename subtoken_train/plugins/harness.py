@@ -37,7 +37,7 @@ OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
 
 @dataclass(frozen=True)
 class ModelArguments(ArmSpec):
-    """What a harness's command line says of the model: an arm's options, and these.
+    """Model of a harness's command line: an arm's settings, and some of its own.
 
     ``eviction_options`` are written ``key=value``, separated by ``;``. A reducer is for a backbone alone.
 
@@ -70,7 +70,7 @@ class ModelArguments(ArmSpec):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What differs from the defaults, and what the adapter holds, for result files."""
+        """Settings that differ from the defaults, and the adapter's digest, for result files."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "written"}
         given = {name: value for name, value in values.items() if value != getattr(ModelArguments, name, {})}
         if self.eviction_options:
@@ -80,7 +80,7 @@ class ModelArguments(ArmSpec):
         return given
 
     def model(self) -> SubTokenModel:
-        """The model, in evaluation mode on ``device``; see ``load`` for the errors."""
+        """Load the model in evaluation mode on ``device``; see ``load`` for the errors."""
         config = None
         if self.dtype is not None and not self.adapter:
             config = BackboneConfig(dtype=self.dtype)

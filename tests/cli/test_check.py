@@ -259,6 +259,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
         (["--model.lora.rank", "0"], ["lora rank is 0"]),
+        (["--model.lora.rank", "null"], ["lora rank is null; it must be a number"]),
     ],
     ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from lightning.pytorch import Trainer
 
-from subtoken_train.cli.class_paths import ALLOWED, ZERO_SETTINGS
+from subtoken_train.cli.class_check import ALLOWED, ZERO_SETTINGS
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source

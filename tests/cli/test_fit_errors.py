@@ -6,8 +6,7 @@ import pytest
 
 from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.main import main
-from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.recipe_parser import recipe_keys
+from subtoken_train.cli.recipe import RecipeCLI, recipe_keys
 from tests.support.places import recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")

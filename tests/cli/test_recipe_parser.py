@@ -1,6 +1,6 @@
 """The parser behind recipes: what it makes of a written value."""
 
-from subtoken_train.cli.recipe_parser import RecipeParser
+from subtoken_train.cli.recipe import RecipeParser
 
 
 class Limits:

@@ -1,4 +1,4 @@
-"""What a grid asks for: arms, tasks, and the settings that all of them share.
+"""Grids: arms, tasks, and the settings that all of them share.
 
 Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship with their models and make their data.
 """
@@ -75,7 +75,7 @@ AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is n
 
 
 def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
-    """The arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``.
+    """Return the arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``.
 
     Raises:
         ValueError: no mapping, an unknown key, an empty list, a name for several arms, or what ``ArmSpec`` refuses.
@@ -104,7 +104,7 @@ _FILE: dict[str, Any] = {
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:
-    """A grid with some of its settings replaced.
+    """Read a grid and replace some of its settings.
 
     Args:
         path: YAML with ``arms``, ``tasks``, ``out`` and, optionally, the other attributes of ``Grid``.
@@ -151,7 +151,7 @@ SCENES = 800  # test questions of seed 1, the first of those that the tables of 
 
 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
-    """The grids of a suite, with one results folder for all; the scenes are written below it, once.
+    """Return the grids of a suite, with one results folder for all; the scenes are written below it, once.
 
     Args:
         name: of ``SUITES``.
