@@ -23,12 +23,13 @@ from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels.formats import FORMATS, MODEL, Format
 
 ROOT = Path(__file__).resolve().parents[1]
 SPREAD, BATCH = (0.25, 1.75), 8
 
 
-def filled(counts: list[int], routed: bool, bits: int = 0) -> PackedCache:
+def filled(counts: list[int], routed: bool, form: Format = MODEL) -> PackedCache:
     """A cache whose samples keep ``counts`` entries of random keys and values."""
     cache, batch, length = PackedCache(LAYERS), len(counts), max(counts)
     keep = torch.arange(length) < torch.tensor(counts)[:, None]
@@ -38,7 +39,7 @@ def filled(counts: list[int], routed: bool, bits: int = 0) -> PackedCache:
         if routed:
             chosen = torch.rand(batch, length, GROUPS).argsort(-1)[..., :KEPT]
             groups = torch.zeros(batch, length, GROUPS, dtype=torch.bool).scatter_(2, chosen, True)
-        layer.fill(pack_layer(key, value, layer_plan(keep[:, None], groups), Packing(kv_bits=bits)), length, key)
+        layer.fill(pack_layer(key, value, layer_plan(keep[:, None], groups), Packing(form=form)), length, key)
     cache.next_position = torch.full((batch, 1), length)
     cache.origin_B = torch.zeros(batch, dtype=torch.long)
     return cache
@@ -75,8 +76,8 @@ def main() -> None:
         for entries in lengths:
             for routed in (True, False):
                 if kind == "rounded":
-                    kinds = (("base", 0), ("int8", 8), ("int4", 4))
-                    caches = {name: filled([entries], routed, bits) for name, bits in kinds}
+                    kinds = {"base": MODEL, "int8": FORMATS["int8"], "int4": FORMATS["int4"]}
+                    caches = {name: filled([entries], routed, form) for name, form in kinds.items()}
                 else:
                     uneven = [int(entries * share) for share in torch.linspace(*SPREAD, BATCH).tolist()]
                     caches = {"base": filled([entries] * BATCH, routed), "unequal": filled(uneven, routed)}

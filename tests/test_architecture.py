@@ -285,3 +285,24 @@ def test_test_files_have_names_of_their_own():
     """pytest imports them by their base names."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+KNOWS_BYTES = {"functional/quantized.py", "families/images.py", "families/quantize.py"}
+"""Weights of bitsandbytes and pixels; how keys and values are stored, ``kernels/formats.py`` alone knows."""
+
+
+def compared_dtypes(tree: ast.AST) -> set[str]:
+    """Integer dtypes of a byte that a file compares something with."""
+    compared = [part for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)]
+    return {part.attr for part in compared if isinstance(part, ast.Attribute)} & {"uint8", "int8"}
+
+
+def test_only_formats_know_how_vectors_are_stored():
+    found = {path for path in SOURCES if compared_dtypes(ast.parse(path.read_text()))}
+    assert {path.relative_to(ROOT / PACKAGE).as_posix() for path in found} <= KNOWS_BYTES
+
+
+def test_the_rule_of_formats_itself():
+    assert compared_dtypes(ast.parse("a = x.dtype == torch.uint8")) == {"uint8"}
+    assert compared_dtypes(ast.parse("a = x.dtype in (torch.int8, torch.int16)")) == {"int8"}
+    assert compared_dtypes(ast.parse("a = torch.zeros(3, dtype=torch.uint8)")) == set()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues
+from subtoken_train.kernels.formats import Payload
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
 
 
 def chosen_samples(indices: Tensor, batch: int) -> Tensor:
@@ -154,13 +155,6 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0) -
     return shares
 
 
-def vector_bytes(payload: Payload, width: int) -> int:
-    """Bytes of a vector of ``width`` channels that is stored as those of a payload are, its scale included."""
-    scale = 0 if payload.scale is None else payload.scale.element_size()
-    halves = payload.data.dtype == torch.uint8  # two channels a byte
-    return (width // 2 if halves else width * payload.data.element_size()) + scale
-
-
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
     """Add one row's routed entries to its sample's share; ``place`` is the row's in the block."""
     count, pieces = len(keys.data), len(values.piece_bit)
@@ -171,7 +165,7 @@ def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, w
     shared = values.piece_bit.nbytes
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
     channels = width * values.heads // pieces
-    routed = keys.nbytes // count + stored * vector_bytes(values.pieces, channels) + index
+    routed = keys.nbytes // count + stored * values.pieces.vector_bytes(channels) + index
     share.total_bytes += routed
     share.routed_bytes += routed
     share.index_bytes += index

@@ -23,15 +23,8 @@ from torch.nn import functional as F
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.functional.gather import kept_index
-from subtoken_train.kernels.storage import (
-    Block,
-    BlockPart,
-    Payload,
-    RoutedValues,
-    dense_keys,
-    dense_values,
-    stored_flags,
-)
+from subtoken_train.kernels.formats import Format, Payload, concatenated
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.kernels.tail import Fill
 from subtoken_train.types import LayerPlan, Region
 
@@ -216,7 +209,7 @@ def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int
     return dense
 
 
-def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, bits: int) -> list[Block]:
+def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, form: Format) -> list[Block]:
     """Blocks of the marked entries of a layer and its tail.
 
     Args:
@@ -224,9 +217,9 @@ def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_
         keep_RN: entries that stay, bool: the stored ones in their order, to the longest row, then the tail's. They come
             to lie in the same order.
         tail: by row, in the model's dtype.
-        settles_R: rows whose tail is stored with ``bits``; that of the others stays in the model's dtype meanwhile,
+        settles_R: rows whose tail is stored in ``form``; that of the others stays in the model's dtype meanwhile,
             bool. Without rounding they are alike.
-        bits: precision, see ``Payload.store``.
+        form: in which tails are stored.
     """
     stored = keep_RN.shape[1] - tail.entries
     groups: dict[tuple[tuple[int, int], ...], list[_Rows]] = {}
@@ -238,7 +231,7 @@ def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_
         counts_RK = torch.stack([mark.sum(-1) for mark in marks] + [settles_R[rows_R].long()], -1).tolist()
         for alike in dict.fromkeys(map(tuple, counts_RK)):
             own_R = torch.tensor([i for i, each in enumerate(counts_RK) if tuple(each) == alike], device=rows_R.device)
-            kinds = _by_kind([_select(part, own_R, mark) for part, mark in held], bool(alike[-1]), bits)
+            kinds = _by_kind([_select(part, own_R, mark) for part, mark in held], bool(alike[-1]), form)
             key = tuple((kind, part.entries) for kind, part in kinds.items())
             channels = None if block.channels is None else block.channels[own_R]
             groups.setdefault(key, []).append(_Rows(rows_R[own_R], list(kinds.values()), channels))
@@ -257,7 +250,7 @@ class _Rows:
 WHOLE, FRESH = 3, 4
 
 
-def _by_kind(parts: list[BlockPart], settles: bool, bits: int) -> dict[int, BlockPart]:
+def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, BlockPart]:
     """Parts in the order of storage, one of each kind, as ``pack_layer`` orders them, then what is not rounded yet.
 
     Only ``WHOLE`` may be empty, and is always there.
@@ -265,13 +258,10 @@ def _by_kind(parts: list[BlockPart], settles: bool, bits: int) -> dict[int, Bloc
     kinds: dict[int, list[BlockPart]] = {}
     for part in parts:
         kind, own = 2 * isinstance(part.values, Payload) + (not part.cut), part
-        if kind == WHOLE and bits and part.keys.scale is None:
+        if kind == WHOLE and form.rounds and not part.keys.format.rounds:
             kind = FRESH
             if settles:
-                kind, own = (
-                    WHOLE,
-                    BlockPart(Payload.store(part.keys.read(), bits), Payload.store(_payload(part).read(), bits)),
-                )
+                kind, own = WHOLE, BlockPart(form.store(part.keys.read()), form.store(_payload(part).read()))
         kinds.setdefault(kind, []).append(own)
     joined = {kind: _joined(kinds[kind]) for kind in sorted(kinds)}
     return {kind: part for kind, part in joined.items() if part.entries or kind == WHOLE}
@@ -303,26 +293,19 @@ def _take(payload: Payload, index_RM: Tensor) -> Payload:
     def taken(vectors: Tensor) -> Tensor:
         return vectors.gather(2, index_RM[:, None, :, None].expand(-1, vectors.shape[1], -1, vectors.shape[-1]))
 
-    return Payload(taken(payload.data), None if payload.scale is None else taken(payload.scale), payload.dtype)
+    return payload.each(taken)
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:
     """Entries (axis 2) or rows (axis 0) of all parts, which are of one kind."""
     if len(parts) == 1:
         return parts[0]
-    keys = _concatenated([part.keys for part in parts], axis)
+    keys = concatenated([part.keys for part in parts], axis)
     values = [part.values for part in parts if isinstance(part.values, RoutedValues)]
     if not values:
-        return BlockPart(keys, _concatenated([_payload(part) for part in parts], axis), parts[0].cut)
-    flags_RPM, pieces = torch.cat([stored_flags(each) for each in values]), _concatenated([x.pieces for x in values], 0)
+        return BlockPart(keys, concatenated([_payload(part) for part in parts], axis), parts[0].cut)
+    flags_RPM, pieces = torch.cat([stored_flags(each) for each in values]), concatenated([x.pieces for x in values], 0)
     return BlockPart(keys, _found(pieces, flags_RPM, values[0].piece_bit, keys), parts[0].cut)
-
-
-def _concatenated(payloads: list[Payload], axis: int) -> Payload:
-    scales = [payload.scale for payload in payloads if payload.scale is not None]
-    dtype = payloads[0].dtype
-    data = [payload.data if payload.scale is not None else payload.data.to(dtype) for payload in payloads]
-    return Payload(torch.cat(data, axis), torch.cat(scales, axis) if scales else None, dtype)
 
 
 def _payload(part: BlockPart) -> Payload:

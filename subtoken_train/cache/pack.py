@@ -21,7 +21,8 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, RoutedValues, pack_bits, places_of
+from subtoken_train.kernels.formats import MODEL, Format, Payload
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, places_of
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
 
@@ -181,11 +182,11 @@ class Packing:
 
     Attributes:
         layout: of the value groups.
-        kv_bits: 0 keeps the model's dtype; 8 and 4 store integers with a scale per key head and value piece.
+        form: of the stored vectors, which are key heads and value pieces.
     """
 
     layout: Layout = "contiguous"
-    kv_bits: int = 0
+    form: Format = MODEL
 
 
 def pack_layer(
@@ -244,7 +245,7 @@ def pack_layer(
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            stored = Payload.store(_take(own_keys, index, channels if kind.cut else None), packing.kv_bits)
+            stored = packing.form.store(_take(own_keys, index, channels if kind.cut else None))
             value_RcMd = _take(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:
@@ -254,10 +255,10 @@ def pack_layer(
                 flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
                 value_RcMd = value_RcMd if fill is None else value_RcMd - of_rows(fill)
                 bounds = [0, *accumulate(bits[row][bit] for row in members for bit in marks.bit_of)]
-                kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, packing.kv_bits, bounds)
+                kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, bounds)
                 parts.append(BlockPart(stored, kept, kind.cut, stands))
             else:
-                parts.append(BlockPart(stored, Payload.store(value_RcMd, packing.kv_bits), kind.cut, stands))
+                parts.append(BlockPart(stored, packing.form.store(value_RcMd), kind.cut, stands))
         own_channels = channels if any(part.cut for part in parts) else None
         blocks.append(Block(rows, parts, own_channels, numbers=None if rows is None else members))
     return blocks
@@ -295,13 +296,13 @@ def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = 
 
 
 def _routed_values(
-    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, kv_bits: int, bounds: list[int]
+    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int]
 ) -> RoutedValues:
     """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
     stored_n3 = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1])
-    pieces = Payload.store(pieces_RPMw[stored_n3.unbind(1)], kv_bits)
+    pieces = keys.format.store(pieces_RPMw[stored_n3.unbind(1)])
     return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 

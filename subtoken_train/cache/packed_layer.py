@@ -23,8 +23,9 @@ from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, sel
 from subtoken_train.cache.entries import EntryRecord, keep_entries
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
+from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import FusedState, Workspace, unserved
-from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.storage import Block, BlockPart
 from subtoken_train.kernels.tail import Fill, Reach, Tail
 
 SLACK = 64  # tokens by which a full tail grows
@@ -315,15 +316,15 @@ class PackedLayer(StoredPrompt, TailRoom):
         used = [tail[:, :, : self.tail_length] for tail in (self.keys, self.values)]
         if len(self.record.place_RM) != len(self.keys):
             used = [tail.flatten(0, 1)[:, None] for tail in used]
-        keys, values = (Payload(tail, None, tail.dtype) for tail in used)
+        keys, values = (Payload(tail, None, tail.dtype, MODEL) for tail in used)
         return BlockPart(keys, values)
 
-    def keep(self, keep_RN: Tensor, settles_B: Tensor, bits: int) -> None:
+    def keep(self, keep_RN: Tensor, settles_B: Tensor, form: Format) -> None:
         """Keep the marked entries, see ``keep_entries``; the tail is packed and begins anew."""
         assert self.record is not None
         tail = self.tail_rows()
         settles_R = settles_B.repeat_interleave(len(keep_RN) // len(settles_B))
-        self.blocks = keep_entries(self.blocks, keep_RN, tail, settles_R, bits)
+        self.blocks = keep_entries(self.blocks, keep_RN, tail, settles_R, form)
         self.record.keep(keep_RN, self.tail_length, self.tail_start_B)
         self.settled_length += self.tail_length
         self.clear()

@@ -23,7 +23,8 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, RoutedValues, pack_bits, unpack_bits
+from subtoken_train.kernels.formats import Format, Payload
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, unpack_bits
 from subtoken_train.kernels.tail import Fill
 
 _NAMED = 3
@@ -109,7 +110,7 @@ def check_routed(
     if not len(counts) or int(bounds[0]) != 0 or bool((counts < 0).any()):
         raise ValueError(f"{place}: offsets do not divide {stored} stored pieces")
     check_within(f"{place}.piece_bit", piece_bit, len(piece_bit) if index.dim() != 3 else index.shape[1])
-    if index.dtype == torch.uint8:
+    if index.dtype != torch.int32:
         if index.dim() != 3 or index.shape[0] != rows or index.shape[2] != -(-entries // 8):
             raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {entries} entries")
         flags_RSM = unpack_bits(index, entries)
@@ -197,7 +198,7 @@ class PackedShape:
         kv_heads: h.
         width: d.
         dtype: of the model.
-        bits: of keys and values: 0 in the model's dtype, 8 or 4.
+        form: of stored keys and values.
         windows: of every layer; None: it sees all.
         axes: of a position id: 1, or 3 under mRoPE.
     """
@@ -206,7 +207,7 @@ class PackedShape:
     kv_heads: int
     width: int
     dtype: torch.dtype
-    bits: int
+    form: Format
     windows: list[int | None]
     axes: int
 
@@ -354,9 +355,8 @@ def _read_part(
 def _read_payload(
     name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape
 ) -> Payload:
-    kinds = {0: shape.dtype, 8: torch.int8, 4: torch.uint8}
-    if shape.bits == 4 and width % 2:
-        raise ValueError(f"{name}: {width} channels cannot lie two in a byte")
-    data = reader.take(name, (kinds[shape.bits],), *lead, width // 2 if shape.bits == 4 else width)
-    scale = reader.take(f"{name}.scale", (torch.float16,), *data.shape[:-1], 1) if shape.bits else None
-    return Payload(data, scale, shape.dtype)
+    form = shape.form
+    form.check_width(width, f"{name} has {width} channels")
+    data = reader.take(name, (form.code_dtype(shape.dtype),), *lead, form.code_width(width))
+    scale = reader.take(f"{name}.scale", (torch.float16,), *data.shape[:-1], 1) if form.rounds else None
+    return Payload(data, scale, shape.dtype, form)

@@ -36,8 +36,9 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
-from subtoken_train.inference.compression import BITS, Compression, method_record, settings_record
+from subtoken_train.inference.compression import Compression, method_record, settings_record
 from subtoken_train.inference.text_prompts import QuestionFrame
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
@@ -243,7 +244,7 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
         family.shape.num_kv_heads,
         family.shape.head_dim,
         family.model.dtype,
-        BITS[compression.kv_dtype],
+        FORMATS[compression.kv_dtype],
         family.windows,
         3 if family.tower_positions == "mrope" else 1,
     )

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, field
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.by_sample import sample_shares, vector_bytes
+from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -247,8 +247,8 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     stored_L = [layer.blocks[0].parts[0].keys for layer in layers]
     width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]
-    slices_L = [2 * vector_bytes(payload, width) for payload in stored_L]
-    saved_L = [vector_bytes(x, width) - vector_bytes(x, thin) for x, thin in zip(stored_L, thin_L, strict=True)]
+    slices_L = [2 * payload.vector_bytes(width) for payload in stored_L]
+    saved_L = [x.vector_bytes(width) - x.vector_bytes(thin) for x, thin in zip(stored_L, thin_L, strict=True)]
     filled = sum(plan.filled for plan in opened.plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM, held_LBM)

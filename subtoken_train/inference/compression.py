@@ -25,16 +25,15 @@ from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
+from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Region, in_compressed_region
 from subtoken_train.view.view import Scope
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
-KVDtype = Literal["model", "int8", "int4"]
 MOST = 2**53
 """Tokens or bytes of a budget: what a float still counts one by one."""
-BITS: dict[KVDtype, int] = {"model": 0, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Compression:
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
-        check_word("kv_dtype", self.kv_dtype, BITS)
+        check_word("kv_dtype", self.kv_dtype, FORMATS)
         check_key_channels(self.key_channels)
         if self.merge is not None:
             check_word("merge", self.merge, get_args(Merge))
@@ -170,11 +169,11 @@ class Compression:
                 "leave rerotate out"
             )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
-        if self.kv_dtype == "int4" and kept % 2:
-            raise ValueError(
-                f"int4 stores two channels a byte, but key_channels={self.key_channels} keeps {kept} of {width}; take "
-                f"key_channels={(kept + 1) / width:.6g}, or kv_dtype int8"
-            )
+        FORMATS[self.kv_dtype].check_width(
+            kept,
+            f"key_channels={self.key_channels} keeps {kept} of {width}; take key_channels={(kept + 1) / width:.6g}, "
+            "or kv_dtype int8",
+        )
         if self.eviction is None:
             return
         check_calibration(self.eviction.calibrated, family)

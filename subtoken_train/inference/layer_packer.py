@@ -35,7 +35,8 @@ from subtoken_train.functional.key_channels import best_channels, key_energy, qu
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.inference.compression import BITS, Compression
+from subtoken_train.inference.compression import Compression
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.kernels.tail import Fill
 from subtoken_train.ledger.kv_budget import kept_channels
@@ -144,9 +145,9 @@ class LayerPacker:
     key_cut: KeyCut | None = field(init=False)
 
     def __post_init__(self) -> None:
-        family, routing, bits = self.backbone.family, self.backbone.active_routing, BITS[self.compression.kv_dtype]
+        family, routing, form = self.backbone.family, self.backbone.active_routing, FORMATS[self.compression.kv_dtype]
         self.dense = family.dense_cache()
-        self.packing = Packing(kv_bits=bits) if routing is None else Packing(routing.layout, bits)
+        self.packing = Packing(form=form) if routing is None else Packing(routing.layout, form)
         self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
         width = family.shape.head_dim
         self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None

@@ -31,8 +31,8 @@ from subtoken_train.cache.entries import STAYS, EntryRecord, read_keys, read_val
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.moving import on_device
-from subtoken_train.inference.compression import BITS
 from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.kernels.formats import FORMATS, Format
 from subtoken_train.types import Plan, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OnlineView
@@ -123,9 +123,9 @@ class HeldLayer:
         """Note what the method said of the entries of its view."""
         self.record.carry(None if carried_RkN is None else _arranged(carried_RkN, self.order_RM.argsort(-1)))
 
-    def keep(self, keep_RN: Tensor, settles_B: Tensor, bits: int) -> None:
+    def keep(self, keep_RN: Tensor, settles_B: Tensor, form: Format) -> None:
         """Keep the marked entries of the view."""
-        self.layer.keep(_arranged(keep_RN, self.order_RM.argsort(-1)), settles_B, bits)
+        self.layer.keep(_arranged(keep_RN, self.order_RM.argsort(-1)), settles_B, form)
 
 
 def _arranged(of_entries: Tensor, order_RM: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             on_device(own.carried, here),
         )
     scales = [own.scale for own in layers]
-    cache.evictor = OnlineEviction(method, compression.every, scales, BITS[compression.kv_dtype])
+    cache.evictor = OnlineEviction(method, compression.every, scales, FORMATS[compression.kv_dtype])
 
 
 @dataclass
@@ -180,7 +180,7 @@ class OnlineEviction:
         method: one that can (``Eviction.online``).
         every: tokens between two looks.
         scales: factor of each layer's attention scores.
-        bits: precision of what is stored.
+        form: of what is stored.
         due: generated tokens in the tail at which it looks next.
         evictions: how often something was evicted.
     """
@@ -188,7 +188,7 @@ class OnlineEviction:
     method: Eviction
     every: int
     scales: list[float]
-    bits: int
+    form: Format
     due: int = field(init=False)
     evictions: int = 0
 
@@ -224,6 +224,6 @@ class OnlineEviction:
         kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
         for layer, keep_R1N in zip(layers, kept, strict=True):
             here = layer.place_RN.device
-            layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.bits)
+            layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.form)
         self.due = self.every
         self.evictions += 1

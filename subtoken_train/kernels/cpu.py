@@ -23,8 +23,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels import storage
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, Picked, RoutedValues, read_pages
+from subtoken_train.kernels import formats
+from subtoken_train.kernels.formats import Payload, Picked
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, read_pages
 from subtoken_train.kernels.tail import Fill, Reach, Tail
 
 
@@ -32,35 +33,16 @@ class Integers:
     """Reads codes as whole numbers in fp32, always into the same memory: new pages cost more than the numbers."""
 
     def __init__(self, payload: Payload, vectors: int) -> None:
-        """Room for so many vectors of a payload."""
-        self.packed, width = payload.data.dtype == torch.uint8, payload.data.shape[-1]
-        numbers = vectors * width * (2 if self.packed else 1)
-        self.room = torch.empty(numbers, device=payload.data.device)
-        self.bytes = torch.empty(numbers if self.packed else 0, dtype=torch.uint8, device=payload.data.device)
+        """Make room for so many vectors of a payload."""
+        self.format, device = payload.format, payload.data.device
+        numbers = vectors * self.format.width(payload.data.shape[-1])
+        self.room = torch.empty(numbers, device=device)
+        self.bytes = torch.empty(numbers if self.format.per_code > 1 else 0, dtype=torch.uint8, device=device)
 
     def of(self, codes: Tensor) -> Tensor:
-        """All of [..., width], with channels in ``stored_order``; valid until the next call."""
-        if self.packed:
-            half = codes.shape[-1]
-            own = self.bytes[: 2 * codes.numel()].view(*codes.shape[:-1], 2 * half)
-            torch.bitwise_and(codes, 15, out=own[..., :half])
-            torch.bitwise_right_shift(codes, 4, out=own[..., half:])
-            codes = own.view(torch.int8).sub_(8)
+        """Return all of [..., width], with channels in ``Format.stored_order``; valid until the next call."""
+        codes = self.format.unpack(codes, self.bytes)
         return self.room[: codes.numel()].view(codes.shape).copy_(codes)
-
-
-def stored_order(vectors: Tensor, payload: Payload) -> Tensor:
-    """Channels of the last axis in the order of ``Integers``."""
-    return torch.cat([vectors[..., ::2], vectors[..., 1::2]], -1) if payload.data.dtype == torch.uint8 else vectors
-
-
-def given_order(vectors: Tensor, payload: Payload) -> Tensor:
-    """Channels of the last axis as they were, from the order of ``Integers``."""
-    return (
-        vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
-        if payload.data.dtype == torch.uint8
-        else vectors
-    )
 
 
 def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -93,8 +75,8 @@ def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
 
 def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
     keys, dtype = part.keys, query_XGd.dtype
-    if keys.scale is not None:  # in fp32: whole numbers times a query may pass what fp16 holds
-        turned = stored_order(query_XGd, keys).float().mT
+    if keys.format.rounds:  # in fp32: whole numbers times a query may pass what fp16 holds
+        turned = keys.format.stored_order(query_XGd).float().mT
         return [(codes.bmm(turned) * scale).to(dtype) for _, codes, scale in rounded_stretches(keys)]
     if len(query_XGd) == 1 and query_XGd.shape[1] <= FEW and keys.data.dtype == dtype and part.halves is not None:
         return _halved(query_XGd, part.halves, part.entries)
@@ -144,7 +126,7 @@ def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
     """Sums of a part's values, [X, G, d]; at least one entry."""
     if isinstance(values, RoutedValues):
         return _of_pieces(weight_XMG, values)
-    if values.scale is not None:
+    if values.format.rounds:
         return _of_rounded(weight_XMG, values)
     length, columns = weight_XMG.shape[1:]
     as_stored = values.data.shape[2] == length and values.data.is_contiguous()
@@ -168,7 +150,7 @@ def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
         for start, codes, scale in rounded_stretches(values)
     ]
     whole = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
-    return given_order(whole, values).to(weight_XMG.dtype)
+    return values.format.given_order(whole).to(weight_XMG.dtype)
 
 
 def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
@@ -183,7 +165,7 @@ def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
         sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
     else:
         weight_nG = weight_nG * pieces.scale.float()
-        sums = given_order(_of_rounded_pieces(weight_nG, values), pieces).to(weight_XMG.dtype)
+        sums = pieces.format.given_order(_of_rounded_pieces(weight_nG, values)).to(weight_XMG.dtype)
     if columns == 1:
         return sums.view(len(weight_XMG), 1, -1)
     return sums.view(len(weight_XMG), -1, columns, sums.shape[-1]).transpose(1, 2).flatten(2)
@@ -192,7 +174,7 @@ def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
 def _of_rounded_pieces(weight_nG: Tensor, values: RoutedValues) -> Tensor:
     """Sums [R * P, G, w] in ``stored_order``, run after run of bags; the scales are in the weights."""
     bounds, codes = values.bounds, values.pieces.data
-    runs = list(_runs(bounds, storage.CHUNK // codes.shape[-1]))
+    runs = list(_runs(bounds, formats.CHUNK // codes.shape[-1]))
     integers, sums = Integers(values.pieces, max(bounds[last] - bounds[first] for first, last in runs)), []
     for first, last in runs:
         start, end = bounds[first], bounds[last]

@@ -17,7 +17,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, BlockPart, Payload, RoutedValues, pack_bits, stored_flags, unpack_bits
+from subtoken_train.kernels.formats import FORMATS, Payload
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, pack_bits, stored_flags, unpack_bits
 from subtoken_train.kernels.tail import Fill
 
 
@@ -57,8 +58,9 @@ def fill_fields(fill: Fill | None, sample: int, head: int) -> dict[Field, int]:
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
-"""That the kernels read."""
+_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
+"""Dtypes that the kernels read."""
 
 
 @dataclass
@@ -73,7 +75,7 @@ class RowTable:
         slots: of all heads.
         heads: c.
         piece: channels of a value piece; the head's width where nothing is routed.
-        bits: precision of the payloads, see ``Payload.store``.
+        bits: of the payloads' format.
         key_dtype: of stored keys, of an empty table that of nothing.
         value_dtype: of stored values or pieces.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
@@ -127,7 +129,7 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
         return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    if len({_bits(payload) for block in blocks for payload in block.payloads}) > 1:
+    if len({payload.format.bits for block in blocks for payload in block.payloads}) > 1:
         return "entries of unlike precision in one layer"
     return None
 
@@ -174,7 +176,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
         slots=slots,
         heads=heads,
         piece=width * heads // len(routed[0].piece_bit) if routed else width,
-        bits=_bits(values[0]) if values else 0,
+        bits=values[0].format.bits if values else 0,
         key_dtype=parts[0][1].keys.data.dtype if parts else torch.float32,
         value_dtype=values[0].data.dtype if values else torch.float32,
         aligned=math.gcd(16, *(row[f] for row in rows for f in (Field.KEYS, Field.VALUES))),
@@ -191,10 +193,6 @@ def _stretch(total: int, device: torch.device) -> int:
     return max(1, -(-total // (PROGRAMS * units * SHORTEST))) * SHORTEST
 
 
-def _bits(payload: Payload) -> int:
-    return 0 if payload.scale is None else 4 if payload.data.dtype == torch.uint8 else 8
-
-
 def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:
     """(of the first row, step from row to row) of each column; what is made for it is put into ``held``."""
     count = block.num_rows
@@ -206,11 +204,10 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
         return states.data_ptr(), states.nbytes // count
 
     keys, values = part.keys, part.values
-    halves = keys.data.dtype == torch.uint8  # two channels a byte
     columns = {
         Field.KEYS: of_rows(keys.data),
         Field.KEY_SCALES: of_rows(keys.scale),
-        Field.KEY_WIDTH: (keys.data.shape[-1] * (2 if halves else 1), 0),
+        Field.KEY_WIDTH: (keys.format.width(keys.data.shape[-1]), 0),
         Field.CHANNELS: of_rows(block.channels if part.cut else None),
         Field.POSITIONS: of_rows(part.position_RM),
         Field.ENTRIES: (part.entries, 0),
@@ -223,7 +220,7 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
             | {Field.VALUES: of_rows(values.data), Field.VALUE_SCALES: of_rows(values.scale)}
         )
     flags, piece_bit = values.index, values.piece_bit
-    if flags.dtype != torch.uint8:
+    if flags.dtype == torch.int32:
         flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
         held += [flags, piece_bit]
     starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)

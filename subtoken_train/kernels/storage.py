@@ -9,8 +9,7 @@ says which pieces of a routed entry are stored.
 The bits are stored eight entries a byte. A step decodes them with a few gathers over bytes and stored pieces, none over
 flags: how many pieces are stored is known on the host, so that no shape depends on data and nothing waits for a device.
 
-Where a step reads chosen *pages*, they are gathered a stretch at a time, into memory small enough to stay in a
-processor's cache; nothing of the others' keys and values is touched.
+Where a step reads chosen *pages*, they are gathered a stretch at a time; nothing of the other pages is touched.
 
 Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width (of a payload: its
 stored width), S bits of an entry, P pieces of an entry in all heads of the row (or pages), w channels of a piece, n
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.page_bound import page_bound
+from subtoken_train.kernels.formats import Payload, Picked
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 """By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
@@ -106,81 +106,6 @@ class PageIndex:
         return self.low.nbytes + self.high.nbytes + self.forced.nbytes
 
 
-CHUNK = 2**20  # bytes of codes that are read back at a time, as fp32 into one room: fewer calls, and no new pages
-
-
-@dataclass
-class Payload:
-    """Vectors of the last axis in the model's dtype, or as integers with one scale per vector.
-
-    Attributes:
-        data: [..., d]; int8 codes, or (4 bits) uint8 [..., d / 2] with two codes a byte, low half first.
-        scale: [..., 1] in fp16; None where ``data`` is in the model's dtype.
-        dtype: what ``read`` returns.
-    """
-
-    data: Tensor
-    scale: Tensor | None
-    dtype: torch.dtype
-
-    @staticmethod
-    def store(vectors: Tensor, bits: int = 0) -> Payload:
-        """Store vectors as they are (``bits`` 0), or rounded to 8 or 4 bits with symmetric scales.
-
-        Raises:
-            ValueError: 4 bits for vectors of an odd width.
-        """
-        if not bits:
-            return Payload(vectors.contiguous(), None, vectors.dtype)
-        top = 2 ** (bits - 1) - 1
-        # a scale that fp16 flushes to 0 would divide by it
-        scale = (vectors.float().abs().amax(-1, keepdim=True) / top).clamp(min=2**-24).half()
-        codes = (vectors.float() / scale.float()).round().clamp(-top, top).to(torch.int8)
-        if bits == 4:
-            if codes.shape[-1] % 2:
-                raise ValueError(
-                    f"int4 stores two channels a byte, but the value groups cut heads into pieces of {codes.shape[-1]} "
-                    "channels; take kv_dtype int8, or fewer groups"
-                )
-            codes = (codes + 8).to(torch.uint8)
-            codes = codes[..., ::2] | codes[..., 1::2] << 4
-        return Payload(codes, scale, vectors.dtype)
-
-    def read(self) -> Tensor:
-        """The vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
-        if self.scale is None:
-            return self.data
-        codes = self.data
-        if codes.dtype == torch.uint8:
-            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
-        return (codes.float() * self.scale.float()).to(self.dtype)
-
-    def narrow(self, axis: int, start: int, length: int) -> Payload:
-        """A view of a stretch along an axis other than the last."""
-        scale = None if self.scale is None else self.scale.narrow(axis, start, length)
-        return Payload(self.data.narrow(axis, start, length), scale, self.dtype)
-
-    def select(self, index: Tensor) -> Payload:
-        """Entries of the first axis, copied."""
-        return Payload(self.data[index], None if self.scale is None else self.scale[index], self.dtype)
-
-    @property
-    def entries(self) -> int:
-        """Vectors of each head, where the axes are [R, c, M, d]."""
-        return self.data.shape[2]
-
-    @property
-    def stretch(self) -> int:
-        """Of these, how many are read at a time: all where reading copies nothing."""
-        rows, heads, entries, width = self.data.shape
-        return entries if self.scale is None else max(1, CHUNK // (rows * heads * width))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
-
-
 @dataclass
 class RoutedValues:
     """Values of routed entries: the stored pieces, piece by piece of every row, and what finds their entries.
@@ -208,7 +133,7 @@ class RoutedValues:
     def __post_init__(self) -> None:
         if not self.bounds:
             self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
-        if self.index.dtype == torch.uint8:
+        if self.index.dtype != torch.int32:
             prepare_bits(self.index.device)
 
     def places(self) -> Tensor:
@@ -253,7 +178,7 @@ class BlockPart:
     def __post_init__(self) -> None:
         data, self.halves = self.keys.data, None
         length, width = data.shape[2:]
-        if self.keys.scale is None and data.shape[:2] == (1, 1) and length > 1:
+        if not self.keys.format.rounds and data.shape[:2] == (1, 1) and length > 1:
             half = -(-length // 2)
             self.halves = data.as_strided((2, half, width), ((length - half) * width, width, 1))
 
@@ -364,52 +289,6 @@ def stored_flags(values: RoutedValues) -> Tensor:
     return flags.view(-1, len(values.piece_bit), values.entries)
 
 
-GATHERED = 2**19  # bytes that are gathered at a time
-
-
-@dataclass
-class Picked(Payload):
-    """Some of a payload's vectors, gathered when they are read.
-
-    Attributes:
-        entry_RcM: their numbers, int64.
-    """
-
-    entry_RcM: Tensor
-
-    @property
-    def entries(self) -> int:
-        """See ``Payload.entries``."""
-        return self.entry_RcM.shape[2]
-
-    @property
-    def stretch(self) -> int:
-        """See ``Payload.stretch``."""
-        rows, heads = self.data.shape[:2]
-        return max(1, GATHERED // (rows * heads * self.data.shape[-1] * self.data.element_size()))
-
-    def narrow(self, axis: int, start: int, length: int) -> Picked:
-        """See ``Payload.narrow``; entries alone."""
-        assert axis == 2
-        return Picked(self.data, self.scale, self.dtype, self.entry_RcM.narrow(2, start, length))
-
-    def read(self) -> Tensor:
-        """See ``Payload.read``."""
-        return self.gathered().read()
-
-    def gathered(self) -> Payload:
-        """The vectors, copied, as they are stored."""
-        rows, heads, entries, _ = self.data.shape
-        first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
-        place = (first_Rc1 + self.entry_RcM).flatten()
-
-        def taken(vectors: Tensor) -> Tensor:
-            own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
-            return own.view(*self.entry_RcM.shape, vectors.shape[-1])
-
-        return Payload(taken(self.data), None if self.scale is None else taken(self.scale), self.dtype)
-
-
 def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     """A block of the entries that one new token reads; every head has chosen its own pages.
 
@@ -424,7 +303,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     entry_RcM = (entry_Rcn + torch.arange(pages.size, device=entry_Rcn.device)).flatten(2)
     whole = pages.low.shape[2] * pages.size
     left = part.entries - whole
-    keys, values = (Picked(x.data, x.scale, x.dtype, entry_RcM) for x in (part.keys, part.values))
+    keys, values = (Picked.of(x, entry_RcM) for x in (part.keys, part.values))
     chosen = BlockPart(keys, values)
     left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
     return Block(block.rows, [chosen, left_over], numbers=block.numbers)

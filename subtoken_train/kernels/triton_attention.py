@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from subtoken_train.kernels.row_table import RowTable, Workspace
+from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
 from subtoken_train.kernels.tail import Reach, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
@@ -21,13 +21,7 @@ TAIL_STRETCH = 512  # tail places of a program
 STAGES = 2  # tiles that are loaded ahead
 MOST_NEW = 16  # tokens of a launch; more go in several
 
-ELEMENTS = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.int8: tl.int8,
-    torch.uint8: tl.uint8,
-}
+ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in DTYPES}
 
 
 def fused_decoding(

@@ -14,7 +14,8 @@ from subtoken_train.cache.packed_record import (
     packed_cache,
     packed_tensors,
 )
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, pack_bits, places_of
+from subtoken_train.kernels.formats import MODEL, Payload
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, pack_bits, places_of
 from tests.inference.test_asking import asking, contexts_of
 from tests.support.generation_cells import PLAIN
 
@@ -32,7 +33,7 @@ def packed(request):
     model = asking(**CELLS[request.param])
     model.ask(contexts_of(model), [[], []])
     family = model.backbone.family
-    width = family.shape.num_kv_heads, family.shape.head_dim, torch.float32, 0
+    width = family.shape.num_kv_heads, family.shape.head_dim, torch.float32, MODEL
     axes = 3 if family.tower_positions == "mrope" else 1
     return *packed_tensors(model.cache.packed), PackedShape(2, *width, family.windows, axes)
 
@@ -76,7 +77,7 @@ def test_no_tensor_can_be_left_out_or_be_another(packed):
 
 
 def part(rows=2, heads=2, entries=5):
-    payload = Payload(torch.zeros(rows, heads, entries, 4), None, torch.float32)
+    payload = Payload(torch.zeros(rows, heads, entries, 4), None, torch.float32, MODEL)
     return BlockPart(payload, payload)
 
 

@@ -6,14 +6,15 @@ import torch
 from subtoken_train.cache.by_sample import sample_shares, select_samples
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.storage import Block, BlockPart
 from subtoken_train.kernels.tail import Tail
 from tests.support.helpers import random_scores
+from tests.support.packing import FORMAT_OF
 
 
 def block_of(rows, length, heads=2, numbers=None, seed=0, bits=0):
     keys, values = random_scores(seed, rows, heads, length, 4), random_scores(seed + 1, rows, heads, length, 4)
-    return Block(numbers, [BlockPart(Payload.store(keys, bits), Payload.store(values, bits))])
+    return Block(numbers, [BlockPart(FORMAT_OF[bits].store(keys), FORMAT_OF[bits].store(values))])
 
 
 def only(states):

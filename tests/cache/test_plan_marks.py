@@ -10,7 +10,7 @@ from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys
 from tests.support.host_reads import host_reads
-from tests.support.packing import SETS, dense
+from tests.support.packing import FORMAT_OF, SETS, dense
 
 LAYOUTS = ("contiguous", "per_head")
 
@@ -48,10 +48,10 @@ def test_counts_of_many_layers_are_read_once(sets, groups, layout, cut):
     for (state, plan), own in zip(layers, counts, strict=True):
         value = state.value * state.channels
         with host_reads() as found:
-            blocks = pack_layer(state.key, value, plan, Packing(layout, 8), None, own)
+            blocks = pack_layer(state.key, value, plan, Packing(layout, FORMAT_OF[8]), None, own)
         assert not found
         with host_reads() as found:
-            alone = pack_layer(state.key, value, plan, Packing(layout, 8))
+            alone = pack_layer(state.key, value, plan, Packing(layout, FORMAT_OF[8]))
         assert len(found) == 1
         for one, other in zip(tensors(blocks), tensors(alone), strict=True):
             assert one is other is None or torch.equal(one, other)

@@ -14,8 +14,9 @@ from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.kernels.cpu import packed_attention
+from subtoken_train.kernels.formats import MODEL
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.storage import Block, BlockPart, Payload
+from subtoken_train.kernels.storage import Block, BlockPart
 from subtoken_train.kernels.tail import Reach, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
@@ -37,7 +38,7 @@ def test_attention_in_a_window_is_a_plain_loop(new, shared, attend):
     places = torch.stack([torch.randperm(20)[:entries].sort().values for _ in range(2 if shared else 4)]).int()
     begins, padded = torch.tensor([20, 22]), torch.tensor([0, 2])
     own = [keys, values] if shared else [x.flatten(0, 1)[:, None] for x in (keys, values)]
-    block = Block(None, [BlockPart(Payload.store(own[0]), Payload.store(own[1]), False, places)])
+    block = Block(None, [BlockPart(MODEL.store(own[0]), MODEL.store(own[1]), False, places)])
     got = attend(query, [block], Tail(tail_keys, tail_values, tail, padded), 0.25, Reach(size, begins - padded))
     for b in range(2):
         for head in range(4):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.kernels import storage
+from subtoken_train.kernels import formats
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.tail import Reach, Tail
@@ -95,8 +95,8 @@ def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
                 for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
                     dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
     expected = masked_attention(state, query, tail_key, tail_value, key, value)
-    for chunk in (storage.CHUNK, 200, 1):
-        monkeypatch.setattr(storage, "CHUNK", chunk)
+    for chunk in (formats.CHUNK, 200, 1):
+        monkeypatch.setattr(formats, "CHUNK", chunk)
         assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
 
 
@@ -115,7 +115,7 @@ def test_rounded_pieces_are_close(bits, share, fill):
     shape=st.sampled_from([(1, 1, 8, 4), (2, 1, 8, 4), (2, 3, 8, 1), (4, 2, 8, 2), (2, 8, 8, 4)]),
     share=st.sampled_from([0.0, 0.3, 1.0]),
     bits=st.sampled_from([0, 8, 4]),
-    chunk=st.sampled_from([storage.CHUNK, 200, 1]),
+    chunk=st.sampled_from([formats.CHUNK, 200, 1]),
     new=st.sampled_from([1, 1, 3]),
     padded=st.booleans(),
     room=st.sampled_from([0, 4]),
@@ -136,7 +136,7 @@ def test_padded_tails_rooms_and_rounded_pieces(seed, sets, shape, share, bits, c
         reach = Reach(window, torch.full((3,), 21))
     written = torch.tensor([length]) if room else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "CHUNK", chunk)
+        patch.setattr(formats, "CHUNK", chunk)
         tail = Tail(keys, values, length, start, written)
         got = packed_attention(query, blocks, tail, width**-0.5, reach)
     tail = Tail(keys[:, :, :length], values[:, :, :length], length, start)

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.functional.page_bound import page_bound
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Payload, chosen_pages, read_pages
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, chosen_pages, read_pages
 from tests.support.golden_cases import load
 from tests.support.golden_record import record
 from tests.support.helpers import random_mask, random_scores
+from tests.support.packing import FORMAT_OF
 
 
 def index_of(keys, size, count, forced=None):
@@ -51,7 +52,7 @@ def test_ties_go_to_the_earlier_page():
 @pytest.mark.parametrize("length", [12, 14])
 def test_entries_of_the_chosen_pages_and_what_is_left_over(bits, length):
     keys, values = random_scores(0, 2, 3, length, 4), random_scores(1, 2, 3, length, 4)
-    part = BlockPart(Payload.store(keys, bits), Payload.store(values, bits))
+    part = BlockPart(FORMAT_OF[bits].store(keys), FORMAT_OF[bits].store(values))
     pages = index_of(keys, 4, 2)
     query = random_scores(2, 2, 3, 2, 4)
     chosen, left_over = read_pages(Block(None, [part], pages=pages), query).parts

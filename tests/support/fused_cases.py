@@ -23,6 +23,7 @@ from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block
 from subtoken_train.kernels.tail import Fill, Reach, Tail
 from subtoken_train.types import CutKeys
+from tests.support.packing import FORMAT_OF
 
 LEVELS: dict[str, list] = {
     "heads": [1, 2, 3],
@@ -117,7 +118,7 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "MAX_INDEX", 1e9 if cell.places else 0.0)
         patch.setenv("SUBTOKEN_KERNEL", "cpu")  # which does not ask for bits
-        packing = Packing(cell.layout, cell.bits)
+        packing = Packing(cell.layout, FORMAT_OF[cell.bits])
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)
         of_rows = None if fill is None else fill.vectors_Bhd.to(dtype).flatten(1)

@@ -16,8 +16,11 @@ from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.tail import Fill
 
+FORMAT_OF = {each.bits: each for each in FORMATS.values()}
+"""Formats by their bits."""
 SETS = ("all", "shared", "own")
 
 
@@ -100,7 +103,7 @@ def dense(
         groups = torch.rand(batch, length, num_groups, generator=generator) < share
         groups |= torch.rand(batch, length, 1, generator=generator) < (0.3 if 0 < share < 1 else 0)
         channels = channel_mask(groups, kv_heads, width, layout)
-    return Dense(key, value, keep, groups, channels, Packing(layout, bits), drawn_fill(seed, fill, key))
+    return Dense(key, value, keep, groups, channels, Packing(layout, FORMAT_OF[bits]), drawn_fill(seed, fill, key))
 
 
 def drawn_fill(seed: int, kind: str, like_BhNd: Tensor) -> Fill | None:

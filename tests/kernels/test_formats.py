@@ -1,4 +1,4 @@
-"""Payloads: the model's dtype as it is, integers within half a step."""
+"""Formats: the model's dtype as it is, integers within half a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.kernels.storage import Payload
+from subtoken_train.kernels.formats import FORMATS, MODEL, concatenated
+from tests.support.packing import FORMAT_OF
 
 
 @settings(max_examples=80, deadline=None)
@@ -20,7 +21,7 @@ from subtoken_train.kernels.storage import Payload
 )
 def test_rounding_errs_by_half_a_step(seed, bits, scale, dtype, entries):
     vectors = torch.randn(2, entries, 8, generator=torch.Generator().manual_seed(seed)).mul(scale).to(dtype)
-    payload = Payload.store(vectors, bits)
+    payload = FORMAT_OF[bits].store(vectors)
     read, top = payload.read(), 2 ** (bits - 1) - 1
     assert read.dtype == dtype
     step = vectors.float().abs().amax(-1, keepdim=True) / top
@@ -31,14 +32,14 @@ def test_rounding_errs_by_half_a_step(seed, bits, scale, dtype, entries):
 
 
 def test_the_models_dtype_is_not_copied_when_read():
-    payload = Payload.store(torch.randn(2, 5, 8))
+    payload = MODEL.store(torch.randn(2, 5, 8))
     assert payload.read() is payload.data
     assert payload.scale is None
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_stretches_and_choices_are_those_of_the_vectors(bits):
-    payload = Payload.store(torch.randn(4, 9, 8, generator=torch.Generator().manual_seed(0)), bits)
+    payload = FORMAT_OF[bits].store(torch.randn(4, 9, 8, generator=torch.Generator().manual_seed(0)))
     whole = payload.read()
     assert torch.equal(payload.narrow(1, 2, 5).read(), whole[:, 2:7])
     assert payload.narrow(1, 2, 5).data.data_ptr() != payload.data.data_ptr()
@@ -49,5 +50,29 @@ def test_stretches_and_choices_are_those_of_the_vectors(bits):
 
 def test_four_bits_need_an_even_width():
     with pytest.raises(ValueError, match="pieces of 3 channels"):
-        Payload.store(torch.randn(2, 3), 4)
-    assert Payload.store(torch.randn(2, 3), 8).read().shape == (2, 3)
+        FORMATS["int4"].store(torch.randn(2, 3))
+    assert FORMATS["int8"].store(torch.randn(2, 3)).read().shape == (2, 3)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_a_format_says_what_it_stores(form):
+    vectors = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(1))
+    payload = form.store(vectors)
+    assert payload.format is form
+    assert payload.data.dtype == form.code_dtype(torch.float32)
+    assert payload.data.shape[-1] == form.code_width(8)
+    assert form.width(payload.data.shape[-1]) == 8
+    assert payload.nbytes == payload.vector_bytes(8) * 2 * 3 * 5
+    assert (payload.scale is not None) == form.rounds
+    numbers = form.unpack(payload.data, torch.empty(vectors.numel(), dtype=torch.uint8))
+    whole = form.given_order(numbers) * (1 if payload.scale is None else payload.scale.float())
+    assert torch.equal(whole.float(), payload.read())
+    assert torch.equal(form.given_order(form.stored_order(vectors)), vectors)
+
+
+def test_payloads_of_one_format_are_joined():
+    for form in FORMATS.values():
+        parts = [form.store(torch.randn(2, 3, count, 8)) for count in (2, 0, 3)]
+        joined = concatenated(parts, 2)
+        assert joined.format is form
+        assert torch.equal(joined.read(), torch.cat([part.read() for part in parts], 2))

@@ -1,0 +1,272 @@
+"""Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
+
+A new format is a class or a line here (and in ``KVDtype``), and its branch in the fused kernels (``load_vectors`` and
+``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored.
+
+Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels; or [n, w] with n
+pieces of w channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KVDtype = Literal["model", "int8", "int4"]
+
+CHUNK = 2**20
+"""Bytes of codes that are dequantised per call into a reused buffer."""
+GATHERED = 2**19
+"""Bytes of chosen pages that are gathered per call: they stay in a processor's cache."""
+_COUNTS = {2: "two", 4: "four"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """The model's own dtype, stored as it is; formats that round override what differs.
+
+    Attributes:
+        name: the format's ``kv_dtype``.
+        bits: bits of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
+    """
+
+    name: KVDtype
+    bits: int
+
+    rounds = False
+    """Whether vectors are stored as integer codes, with one scale per vector."""
+    per_code = 1
+    """Channels of a stored number."""
+
+    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of stored numbers in a model of ``dtype``."""
+        return dtype
+
+    def code_width(self, width: int) -> int:
+        """Return how many numbers store a vector of ``width`` channels."""
+        return width // self.per_code
+
+    def width(self, code_width: int) -> int:
+        """Return how many channels ``code_width`` stored numbers hold."""
+        return code_width * self.per_code
+
+    def check_width(self, width: int, cut: str) -> None:
+        """Raise a ``ValueError`` that ends in ``cut`` unless vectors of ``width`` fill whole stored numbers."""
+        if width % self.per_code:
+            raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]} channels a byte, but {cut}")
+
+    def store(self, vectors: Tensor) -> Payload:
+        """Store vectors of the last axis.
+
+        Raises:
+            ValueError: their width does not fill whole stored numbers.
+        """
+        return Payload(vectors.contiguous(), None, vectors.dtype, self)
+
+    def read(self, payload: Payload) -> Tensor:
+        """Return the vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
+        return payload.data
+
+    def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
+        """Return codes as whole numbers, one per channel in ``stored_order``; valid until ``room`` is used again.
+
+        Args:
+            codes: [..., code width].
+            room: uint8, one number per channel; unused where a stored number is one channel.
+        """
+        return codes
+
+    def stored_order(self, vectors: Tensor) -> Tensor:
+        """Return the last axis in the channel order of ``unpack``."""
+        return vectors
+
+    def given_order(self, vectors: Tensor) -> Tensor:
+        """Return the last axis in its own channel order, from that of ``unpack``."""
+        return vectors
+
+
+@dataclass(frozen=True)
+class Int8(Format):
+    """Symmetric integers of a byte, with one fp16 scale per vector."""
+
+    rounds = True
+
+    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """See ``Format.code_dtype``."""
+        return torch.int8
+
+    def store(self, vectors: Tensor) -> Payload:
+        """See ``Format.store``."""
+        codes, scale = self._round(vectors)
+        return Payload(codes, scale, vectors.dtype, self)
+
+    def _round(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        top = 2 ** (self.bits - 1) - 1
+        # a scale that fp16 flushes to 0 would divide by it
+        scale = (vectors.float().abs().amax(-1, keepdim=True) / top).clamp(min=2**-24).half()
+        return (vectors.float() / scale.float()).round().clamp(-top, top).to(torch.int8), scale
+
+    def read(self, payload: Payload) -> Tensor:
+        """See ``Format.read``."""
+        assert payload.scale is not None
+        return (self._codes(payload.data).float() * payload.scale.float()).to(payload.dtype)
+
+    def _codes(self, data: Tensor) -> Tensor:
+        return data
+
+
+@dataclass(frozen=True)
+class Int4(Int8):
+    """Symmetric integers of half a byte, two channels a byte with the low half first."""
+
+    per_code = 2
+
+    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """See ``Format.code_dtype``."""
+        return torch.uint8
+
+    def store(self, vectors: Tensor) -> Payload:
+        """See ``Format.store``."""
+        width = vectors.shape[-1]
+        cut = f"the value groups cut heads into pieces of {width} channels; take kv_dtype int8, or fewer groups"
+        self.check_width(width, cut)
+        codes, scale = self._round(vectors)
+        codes = (codes + 8).to(torch.uint8)
+        return Payload(codes[..., ::2] | codes[..., 1::2] << 4, scale, vectors.dtype, self)
+
+    def _codes(self, data: Tensor) -> Tensor:
+        return torch.stack([data & 15, data >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+
+    def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
+        """See ``Format.unpack``: low halves (even channels) first, then the high ones, so that no code is moved."""
+        half = codes.shape[-1]
+        own = room[: 2 * codes.numel()].view(*codes.shape[:-1], 2 * half)
+        torch.bitwise_and(codes, 15, out=own[..., :half])
+        torch.bitwise_right_shift(codes, 4, out=own[..., half:])
+        return own.view(torch.int8).sub_(8)
+
+    def stored_order(self, vectors: Tensor) -> Tensor:
+        """See ``Format.stored_order``."""
+        return torch.cat([vectors[..., ::2], vectors[..., 1::2]], -1)
+
+    def given_order(self, vectors: Tensor) -> Tensor:
+        """See ``Format.given_order``."""
+        return vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
+
+
+MODEL = Format("model", 0)
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, Int8("int8", 8), Int4("int4", 4))}
+
+
+@dataclass
+class Payload:
+    """Stored vectors of the last axis.
+
+    Attributes:
+        data: the stored numbers.
+        scale: fp16 [..., 1]; None where nothing is rounded.
+        dtype: the dtype that ``read`` returns.
+        format: how they are stored.
+    """
+
+    data: Tensor
+    scale: Tensor | None
+    dtype: torch.dtype
+    format: Format
+
+    def read(self) -> Tensor:
+        """See ``Format.read``."""
+        return self.format.read(self)
+
+    def each(self, take: Callable[[Tensor], Tensor]) -> Payload:
+        """Return the payload of what ``take`` makes of the stored numbers and of their scales."""
+        return Payload(take(self.data), None if self.scale is None else take(self.scale), self.dtype, self.format)
+
+    def narrow(self, axis: int, start: int, length: int) -> Payload:
+        """Return a view of a stretch along an axis other than the last."""
+        return self.each(lambda x: x.narrow(axis, start, length))
+
+    def select(self, index: Tensor) -> Payload:
+        """Return entries of the first axis, copied."""
+        return self.each(lambda x: x[index])
+
+    @property
+    def entries(self) -> int:
+        """Vectors of each head, where the axes are [R, c, M, d]."""
+        return self.data.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """Entries that are read per call: all where reading copies nothing."""
+        rows, heads, entries, width = self.data.shape
+        return entries if self.scale is None else max(1, CHUNK // (rows * heads * width))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+    def vector_bytes(self, width: int) -> int:
+        """Return the bytes that a vector of ``width`` channels takes in this format, its scale included."""
+        scale = 0 if self.scale is None else self.scale.element_size()
+        return self.format.code_width(width) * self.data.element_size() + scale
+
+
+def concatenated(payloads: Sequence[Payload], axis: int) -> Payload:
+    """Join payloads of one format along an axis; vectors that are not rounded take the first payload's dtype."""
+    first = payloads[0]
+    scales = [payload.scale for payload in payloads if payload.scale is not None]
+    data = [payload.data if payload.format.rounds else payload.data.to(first.dtype) for payload in payloads]
+    return Payload(torch.cat(data, axis), torch.cat(scales, axis) if scales else None, first.dtype, first.format)
+
+
+@dataclass
+class Picked(Payload):
+    """Some of a payload's vectors, gathered when they are read.
+
+    Attributes:
+        entry_RcM: their numbers, int64.
+    """
+
+    entry_RcM: Tensor
+
+    @classmethod
+    def of(cls, payload: Payload, entry_RcM: Tensor) -> Picked:
+        """Pick entries of every head of a payload."""
+        return cls(payload.data, payload.scale, payload.dtype, payload.format, entry_RcM)
+
+    @property
+    def entries(self) -> int:
+        """See ``Payload.entries``."""
+        return self.entry_RcM.shape[2]
+
+    @property
+    def stretch(self) -> int:
+        """See ``Payload.stretch``."""
+        rows, heads = self.data.shape[:2]
+        return max(1, GATHERED // (rows * heads * self.data.shape[-1] * self.data.element_size()))
+
+    def narrow(self, axis: int, start: int, length: int) -> Picked:
+        """See ``Payload.narrow``; entries alone."""
+        assert axis == 2
+        return Picked.of(self, self.entry_RcM.narrow(2, start, length))
+
+    def read(self) -> Tensor:
+        """See ``Payload.read``."""
+        return self.gathered().read()
+
+    def gathered(self) -> Payload:
+        """Return the vectors, copied, as they are stored."""
+        rows, heads, entries, _ = self.data.shape
+        first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
+        place = (first_Rc1 + self.entry_RcM).flatten()
+
+        def taken(vectors: Tensor) -> Tensor:
+            own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
+            return own.view(*self.entry_RcM.shape, vectors.shape[-1])
+
+        return self.each(taken)
