@@ -74,7 +74,7 @@ class ContextSplit:
     ahead: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """What every layer needs and none changes, read from the device once."""
+        """Read from the device, once, what every layer needs and none changes."""
         regions_BN = self.regions_BN
         places_N = torch.arange(regions_BN.shape[1], device=regions_BN.device)
         self.visible_BN, self.context_BN = regions_BN != Region.PADDING, regions_BN == Region.CONTEXT
@@ -92,7 +92,7 @@ class ContextSplit:
 
     @property
     def sees_all(self) -> bool:
-        """Whether late rows see all before them, but for what left a window."""
+        """True if late rows see all before them, but for what left a window."""
         return self.unpadded and self.reducer is None
 
     def _in_reach(self, size: int) -> Tensor:
@@ -108,7 +108,7 @@ class ContextSplit:
         return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
     def on(self, device: torch.device) -> ContextSplit:
-        """The same for a layer on a device; what layers note stands in one place."""
+        """Return the split with its tensors on a device; what layers note is shared."""
         if device == self.regions_BN.device:
             return self
         if device not in self._elsewhere:
@@ -150,7 +150,7 @@ class ContextSplit:
         return self.route(layer, self.keep(layer, query_BHNd, key_BhNd, value_BhNd, scale), value_BhNd)
 
     def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
-        """What query rows read of the layer's values, [B, h, N, d]; the budget counts the kept tokens."""
+        """Return the layer's values as query rows read them, [B, h, N, d]; the budget counts the kept tokens."""
         if self.bank is None or self.routing is None:
             return value_BhNd
         routed_BND = self.bank.route_deferred(layer, self.routing, kept_BN)
@@ -166,7 +166,7 @@ ROW_BLOCK = 512
 
 
 def runs_sdpa(config: Any) -> bool:
-    """Whether a decoder was loaded with ``sdpa``."""
+    """Return whether a decoder was loaded with ``sdpa``."""
     return bool(config._attn_implementation.removeprefix(PREFIX) == "sdpa")
 
 

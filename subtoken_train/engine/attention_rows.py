@@ -108,7 +108,7 @@ def region_attention(
 def query_attention(
     family: Family, visible_BN: Tensor, position_ids: Tensor, query_BN: Tensor
 ) -> Callable[[int, Tensor], Tensor]:
-    """What ``RoutingState.query_attention`` is for a pass: ``region_attention`` of the asking rows, without dropout.
+    """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout.
 
     Of a layer's normed rows, whole: it sees all that a causal row sees, before a context reducer drops any of it.
 
@@ -116,7 +116,7 @@ def query_attention(
         family: as in ``attention_row``, like the next two.
         visible_BN: real tokens, bool.
         position_ids: of the rows, [B, N] or [3, B, N].
-        query_BN: the asking rows, bool.
+        query_BN: the question rows, bool.
     """
 
     def paid(layer: int, normed_BND: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class LayerAttention:
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
-        """What the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
+        """Yield what the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))

@@ -80,7 +80,7 @@ def assemble(
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """The same on a family that is already loaded (or laid out on the meta device).
+    """Attach reducer, LoRA and routers to a family that is already loaded (or laid out on the meta device).
 
     With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
     """

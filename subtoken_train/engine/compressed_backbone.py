@@ -59,7 +59,7 @@ class CompressedBackbone(nn.Module):
         check_reducer(reducer, family)
         self._hooks: list[RemovableHandle] | None = []
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
-        """Whether context and query rows of a language model see different caches."""
+        """True if context and query rows of a language model see different caches."""
         if self.splits:
             check_sdpa(family.decoder.config)
             use_packed_attention(family.decoder.config)
@@ -76,7 +76,7 @@ class CompressedBackbone(nn.Module):
         return self.reducer.cut_layer(self.family.shape.num_layers)
 
     def train(self, mode: bool = True) -> CompressedBackbone:
-        """As every module's; a backbone that is spread over devices is refused."""
+        """Switch to training or evaluation; training is refused where the backbone is spread over devices."""
         if mode:
             check_on_one_device(self.model, "training")
         super().train(mode)
@@ -89,13 +89,13 @@ class CompressedBackbone(nn.Module):
 
     @property
     def group_budget(self) -> KVBudget:
-        """What a routed entry stores: K of its S value groups, all where no routing acts; without a keep ratio."""
+        """Budget of a routed entry: K of its S value groups, all where no routing acts; without a keep ratio."""
         routing = self.active_routing
         return KVBudget() if routing is None else routing.token_budget
 
     @property
     def placeless(self) -> bool:
-        """Whether the visual tokens that stay have no place in the picture: the tower's reducer makes them anew."""
+        """True if the visual tokens that stay have no place in the picture: the tower's reducer makes them anew."""
         reducer = self.reducer
         anew = isinstance(reducer, TowerReducer) and reducer.acts and not reducer.keeps_places
         return anew and self.family.tower_positions == "renumber"
@@ -331,7 +331,7 @@ class Cutting:
             self.raters_BN = reducer.asking(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
 
     def keeps_all(self, layer: int) -> bool:
-        """Whether the cut before ``layer`` leaves nothing out."""
+        """Return whether the cut before ``layer`` leaves nothing out."""
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
     def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:

@@ -25,12 +25,12 @@ from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import fused_attention
 
 NAME = "subtoken_mixed_heads"
-"""Of the attention function in transformers' table."""
+"""Name of the attention function in transformers' table."""
 
 
 @dataclass
 class HeadMix:
-    """How the heads of a pass are mixed.
+    """The mixture of a pass's heads.
 
     Attributes:
         alpha_Lh: share of full attention, per layer and key-value head; a gradient flows to it.

@@ -1,4 +1,4 @@
-"""How a model runs: for a block in evaluation mode, without LoRA or with sharded weights whole; with checkpointing."""
+"""Run a block in evaluation mode, without LoRA or with sharded weights whole; switch on gradient checkpointing."""
 
 from __future__ import annotations
 

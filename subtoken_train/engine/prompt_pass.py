@@ -88,13 +88,13 @@ class Rows:
 
     @cached_property
     def unpadded(self) -> bool:
-        """Whether no row is padding; read from the device once."""
+        """True if no row is padding; read from the device once."""
         return bool(self.visible_BM.all())
 
     def in_window(self, size: int | None) -> Rows:
-        """As a layer with a window of ``size`` holds them: rows that nothing after the prompt sees are no entries.
+        """Return the rows as a layer with a window of ``size`` holds them (None: no window).
 
-        Their region is PADDING. None: there is no window.
+        Rows that nothing after the prompt sees are no entries: their region is PADDING.
         """
         if size is None:
             return self
@@ -126,7 +126,7 @@ def question_rows(batch: Batch, rows: Rows) -> Tensor:
 def layer_plan(
     keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None, longest: int | None = None
 ) -> LayerPlan:
-    """What a layer keeps, from marks on the rows of a pass.
+    """Make a layer's plan from marks on the rows of a pass.
 
     Args:
         keep_BhM: entries that stay, bool; [B, 1, M] where all heads share a set.
@@ -142,7 +142,7 @@ def layer_plan(
 
 @dataclass
 class PromptPass:
-    """What a pass over a batch left behind.
+    """The results of a pass over a batch.
 
     Attributes:
         hidden_BMD: last layer's output, before the final norm.
@@ -166,7 +166,7 @@ class PromptPass:
     windows: list[int | None] = field(default_factory=list)
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
-        """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
+        """Return per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
         spread = [(layer, rows) for start, stop, rows in self.spans for layer in range(start, stop)]
         if any(self.windows):
             spread = [(layer, rows.in_window(self.windows[layer])) for layer, rows in spread]
@@ -175,7 +175,7 @@ class PromptPass:
         return [(rows, rows.regions_BM.masked_fill(~self.kept[layer], Region.PADDING)) for layer, rows in spread]
 
     def plan(self, keep: list[Tensor] | None = None) -> Plan:
-        """Which entries and value groups every layer's cache holds after this pass.
+        """Plan the entries and value groups that every layer's cache holds after this pass.
 
         Args:
             keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
@@ -194,15 +194,15 @@ class PromptPass:
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def groups(self) -> dict[int, Tensor]:
-        """Value groups of the rows of the layers that route, bool [B, M, S]."""
+        """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""
         return {} if self.state is None or self.routing is None else self.state.masks
 
     def fills(self) -> dict[int, Tensor]:
-        """What dropped groups of the layers that route read as, see ``RoutingState.fills``."""
+        """Return the vectors that dropped groups read as, by layer, see ``RoutingState.fills``."""
         return {} if self.state is None or self.routing is None else self.state.fills
 
     def labels(self, labels_BN: Tensor) -> Tensor:
-        """Labels of the surviving rows, [B, M]; padding gets -100."""
+        """Return the labels of the rows that are left, [B, M]; padding gets -100."""
         return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)
 
 

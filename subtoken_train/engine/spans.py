@@ -38,7 +38,7 @@ in the cache; its rows' region is PADDING where they are no entry. May take them
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a pass runs its layers.
+    """Settings of a pass in chunks.
 
     Attributes:
         size: rows at a time.
@@ -271,7 +271,7 @@ class QueryNotes:
         self.scale = scale
 
     def taken(self) -> Tensor:
-        """All of them, [B, H, n, d]; they are let go."""
+        """Return all queries, [B, H, n, d], and forget them."""
         query_BHnd = torch.cat(self.parts, 2)
         self.parts.clear()
         return query_BHnd

@@ -51,7 +51,7 @@ _RECORD = "subtoken_cache"
 
 @dataclass(frozen=True)
 class CacheHeader:
-    """What a file says of its tensors.
+    """Description of a file's tensors.
 
     Attributes:
         model: which model made them.
@@ -237,7 +237,7 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
 
 
 def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
-    """What a cache of a number of contexts must be like."""
+    """Return the shape that a cache of so many contexts must have."""
     family = backbone.family
     return PackedShape(
         contexts,
@@ -255,7 +255,7 @@ def _devices(backbone: CompressedBackbone) -> list[torch.device]:
 
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
-    """What is measured is what was said."""
+    """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)

@@ -192,7 +192,7 @@ class PromptBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPrompt(PromptBytes):
-    """The same, with what no record keeps.
+    """``PromptBytes`` with a number that results do not keep.
 
     Attributes:
         keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
@@ -204,7 +204,7 @@ class KeptPrompt(PromptBytes):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(PromptBytes):
-    """What one sample's answer took.
+    """Bytes and seconds of one sample's answer.
 
     Attributes:
         new_tokens: tokens generated, end-of-text included, or tokens scored.

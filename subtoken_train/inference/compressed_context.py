@@ -43,7 +43,7 @@ from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import Batch
 
 Context = str | Sequence[Picture]
-"""What questions are about: a text, or the pictures of one prompt."""
+"""The subject of questions: a text, or the pictures of one prompt."""
 
 
 def context_batches(

@@ -38,7 +38,7 @@ MOST = 2**53
 
 @dataclass(frozen=True)
 class Compression:
-    """What happens to a prompt's cache once it is there.
+    """Settings of a prompt's compression, once its cache is filled.
 
     Attributes:
         eviction: the method; None evicts nothing.
@@ -189,7 +189,7 @@ class Compression:
             raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'context' or 'all'")
 
     def _check_windows(self, family: Family) -> None:
-        """What does not go with sliding windows: it moves positions, or looks at a cache that tokens have grown."""
+        """Refuse what sliding windows do not allow: moving positions, or reading a cache that tokens have grown."""
         method, kind = self.eviction, family.decoder.config.model_type
         refused = "rerotate" if self.rerotate else None if self.every is None else "eviction_every"
         if method is not None and method.reads:
@@ -212,7 +212,7 @@ class Compression:
 
     @property
     def label(self) -> str:
-        """What a table says of it: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
+        """Short form for tables: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
         parts = [] if self.key_channels == 1 else [f"keys {self.key_channels:.6g}"]
         parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
@@ -232,7 +232,7 @@ class Compression:
 
     @property
     def merging(self) -> Merge:
-        """What becomes of evicted entries."""
+        """Treatment of evicted entries, the method's own if none is set."""
         own: Merge = "none" if self.eviction is None else self.eviction.merges
         return own if self.merge is None else self.merge
 
@@ -248,7 +248,7 @@ SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """What stays, and its unit.
+    """Return a budget's number and its unit.
 
     A bare number is a fraction; others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``, in any case.
 
@@ -311,7 +311,7 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
 
 
 def _kind(field: Field[Any]) -> Callable[[str], object]:
-    """Of a setting's values: that of its default, or (where that is None) what its annotation names, else text."""
+    """Return the type of a setting: its default's, or (where that is None) the one its annotation names, else text."""
     if str(field.type) == "int | float":
         return _whole_or_share
     if isinstance(field.default, bool | int | float | tuple):
@@ -326,7 +326,7 @@ def _whole_or_share(text: str) -> float:
 
 
 def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
-    """A text as a bool, int, float or several numbers, or as it is."""
+    """Return a text as a bool, int, float or several numbers, or as it is."""
     if kind is bool:
         check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
@@ -342,7 +342,7 @@ def _as(kind: Callable[[str], object], text: str, name: str, default: object) ->
 
 
 class CompressionSettings(TypedDict, total=False):
-    """How caches are compressed: what ``SubTokenModel`` and ``SubTokenModel.from_pretrained`` take beside the model.
+    """Compression by keyword: what ``SubTokenModel`` and ``SubTokenModel.from_pretrained`` take beside the model.
 
     Attributes:
         eviction: name of an eviction method; None: none.
@@ -399,7 +399,7 @@ def compression_of(settings: CompressionSettings) -> Compression:
 
 
 def settings_record(compression: Compression) -> dict[str, Any]:
-    """All that a compression is, as plain values that compare equal where two leave the same cache.
+    """Return a compression as plain values, equal for two that leave the same cache.
 
     A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out.
     """
@@ -422,6 +422,6 @@ def method_record(method: Eviction | Reducer) -> dict[str, Any]:
 
 
 def _as_read(record: dict[str, Any]) -> dict[str, Any]:
-    """As a file gives it back."""
+    """Return the record as JSON reads it back."""
     read: dict[str, Any] = json.loads(json.dumps(record))
     return read

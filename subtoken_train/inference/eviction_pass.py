@@ -116,7 +116,7 @@ def prompt_bytes(
     layout: Layout,
     beside: int = 0,
 ) -> Tensor:
-    """What a choice of entries takes in all layers, int64 [B]: keys and values, and the numbers of key channels.
+    """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
 
     Args:
         kept_LBhM: per layer the entries that stay, bool; h is 1 where all heads share a set.
@@ -144,7 +144,7 @@ def prompt_bytes(
 
 @dataclass
 class LastingLayer:
-    """What is still needed of a layer where tokens are evicted while decoding.
+    """A layer's part that evicting while decoding still needs.
 
     Attributes:
         scale: factor of its attention scores.
@@ -228,7 +228,7 @@ class EvictionPass:
             self.scores[layer] = on_device(self.method.score(view), home)
 
     def saw_numbers(self) -> bool:
-        """Whether all that was observed so far is finite; the device is read."""
+        """Return whether all that was observed so far is finite; the device is read."""
         return all(bool(finite) for finite in self._finite)
 
     def observe_task(

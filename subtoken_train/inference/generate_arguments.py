@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS
 
 INPUTS = frozenset({"input_ids", "attention_mask", *IMAGE_INPUTS})
-"""What processors return."""
+"""Inputs that processors return."""
 _LOOP = (
     "generation_config",
     "logits_processor",
@@ -104,7 +104,7 @@ REFUSED_IF_GIVEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "vision_feature_layer": ((), _FORWARD),
     "vision_feature_select_strategy": ((), _FORWARD),
 }
-"""What means nothing in the model's own configuration (its defaults are written there), but was asked for here."""
+"""Settings refused only when passed: a model's own configuration may hold them, as its authors' defaults."""
 
 
 def drop_silent(settings: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def check_ids(ids: Any, vocabulary: int) -> Tensor:
-    """The same ids, [B, N].
+    """Return token ids, [B, N], once they are checked.
 
     Raises:
         ValueError: no tensor of whole numbers in rows, or an id outside of a vocabulary of that many tokens.

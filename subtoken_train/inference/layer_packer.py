@@ -153,7 +153,7 @@ class LayerPacker:
         self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
 
     def counts(self, layers: list[LayerPlan]) -> Sequence[RowCounts | None]:
-        """What layers will store, read from the device at once; None where that hangs on their keys."""
+        """Count what layers will store, read from the device at once; None where it depends on their keys."""
         if self.key_cut is not None:
             return [None] * len(layers)
         shape = self.backbone.family.shape
@@ -208,7 +208,7 @@ class LayerPacker:
         packed.window = None if window is None else window.size
 
     def _filler(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
-        """What the layer reads for pieces that are not stored; None where all are."""
+        """Return the vectors that stand for pieces not stored; None where all are stored."""
         if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
             return None
         assert self.backbone.bank is not None

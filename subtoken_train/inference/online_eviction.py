@@ -59,7 +59,7 @@ class HeldLayer:
 
     @classmethod
     def of(cls, layer: PackedLayer) -> HeldLayer:
-        """Of a layer with a record."""
+        """Lay out the entries of a layer that has a record."""
         record = layer.record
         assert record is not None
         place_RN, code_RN = record.with_tail(layer.tail_length, layer.tail_start_B)
@@ -129,7 +129,7 @@ class HeldLayer:
 
 
 def _arranged(of_entries: Tensor, order_RM: Tensor) -> Tensor:
-    """What is said of entries, [R, N] or [R, k, N], with the first M in another order."""
+    """Return values of entries, [R, N] or [R, k, N], with the first M in another order."""
     stored = order_RM.shape[1]
     order = order_RM if of_entries.dim() == 2 else order_RM[:, None].expand(-1, of_entries.shape[1], -1)
     return torch.cat([of_entries[..., :stored].gather(-1, order), of_entries[..., stored:]], -1)

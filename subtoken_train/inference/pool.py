@@ -79,7 +79,7 @@ class ModelPool:
         return adapter_folder(adapter)
 
     def adapter(self, adapter: str) -> AdapterConfig:
-        """What an adapter says of itself."""
+        """Return an adapter's settings."""
         return read_config(self.folder(adapter))
 
     def digest(self, adapter: str) -> str | None:
@@ -209,7 +209,7 @@ def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
 
 
 def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConfig | str | None) -> BackboneConfig:
-    """Where the backbone of an adapter is read from."""
+    """Return the source of an adapter's backbone."""
     source = replace(config.backbone, path=backbone, revision=None) if isinstance(backbone, str) else backbone
     source = config.backbone if source is None else source
     return replace(source, path=str(folder), revision=None) if config.merged else source

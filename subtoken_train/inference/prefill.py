@@ -79,7 +79,7 @@ def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
 
 @dataclass(frozen=True)
 class Prefill:
-    """What compressed prompts left.
+    """Results of compressing prompts.
 
     Attributes:
         logits_BV: of the next token.
@@ -147,7 +147,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
 
 def _are_numbers(eviction: EvictionPass | None, packer: LayerPacker) -> bool:
-    """Whether what a pass that failed had given until then is finite."""
+    """Return whether all that a failed pass had given until then is finite."""
     held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
     return all(bool(are_finite(each)) for each in held) and (eviction is None or eviction.saw_numbers())
 
@@ -166,7 +166,7 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
 def _whole(
     backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
-    """All rows of all layers, then the plan, then each layer packed."""
+    """Run all layers, plan what stays, pack each layer."""
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
@@ -193,7 +193,7 @@ def _whole(
 def _chunked(
     backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
-    """Layer after layer, each planned and packed before the next one runs."""
+    """Run, plan and pack one layer after another."""
     size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
     assert size is not None
 
@@ -212,14 +212,16 @@ def _chunked(
 
 
 def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
-    """What watches a prompt's pass; None where nothing does."""
+    """Return an observer of a prompt's pass for all who watch; None where nobody does."""
     observers = [watch.observe for watch in (eviction, packer.key_cut) if watch is not None]
+    if len(observers) < 2:
+        return observers[0] if observers else None
 
     def observe(*layer: Any) -> None:
         for observer in observers:
             observer(*layer)
 
-    return observe if observers else None
+    return observe
 
 
 @torch.no_grad()
@@ -269,7 +271,7 @@ def append(
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """The same; logits of the last token, [B, V]. A token that comes alone chooses the pages that it reads."""
+    """Append tokens, return the next logits, [B, V]. A token that comes alone chooses the pages that it reads."""
     return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=token_ids_Bq.shape[1] == 1))
 
 
@@ -307,7 +309,7 @@ def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> Non
 
 
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:
-    """What of all that compresses reads the question, in words; None: nothing does."""
+    """Name the part of the compression that reads the question, in words; None: no part does."""
     bank, reducer = backbone.bank, backbone.reducer
     if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
         return f"reducer {reducer.name!r} chooses pages by the question"

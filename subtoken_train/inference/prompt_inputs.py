@@ -35,7 +35,7 @@ IMAGE_INPUTS = (
     "video_grid_thw",
     "second_per_grid_ts",
 )
-"""What processors make of images and videos; which of them a family takes, it says."""
+"""Outputs of processors for images and videos; each family lists those that it takes."""
 QUERY_TOKENS = 64  # last prompt tokens of a text that ask, unless told
 
 

@@ -88,7 +88,7 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
 
 
 def _deep_of(parts: list[TaskRows]) -> Tensor | None:
-    """What layers add to all parts' rows; nothing to those of a text."""
+    """Join what layers add to the rows of all parts; nothing is added to a text."""
     layers = next((len(part.deep_nBSD) for part in parts if part.deep_nBSD is not None), None)
     if layers is None:
         return None
@@ -100,7 +100,7 @@ def _deep_of(parts: list[TaskRows]) -> Tensor | None:
 
 
 def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
-    """Those of the marked tokens that the token reducer left; the first of them stands at ``start``."""
+    """Return the marked tokens that the token reducer left; the first of them stands at ``start``."""
     rows = result.rows
     assert result.embeds_BND is not None
     index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)

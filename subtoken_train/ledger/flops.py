@@ -47,7 +47,7 @@ class DecoderSize:
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """What rows cost in each layer.
+    """Cost of rows in each layer.
 
     Attributes:
         size: the decoder.
@@ -78,5 +78,5 @@ class TrainingFlops:
         return lengths_B.float().sum() * float(4 * self.size.hidden * self.size.vocabulary)
 
     def _backward(self, layer: int) -> bool:
-        """Whether gradients pass through a layer: it or one below it trains."""
+        """Return whether gradients pass through a layer: it or one below it trains."""
         return any(self.trained[: layer + 1])

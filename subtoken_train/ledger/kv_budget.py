@@ -1,4 +1,4 @@
-"""What a budget promises of a token's KV, and what a whole token takes. Pure Python, exact rationals.
+"""The KV of a token: whole, and as a budget promises it. Pure Python, exact rationals.
 
 Words: r ``keep_ratio``, S ``num_groups``, K ``kept_groups``, rho_KV ``kv_fraction`` = (1 + K/S)/2,
 rho_total ``total_kv_fraction`` = r * rho_KV (paper, section 3.3). Where key channels are cut, their share stands for
@@ -17,7 +17,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.types import Fill
 
 WRITTEN = Fraction(1, 10**9)
-"""Of a token: what the last digit of a written ratio may make of a count."""
+"""Part of a token by which the last digit of a written ratio may change a count."""
 
 
 def exact(number: float | Fraction) -> Fraction:
@@ -61,7 +61,7 @@ def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
 
 
 def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fraction:
-    """What layers from ``cut_layer`` on hold, where those below hold everything and all hold ``share`` on average.
+    """Return the share that layers from ``cut_layer`` on hold, if those below hold all and the average is ``share``.
 
     Raises:
         ValueError: those below alone hold more.
@@ -76,7 +76,7 @@ def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fractio
 
 
 def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
-    """What layers hold of ``tokens``, for people: a number, or those after the first and the last cut."""
+    """Say how many of ``tokens`` layers hold: a number, or those after the first and the last cut."""
     first, last = next((count for count in layer_tokens if count < tokens), tokens), layer_tokens[-1]
     return str(first) if first == last else f"{first} to {last}"
 
@@ -135,7 +135,7 @@ class KVBudget:
 
     @property
     def stores_fill(self) -> bool:
-        """Whether a value vector per layer and sample is stored beside the tokens; where K = S nothing reads it."""
+        """True if a value vector per layer and sample is stored beside the tokens; where K = S nothing reads it."""
         return self.fill == "mean" and self.kept_groups < self.num_groups
 
     def total_of(self, tokens: int) -> Fraction:
@@ -246,7 +246,7 @@ GEOMETRIES = {
     "qwen3-vl-4b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
     "qwen3-vl-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
 }
-"""Of well-known models in bf16, so that budgets need neither weights nor a network."""
+"""Geometries of well-known models in bf16, so that budgets need neither weights nor a network."""
 
 
 def geometry(name: str) -> KVShape:

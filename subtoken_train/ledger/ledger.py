@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All rows of one cache, with the sums that reports print."""
+    """The rows of one cache, with the sums that reports print."""
 
     shape: KVShape
     entries: tuple[Entry, ...]
@@ -55,7 +55,7 @@ class Ledger:
         return sum(entry.payload_bytes + with_index * entry.index_bytes for entry in chosen)
 
     def dense_bytes(self, region: str | None = None) -> int:
-        """What the same regions would take uncompressed."""
+        """Return the bytes of the same regions uncompressed."""
         chosen = [entry for entry in self.entries if region in (None, entry.region)]
         return sum(entry_bytes(self.shape) * entry.tokens_before for entry in chosen)
 
@@ -124,12 +124,12 @@ class Anchor:
 
     @property
     def kept_tokens(self) -> int:
-        """Those that the last layer holds."""
+        """Tokens that the last layer holds."""
         return self.layer_tokens[-1]
 
     @property
     def words(self) -> str:
-        """What stays where something leaves: a number, or those after the first and the last cut."""
+        """Tokens that stay, for people: a number, or those after the first and the last cut."""
         return count_words(self.layer_tokens, self.tokens)
 
 

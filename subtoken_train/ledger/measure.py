@@ -1,4 +1,4 @@
-"""What a plan really keeps: ledger rows, and the regions of a prompt that are left without a single entry.
+"""Measure what a plan keeps: ledger rows, and the regions of a prompt that are left without an entry.
 
 Legend: B batch, N positions, S value groups, R regions.
 """
@@ -114,7 +114,7 @@ def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) 
 
 
 def emptied_words(emptied: Sequence[dict[str, int]], compression: str) -> str | None:
-    """What to say of it, on one line; None where every region keeps something.
+    """Warn of emptied regions, on one line; None where every region keeps something.
 
     Args:
         emptied: what ``emptied_regions`` found, of every prompt.
