@@ -118,7 +118,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Of its side."""
+        """Return the name of its side."""
         return UNROUTED if self.bank is None else ROUTED
 
     @property
@@ -209,7 +209,7 @@ def run_row(
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    """What is to be said of an anchor whose bytes are not the subject's, as measured.
+    """Return notes on an anchor whose measured bytes are not the subject's.
 
     The ledger that solves its keep ratio takes every kept token for cut alike: keys in the last window are not.
     """

@@ -43,7 +43,7 @@ REDUCERS = ("fastv", "visionzip")
 KEEP_RATIOS = (0.25, 0.125)
 NEW_TOKENS, DTYPE, GPU = 256, "bfloat16", "H100 NVL"
 SCALED_TOKENS, SCALED_DTYPE, SCALED_LAYERS, SCALED_NARROWER = 32, "float32", 4, 4
-"""Of a run without a GPU; layers and width of a backbone that is drawn at random there."""
+"""Settings of a run without a GPU; layers and width of a backbone that is drawn at random there."""
 PAPER: dict[str, dict[str, Any]] = {
     "llava-hf/llava-1.5-7b-hf": {"peak_gb": (14.4, 14.7), "prefill": (0.289, 0.461), "step": (0.356, 0.552)},
     "llava-hf/llava-1.5-13b-hf": {"peak_gb": (27.0, 27.5), "prefill": (0.148, 0.452), "step": (0.223, 0.403)},

@@ -22,7 +22,7 @@ _TOWERS = {"llava": ("num_hidden_layers", None), "qwen2_5_vl": ("depth", "out_hi
 
 @dataclass(frozen=True)
 class Shrink:
-    """What is taken off an architecture.
+    """The reductions of an architecture.
 
     Attributes:
         layers: of the language model; None: all.

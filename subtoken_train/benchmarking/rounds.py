@@ -55,7 +55,7 @@ def interleaved(
 
 
 def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, bool]]:
-    """Whose turn it is, and whether it counts: every round has each name once, in an order that alternates."""
+    """Yield the name whose turn it is, and True if it counts; a round has each name once, in an alternating order."""
     for turn in range(warmup + pairs):
         for name in names if turn % 2 == 0 else names[::-1]:
             yield name, turn >= warmup
@@ -80,7 +80,7 @@ def cell(figures: tuple[float, float, float]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """What this ran on."""
+    """Return the hardware that this ran on."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -163,7 +163,7 @@ PEAK_ELSEWHERE = (
 
 @dataclass
 class SideFigures:
-    """What was measured of a side.
+    """Measurements of one side.
 
     Attributes:
         words: what the side is.
@@ -254,7 +254,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
 
 
 def ratios(figures: dict[str, SideFigures], ours: str) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Of ``prefill`` and ``step``: one side over each other one, (median, low, high)."""
+    """Return, for ``prefill`` and ``step``, the ratio of one side to each other one: (median, low, high)."""
     made: dict[str, dict[str, tuple[float, float, float]]] = {}
     for part in ("prefill", "step"):
         seconds = {name: getattr(found, f"{part}_seconds") for name, found in figures.items()}

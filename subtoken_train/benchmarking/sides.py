@@ -79,14 +79,14 @@ class Side(ABC):
 
     @abstractmethod
     def held(self) -> HeldBytes:
-        """What the cache holds now."""
+        """Return the bytes that the cache holds now."""
 
     @abstractmethod
     def entries(self) -> int:
         """Entries of a sample's prompt in the last layer."""
 
     def kernel(self) -> str:
-        """What attends in a step, and why."""
+        """Name the attention path of a step, and the reason for it."""
         return "transformers' own"
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class PackedSide(Side):
         return HeldBytes(**{part.name: getattr(found, f"{part.name}_bytes") for part in fields(HeldBytes)})
 
     def entries(self) -> int:
-        """Those that any head keeps."""
+        """Count the entries that any head keeps."""
         assert self._opened is not None
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 

@@ -31,7 +31,7 @@ TEXT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class PromptParts:
-    """What a prompt consists of, in tokens.
+    """The parts of a prompt, in tokens.
 
     Attributes:
         system: before the first image.

@@ -22,7 +22,7 @@ _PUSH = "--push_to_hub"
 
 
 def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
-    """What an anchor's recipe says otherwise: dotted key -> value.
+    """Return the settings in which an anchor's recipe differs: dotted key -> value.
 
     The keep ratio is r (1 + K/S) / 2, and ``matches`` is r: the reducer rounds the arm's own count up to whole tokens.
     Where the lower layers stay whole, or something is stored once per sample, it is solved from the ledger of one

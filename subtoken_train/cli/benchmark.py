@@ -179,7 +179,7 @@ def _rows(
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether it says that a tensor had no room; on a CPU torch has no type of error for that."""
+    """Return True if an error says that a tensor had no room; on a CPU torch has no error type for that."""
     from torch import OutOfMemoryError
 
     words = ("can't allocate memory", "Storage size calculation overflowed")
@@ -187,7 +187,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
-    """What a record says of the run."""
+    """Return the facts of the run that a record holds."""
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU, hardware
     from subtoken_train.cli.env import environment
 
@@ -258,7 +258,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
-    """What is not said."""
+    """Fill in the defaults of options that were left out."""
     from subtoken_train.benchmarking import paper_protocols as protocol
 
     args.batch_sizes = args.batch_sizes or [1]

@@ -1,4 +1,4 @@
-"""What ``benchmark`` measures: an adapter, a recipe's untrained arm or a backbone, laid out before it is loaded."""
+"""The subject of ``benchmark``: an adapter, a recipe's untrained arm or a backbone, laid out before it is loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BenchmarkSource:
 
 
 def source_of(args: Namespace, shrink: Shrink) -> BenchmarkSource:
-    """What the options name, with its compression; no weights of a backbone are read.
+    """Return the subject that the options name, with its compression; no weights of a backbone are read.
 
     Args:
         args: one of ``adapter``, ``config`` and ``model``, and the options of ``arm_flags``.

@@ -71,7 +71,7 @@ def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
 
 
 def _equal_line(budget: KVBudget, kept: int) -> str:
-    """Which K pays for the stored fill; where none does, why, which is no mistake of the budget that was asked for."""
+    """Return the K that pays for the stored fill, or say why none does, which is no mistake of the given budget."""
     without = f"K={budget.kept_groups} without"
     try:
         equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)

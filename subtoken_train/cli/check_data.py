@@ -96,7 +96,7 @@ def _spread_words(tokens: Sequence[int]) -> str:
 
 
 MOST_BYTES = 2**26
-"""Of weights that are loaded for this."""
+"""Largest weights that are loaded for a measurement."""
 _BATCHES = 4
 
 
@@ -190,7 +190,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: 
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
-    """Where the text comes from and how a block is laid out; it is tokenised when training starts."""
+    """Yield the source of the text and the layout of a block; it is tokenised when training starts."""
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
     rows: Any = None if offline else load_rows(source, data.streaming)

@@ -293,7 +293,7 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
 
 
 def folder_lines(cli: RecipeCLI) -> Iterator[str]:
-    """What stands in the way where the run would be written, unless a flag says what becomes of it."""
+    """Yield what already lies where the run would write, which needs --overwrite or --resume."""
     if not cli.config.overwrite and not cli.config.resume:
         try:
             RunFolder(cli.output_dir, cli.output_dir).check(resume=False)

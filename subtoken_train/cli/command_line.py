@@ -15,7 +15,7 @@ from subtoken_train.errors import unknown_name
 
 ALLOW_CODE = "--allow-code"
 FLAGS = ("overwrite", "resume", "private")
-"""What is said on the command line alone; a recipe that says it too would act on its own."""
+"""Flags that only the command line may give; a recipe that gave them would act on its own."""
 _CONFIG = ("--config", "-c")
 _BARE = (*(f"--{flag}" for flag in FLAGS), "--help", "-h", "--print_config")
 
@@ -67,7 +67,7 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Words:
-    """What follows ``fit``, ``check`` or ``preview``.
+    """Words that follow ``fit``, ``check`` or ``preview``.
 
     Attributes:
         configs: recipe files in order.

@@ -172,7 +172,7 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
 
 
 def _lines(task: Task, samples: Sequence[Sample]) -> list[str]:
-    """What is in the files, in words."""
+    """Describe the files in words."""
     if not samples:
         return []
     images = sum(len(sample.images) for sample in samples)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def _routers(
     backbone: CompressedBackbone, routing: RoutingConfig | None, prompts: Iterator[Batch], folder: Path
 ) -> tuple[Table, str]:
-    """What the routers do: the files, a table and a note."""
+    """Write the files on the routers; return a table and a note."""
     from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
@@ -113,7 +113,7 @@ def _eviction(
     prompts: Iterator[Batch],
     folder: Path,
 ) -> tuple[Table, str]:
-    """What an eviction does: the files, a table and a note."""
+    """Write the files on an eviction; return a table and a note."""
     from subtoken_train.evaluation.eviction_diagnosis import (
         diagnose_eviction,
         draw_eviction,

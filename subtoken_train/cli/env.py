@@ -41,7 +41,7 @@ def installed_version(package: str) -> str:
 
 
 def environment() -> dict[str, str | int | None]:
-    """What a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
+    """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
 
     ``kernel`` is the path that decoding takes here (``kernels/choice.py``), taking a driver for a device.
 

@@ -95,7 +95,7 @@ def _run_file(args: argparse.Namespace) -> int:
 
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
-    """What one adapter, or the backbone, made of the questions; ``asked`` is their file's content."""
+    """Answer the questions with one adapter, or the backbone; ``asked`` is their file's content."""
     from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown

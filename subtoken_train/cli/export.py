@@ -129,7 +129,7 @@ _PNG, _MAX_PICTURE = b"\x89PNG\r\n\x1a\n", 2**20
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: an adapter folder or a checkpoint folder, and the recipe beside it where there is one."""
+    """An adapter folder or a checkpoint folder to export, and the recipe beside it where there is one."""
 
     folder: Path
     is_adapter: bool

@@ -136,9 +136,9 @@ _SCORE = "eval/accuracy"
 _LOSSES = {"train/loss": "training", "val/loss": "validation"}
 _USAGE = re.compile(r"group_usage_entropy/layer_(\d+)")
 _INCHES = (4.4, 3.0)
-"""Of each chart; a hundred pixels to an inch."""
+"""Size of each chart; a hundred pixels to an inch."""
 _COLOURS = 256
-"""Of the file, so that a byte is a pixel and noise stays below 100 kB."""
+"""Colours of the file: a pixel is a byte, and noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
 
@@ -214,7 +214,7 @@ def _usage(courses: Courses) -> dict[int, Mapping[int, float]]:
 
 
 def is_first_process() -> bool:
-    """Whether this is process 0 of a run, as far as the environment says before there is a trainer."""
+    """Return True for process 0 of a run, as far as the environment knows before there is a trainer."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
@@ -332,7 +332,7 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
 
 
 def trained(cli: RecipeCLI) -> bool:
-    """Whether a step was made, so that the logs of a run without a checkpoint are worth keeping."""
+    """Return True if a step was made, so that the logs of a run without a checkpoint are worth keeping."""
     return int(cli.trainer.global_step) > 0
 
 

@@ -32,7 +32,7 @@ embedded one.
 docs/own_data.md walks through it."""
 
 _ASKED = "local_text/test.jsonl"
-"""Where the task ``local_text`` looks for questions below a ``--data-root``."""
+"""Folder below a ``--data-root`` in which the task ``local_text`` looks for questions."""
 _KINDS = ("image", "question", "answer")
 
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _name(folder: Path) -> str:
-    """What run and recipe are called: the folder's name, in characters that every shell takes."""
+    """Return the name of run and recipe: the folder's, in characters that every shell takes."""
     name = re.sub(r"[^\w.-]+", "_", real_path(folder).name).strip("._-") or "mydata"
     return check_file_name(name, "the folder's name")
 
@@ -132,7 +132,7 @@ def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
-    """What was found, written and chosen."""
+    """Return lines on what was found, written and chosen."""
     from subtoken_train.cli.init_recipe import backbone_names
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())

@@ -51,12 +51,12 @@ class Chosen:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it ships with the project."""
+        """True if it ships with the project."""
         return self.name in EMBEDDED.values()
 
 
 def backbone_names(sees: bool) -> list[str]:
-    """What ``--backbone`` takes beside paths and Hub ids, for images or for texts."""
+    """Return the names that ``--backbone`` takes beside paths and Hub ids, for images or for texts."""
     return [name for name, (_, of_images) in _templates().items() if of_images == sees]
 
 
@@ -189,7 +189,7 @@ _VALIDATIONS = 4
 _BLOCK = {"block_length": 2048, "context_length": 1024, "prefix_tokens": 64}
 _EMBEDDED_BLOCK = {"block_length": 640, "context_length": 512, "prefix_tokens": 16}
 _HALVINGS = 2
-"""How often a block is halved where there is little text."""
+"""Times that a block is halved where there is little text."""
 
 
 @dataclass(frozen=True)

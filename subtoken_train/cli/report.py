@@ -143,7 +143,7 @@ def write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def untouched(path: Path) -> bool:
-    """Whether a file is as ``write_recorded`` wrote it: nobody's work is lost with it."""
+    """Return True if a file is as ``write_recorded`` wrote it, so that nobody's work is lost with it."""
     return path.is_file() and _recorded(path.parent).get(path.name) == _digest(path.read_bytes())
 
 

@@ -54,7 +54,7 @@ def check_attention(attention: str) -> None:
 def card_sections(
     cli: Any, parts: CompressedBackbone, recipe: Path | None, arm: str, metrics: str | None, repo_id: str | None
 ) -> CardSections:
-    """What an adapter's card says besides its configuration; without a recipe the scores alone.
+    """Return the sections of a model card besides the configuration; without a recipe the scores alone.
 
     Args:
         cli: the parsed recipe, for its data.

@@ -158,12 +158,12 @@ class SweepRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has left its adapter, which is written last."""
+        """True if the run has left its adapter, which is written last."""
         return (self.folder / "adapter" / "subtoken_config.json").is_file()
 
     @property
     def resumable(self) -> bool:
-        """Whether the run stopped after a checkpoint."""
+        """True if the run stopped after a checkpoint."""
         from subtoken_train.training.checkpoints import newest_complete
 
         return newest_complete(self.folder / "checkpoints") is not None

@@ -1,4 +1,4 @@
-"""What the terminal shows of a command: counters, messages, exit codes; noise of libraries is silenced.
+"""The terminal side of a command: counters, messages, exit codes; noise of libraries is silenced.
 
 The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C. Of what libraries
 say, only what no user of ours can act on is silenced; our own messages and all errors stay.
@@ -21,7 +21,7 @@ from subtoken_train.errors import SubTokenWarning, UncutError, plain, system_wor
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""What a user can mend while a run goes on; see ``is_users`` for a command."""
+"""Errors that a user can mend while a run goes on; see ``is_users`` for a command."""
 MAX_LENGTH = 400
 """Characters of a message."""
 _USERS_ERRNOS = [
@@ -51,7 +51,7 @@ def one_line(error: Exception) -> str:
 
 
 def is_users(error: Exception) -> bool:
-    """Whether the user can mend it: wrong input, or a file system that says no to a path; no lost connection."""
+    """Return True if the user can mend it: wrong input, or a path that the file system refuses; no lost connection."""
     if isinstance(error, USER_ERRORS):
         return True
     return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
@@ -98,7 +98,7 @@ def _word_warnings() -> None:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is stdout that broke (``... | head`` has read enough), and not a pipe to a worker of ours."""
+    """Return True if stdout broke (``... | head`` has read enough), and not a pipe to a worker of ours."""
     try:
         stdout = sys.stdout.fileno()
     except OSError:  # not a file at all

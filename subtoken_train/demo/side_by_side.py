@@ -65,7 +65,7 @@ class SideAnswer:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What one model has said by now.
+    """An answer of one model, as far as it has come.
 
     Attributes:
         place: of its side.
@@ -79,7 +79,7 @@ class Spoken:
 
 
 def compressed_by(backbone: CompressedBackbone, compression: Compression) -> str:
-    """What compresses: ``fastv 0.25, S16K4 linear, snapkv 0.5``; ``-`` where nothing does."""
+    """Name what compresses: ``fastv 0.25, S16K4 linear, snapkv 0.5``; ``-`` if nothing does."""
     reducer = backbone.reducer
     parts = [f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-"]
     parts += [groups_words(backbone.active_routing), compression.label]

@@ -30,7 +30,7 @@ from subtoken_train.settings import Setting, settings_of
 from subtoken_train.types import Batch, Protocol
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""What harnesses call the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
+"""Names that harnesses give the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
 OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
 """Without effect where nothing is sampled."""
 
@@ -228,7 +228,7 @@ class Counted:
         return None if routing is None else f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
 
     def warning(self) -> str | None:
-        """Where the settings cannot change what a harness scores."""
+        """Warn where the settings cannot change what a harness scores."""
         if self.compression.eviction is None or self.protocol == "context_first":
             return None
         return (

@@ -28,10 +28,10 @@ from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read
 from subtoken_train.types import Batch
 
 ANSWER_TOKENS = 256
-"""Of a generated answer where the task names no number, as in the harness."""
+"""Tokens of a generated answer if the task names no number, as in the harness."""
 
 SETTINGS = "subtoken settings"
-"""Where a file of finished requests says which model answered."""
+"""Key under which a file of finished requests names the model that answered."""
 
 log = logging.getLogger(__name__)
 
@@ -119,13 +119,13 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands for an empty context: the token that begins a text, where there is one."""
+        """Return the token for an empty context: the one that begins a text, where there is one."""
         first = self.tokenizer.bos_token_id
         return self.eot_token_id if first is None else int(first)
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness names its files of prepared requests by."""
+        """Return the name under which the harness files prepared requests."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -138,13 +138,13 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         )
 
     def report(self) -> str:
-        """What compression kept, in lines."""
+        """Describe what compression kept, in lines."""
         alone = self.uncompressed.counted.prompts
         more = f"\n{alone:,} more prompts (rolling windows, single tokens) had nothing to compress" if alone else ""
         return f"{self.runner.counted}{more}"
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results: the arguments, and what compression kept."""
+        """Return the record beside the harness's results: the arguments, and what compression kept."""
         return {"subtoken": {"arguments": self.arguments.settings, **self.runner.counted.facts}}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

@@ -25,7 +25,7 @@ from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read
 from subtoken_train.types import Batch, Turn
 
 ANSWER_TOKENS = 1024
-"""Of a generated answer where the task names no number, as lmms-eval's own models have it."""
+"""Tokens of a generated answer if the task names no number, as in lmms-eval's own models."""
 IGNORED = ("image_aspect_ratio", "image_sizes", "use_cache")
 """Settings for other models' image handling and loops."""
 

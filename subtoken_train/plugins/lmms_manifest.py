@@ -1,4 +1,4 @@
-"""What the entry point ``lmms_eval.models`` loads: the model's name and where its class is.
+"""The manifest that the entry point ``lmms_eval.models`` loads: the model's name and the path of its class.
 
 It is read whenever lmms-eval starts, whatever model runs; so nothing heavy is imported here.
 """
