@@ -15,7 +15,7 @@ processor, of which a step that nothing interrupts takes as many as of the clock
 so that other programs on the machine do not count; on a GPU in seconds of the clock.
 
 *memory*: the most that all tensors together, weights included, take at any moment of a fit of two steps, so that
-gradients, moments and activations meet: ``live_tensors.py`` on a CPU, with the backbone in fp32 and in bf16 (mixed
+gradients, moments and activations meet: ``LiveTensors`` on a CPU, with the backbone in fp32 and in bf16 (mixed
 precision); on a GPU the allocator's peak, in the dtype that is timed.
 """
 
