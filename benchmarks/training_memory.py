@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/training_memory.py              # measure, write the records, print the table
     OMP_NUM_THREADS=1 python benchmarks/training_memory.py --only nf4   # cases whose name holds a word; writes nothing
 
-Measured are live tensors (``subtoken_train/benchmarking/rounds.py``) over two optimiser steps of ``SubTokenModule``, two batches each, under
+Measured are live tensors (``LiveTensors``) over two optimiser steps of ``SubTokenModule``, two batches each, under
 Lightning's trainer on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the
 embedded VLM, and random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2
 key-value heads; ``-32k``: V = 32,000, so that the loss is the largest moment).
