@@ -19,10 +19,17 @@ from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import FirstVisual, compress
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Scenes that nobody changes."""
+    folder = tmp_path_factory.mktemp("drawn") / "scenes"
+    write_scenes(folder, train=8, dev=24, test=8)
+    return folder
+
+
 @pytest.fixture
-def questions(tmp_path):
-    write_scenes(tmp_path / "scenes", train=8, dev=24, test=8)
-    return tmp_path / "scenes" / "dev.json"
+def questions(drawn, tmp_path):
+    return shutil.copytree(drawn, tmp_path / "scenes") / "dev.json"
 
 
 def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.runner.data_file import measure_names, paired, verdict_words
@@ -30,6 +30,7 @@ def test_words(intervals, words):
     assert verdict_words(intervals) == words
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(st.dictionaries(st.sampled_from("abcdef"), ENDS, min_size=1))
 def test_words_are_the_rule(intervals):
     above, below = any(low > 0 for low, _ in intervals.values()), any(high < 0 for _, high in intervals.values())

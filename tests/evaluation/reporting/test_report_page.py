@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -48,12 +49,19 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.elements)
 
 
-@pytest.fixture
-def html(tmp_path, monkeypatch):
-    """The paper's seven tasks and one more, with a hostile answer, and pictures on disk."""
-    register(monkeypatch, *PAPER_TASKS, "ruler")
-    (tmp_path / "data" / "pope").mkdir(parents=True)
-    results = tmp_path / "results"
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The paper's seven tasks and one more, with a hostile answer, and pictures on disk; a text, drawn once."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        register(monkeypatch, *PAPER_TASKS, "ruler")
+        results = write_paper_results(folder)
+        return report_html(make_report([results], data_root=folder / "data"))
+
+
+def write_paper_results(folder: Path) -> Path:
+    (folder / "data" / "pope").mkdir(parents=True)
+    results = folder / "results"
     paper_grid(results, PAPER_TASKS, routed=range(20))
     hostile = facts("<b>arm", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
     hostile_place = write_run(
@@ -65,7 +73,7 @@ def html(tmp_path, monkeypatch):
     manifest = hostile_place / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"hostile"', f'"{hostile.name}"'))
     write_run(results, facts("lora_only"), "ruler", answers(range(9)))
-    return report_html(make_report([results], data_root=tmp_path / "data"))
+    return results
 
 
 def test_tables_plots_and_pictures(html):

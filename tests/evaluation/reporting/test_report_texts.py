@@ -22,15 +22,17 @@ from subtoken_train.evaluation.reporting.sections import query_aware_text, verdi
 from tests.support.report_results import answers, facts, register, write_run
 
 
-@pytest.fixture
-def small(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
     """All right against all wrong, so that every interval is a point; the anchor is incomplete."""
-    register(monkeypatch, "ruler_4k")
-    arm = facts("our_arm", 0.25, reducer="fastv 0.5", groups="S8K0 linear", anchor="our_arm_anchor")
-    write_run(tmp_path, arm, "ruler_4k", answers(range(40)))
-    anchor = facts("our_arm_anchor", 0.25, reducer="fastv 0.25")
-    write_run(tmp_path, anchor, "ruler_4k", answers([])[:30], rows=40)
-    return make_report([tmp_path])
+    folder = tmp_path_factory.mktemp("small")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        register(monkeypatch, "ruler_4k")
+        arm = facts("our_arm", 0.25, reducer="fastv 0.5", groups="S8K0 linear", anchor="our_arm_anchor")
+        write_run(folder, arm, "ruler_4k", answers(range(40)))
+        anchor = facts("our_arm_anchor", 0.25, reducer="fastv 0.25")
+        write_run(folder, anchor, "ruler_4k", answers([])[:30], rows=40)
+        yield make_report([folder])
 
 
 def test_latex(small):
@@ -117,21 +119,23 @@ def test_text_is_printed_as_it_is():
     assert latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
 
 
-@pytest.fixture
-def compared(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
     """Five arms against one anchor that is right on 20 of 40; only some of them at its budget."""
-    register(monkeypatch, "pope")
-    write_run(tmp_path, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
-    for name, right, changes in (
-        ("better", range(35), {}),
-        ("worse", range(5), {}),
-        ("level", range(2, 23), {}),
-        ("late", range(40), {"acts": "after prefill", "eviction": "snapkv 0.25"}),
-    ):
-        arm = facts(name, 0.25, **{"reducer": "fastv 0.5", "groups": "S8K4 linear", "anchor": "anchor", **changes})
-        write_run(tmp_path, arm, "pope", answers(right), new_tokens=1)
-    write_run(tmp_path, facts("fat", 0.5, reducer="fastv 0.5", anchor="anchor"), "pope", answers(range(40)))
-    return make_report([tmp_path])
+    folder = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        register(monkeypatch, "pope")
+        write_run(folder, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
+        for name, right, changes in (
+            ("better", range(35), {}),
+            ("worse", range(5), {}),
+            ("level", range(2, 23), {}),
+            ("late", range(40), {"acts": "after prefill", "eviction": "snapkv 0.25"}),
+        ):
+            arm = facts(name, 0.25, **{"reducer": "fastv 0.5", "groups": "S8K4 linear", "anchor": "anchor", **changes})
+            write_run(folder, arm, "pope", answers(right), new_tokens=1)
+        write_run(folder, facts("fat", 0.5, reducer="fastv 0.5", anchor="anchor"), "pope", answers(range(40)))
+        yield make_report([folder])
 
 
 def test_verdicts_say_what_the_intervals_say(compared):
