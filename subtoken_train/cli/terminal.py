@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import io
-import logging
 import os
 import select
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.errors import SubTokenWarning, UncutError, plain, system_words
+
+if TYPE_CHECKING:
+    import logging
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -151,6 +153,8 @@ _LOGGERS = (
 
 def quiet_libraries() -> None:
     """Call before anything of ours that uses transformers or lightning."""
+    import logging
+
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
