@@ -30,15 +30,15 @@ MAX_CALIBRATION = 2**24
 
 
 class CalibratedNumbers(ABC):
-    """What a method calibrates: a frozen dataclass of plain numbers and lists; its own ranges in ``__post_init__``."""
+    """Numbers that a method calibrates: a frozen dataclass of plain numbers and lists, checked in ``__post_init__``."""
 
     @abstractmethod
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise a worded ``ValueError`` where the numbers are not those of such a model."""
+        """Raise ``ValueError`` if the numbers are not those of such a model."""
 
     @abstractmethod
     def words(self) -> str:
-        """The numbers for a terminal, a layer a line or column."""
+        """Return the numbers for a terminal, a layer a line or column."""
 
 
 N = TypeVar("N", bound=CalibratedNumbers)
@@ -46,7 +46,7 @@ N = TypeVar("N", bound=CalibratedNumbers)
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """What a calibration was made of.
+    """Data that a calibration was made of.
 
     Attributes:
         name: a data set's, or a file's.
@@ -82,7 +82,7 @@ class Calibration(Generic[N]):
     digest: str = ""
 
     def check_backbone(self, model_type: str, digest: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise a worded ``ValueError`` unless it was made on a backbone of this identity and these shapes."""
+        """Raise ``ValueError`` unless it was made on a backbone of this identity and these shapes."""
         if (model_type, digest) != (self.backbone.model_type, self.backbone.digest):
             raise ValueError(
                 f"the calibration of {self.method} was made on {shown(self.backbone.path)} "
@@ -94,7 +94,7 @@ class Calibration(Generic[N]):
 
 @dataclass(frozen=True)
 class _Header:
-    """What every file holds, whatever its method."""
+    """Contents of every file, whatever its method."""
 
     schema_version: int
     method: str
@@ -114,7 +114,7 @@ def write_calibration(path: Path, calibration: Calibration[Any]) -> None:
 
 
 def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]:
-    """A calibration of a method.
+    """Read a calibration of a method.
 
     Args:
         path: the file, from the current folder on, as an adapter's; a setting may hold anything, so texts alone pass.
@@ -147,7 +147,7 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
 
 
 def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.inf, high: float = math.inf) -> None:
-    """Raise a worded ``ValueError`` unless rows are of one length, 1 or more, and every number is in a range."""
+    """Raise ``ValueError`` unless rows are of one length, 1 or more, and every number is in a range."""
     if not table or not table[0] or any(len(row) != len(table[0]) for row in table):
         raise ValueError(f"{name} must be a table: rows of one length, 1 or more")
     for i, row in enumerate(table):
@@ -157,5 +157,5 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
 
 
 def table_words(name: str, table: Sequence[Sequence[float]]) -> str:
-    """A table for a terminal, a row a line."""
+    """Return a table for a terminal, a row a line."""
     return "\n".join([f"{name}:", *("  ".join(f"{value:5.3f}" for value in row) for row in table)])

@@ -39,7 +39,7 @@ class WritingError(OSError):
 
 
 def check_new(paths: Iterable[Path], overwrite: bool) -> None:
-    """Raise a worded ``ValueError`` where one of the files is there, unless it is to be replaced."""
+    """Raise ``ValueError`` if one of the files is there, unless it is to be replaced."""
     for path in paths:
         check_file(path)
         if not overwrite and os.path.lexists(path):
@@ -47,7 +47,7 @@ def check_new(paths: Iterable[Path], overwrite: bool) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise a worded ``ValueError`` where a folder, a pipe or a device lies at ``path``: no file may take its place."""
+    """Raise ``ValueError`` if a folder, a pipe or a device lies at ``path``: no file may take its place."""
     try:
         mode = os.lstat(path).st_mode
         mode = os.stat(path).st_mode if stat.S_ISLNK(mode) else mode

@@ -18,13 +18,13 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def resource_root() -> Path:
-    """The folder that holds ``recipes/``, ``data/`` and ``checkpoints/``."""
+    """Return the folder that holds ``recipes/``, ``data/`` and ``checkpoints/``."""
     bundled = _PACKAGE / "_bundled"
     return bundled if bundled.is_dir() else _PACKAGE.parent
 
 
 def resource(relative: str) -> Path:
-    """The path of a shipped file, e.g. ``data/digits/digits.npz``.
+    """Return the path of a shipped file, e.g. ``data/digits/digits.npz``.
 
     Raises:
         FileNotFoundError: the installation is incomplete.
@@ -68,7 +68,7 @@ def recipe_file(path: Path) -> Path:
 
 
 def find_recipe(given: str | Path) -> Path | None:
-    """The file that a user means: one that exists, else a shipped recipe; None where the path leads nowhere.
+    """Return the file that a user means: one that exists, else a shipped recipe; None if the path leads nowhere.
 
     A shipped one is written ``NAME`` or ``FOLDER/NAME``, alone or below any folder ``recipes``, ``.yaml`` or not:
     ``llava7b_fastv25_s16k4``, ``recipes/llava7b_fastv25_s16k4.yaml``, ``recipes/strategy/ddp.yaml``. A file that is
@@ -81,7 +81,7 @@ def find_recipe(given: str | Path) -> Path | None:
 
 
 def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
-    """The file that a user means, see ``find_recipe``.
+    """Return the file that a user means, see ``find_recipe``.
 
     Raises:
         ValueError: there is none; the message says ``kind`` and the nearest shipped name.
@@ -94,7 +94,7 @@ def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
 
 
 def shipped_recipe(given: str | Path) -> Path | None:
-    """The shipped recipe that is written so (see ``find_recipe``), whatever lies at that path, or None."""
+    """Return the shipped recipe of this spelling (see ``find_recipe``), whatever lies at that path, or None."""
     parts = Path(str(given).removesuffix(".yaml")).parts
     below = parts[len(parts) - parts[::-1].index("recipes") :] if "recipes" in parts else parts
     found = [path for name, path in recipe_files().items() if below in ((path.stem,), tuple(name.split("/")))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from making.cards import about, markdown
+from making.cards import about, class_words, markdown
 from making.methods import sample
 from subtoken_train.errors import plain
 from subtoken_train.families import FAMILIES
@@ -55,8 +55,9 @@ def _fitting(family: type[Family], config: object) -> str:
 
 
 def _family_card(family: type[Family]) -> str:
-    """A section: the module's docstring, and what the family declares."""
-    title, text = about(family)
+    """A section: the module's docstring (the class's, if families share the module), and what the family declares."""
+    shared = sum(kind.__module__ == family.__module__ for kind in set(FAMILIES.values())) > 1
+    title, text = (part.strip() for part in (class_words(family).partition("\n")[::2] if shared else about(family)))
     kinds = ", ".join(f"`{kind}`" for kind in FAMILIES if FAMILIES[kind] is family)
     inputs = ", ".join(f"`{name}`" for name in family.image_inputs) if family.sees_images else "none"
     facts = f"Read for `model_type` {kinds}. Inputs of pictures: {inputs}. LoRA on `{markdown(family.lora_pattern)}`."

@@ -40,17 +40,17 @@ class Score:
 
     @property
     def cell(self) -> str:
-        """``60.3 [58.9, 61.7]``, see ``printed``."""
+        """Return ``60.3 [58.9, 61.7]``, see ``printed``."""
         return f"{printed(self.metric, self.mean)} {self.interval}"
 
     @property
     def interval(self) -> str:
-        """``[58.9, 61.7]``."""
+        """Return ``[58.9, 61.7]``."""
         return f"[{printed(self.metric, self.low)}, {printed(self.metric, self.high)}]"
 
 
 def printed(metric: str, figure: float, sign: Literal["", "+"] = "", more: int = 0) -> str:
-    """A figure of a metric as tables print it: ``60.3``, in %, or ``-0.312``, in nats.
+    """Return a metric's figure as tables print it: ``60.3``, in %, or ``-0.312``, in nats.
 
     Args:
         metric: its name.
@@ -88,7 +88,7 @@ class Evaluation:
 
 
 def score_table(evaluation: Evaluation) -> str:
-    """A Markdown table: one column per arm, its budget, then the score of every kind."""
+    """Return a Markdown table: one column per arm, its budget, then the score of every kind."""
     arms = (evaluation.own, *evaluation.others)
     rows = [["", *(arm.name for arm in arms)], ["---"] * (len(arms) + 1)]
     rows += [[name, *(arm.facts.get(name, "") for arm in arms)] for name in evaluation.own.facts]
@@ -100,7 +100,7 @@ def score_table(evaluation: Evaluation) -> str:
 
 
 def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
-    """The card's own scores as the Hub's evaluation results, in %; log-likelihoods in nats per token."""
+    """Return the card's own scores as the Hub's evaluation results, in %; log-likelihoods in nats per token."""
     return [
         EvalResult(
             task_type=task,
@@ -197,7 +197,7 @@ Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it agai
 
 @dataclass(frozen=True)
 class CardSections:
-    """What a card says besides the contents of ``subtoken_config.json``, where it is known.
+    """Optional sections of a card, besides the contents of ``subtoken_config.json``.
 
     Attributes:
         recipe: the resolved recipe, YAML.
@@ -215,7 +215,7 @@ class CardSections:
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
-    """Markdown of the card from the contents of ``subtoken_config.json``, with the Hub's metadata in front."""
+    """Return the card's Markdown from the contents of ``subtoken_config.json``, the Hub's metadata in front."""
     sections = sections or CardSections()
     routing, reducer, stage2 = record["routing"], record["reducer"], record["stage2"]
     groups = routing or {"num_groups": 1, "kept_groups": 1}
@@ -253,7 +253,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
 
 
 def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
-    """The Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
+    """Return the Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
     licence, merged = _licence(base), record["merged"]
     sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
@@ -278,7 +278,7 @@ def _title(record: dict[str, Any]) -> str:
 
 
 def _routing_words(routing: dict[str, Any]) -> str:
-    """Selector, S and K, and what was set beside them; older records lack the later settings."""
+    """Describe selector, S, K and further settings; older records lack the later ones."""
     parts = [routing["selector"], f"S={routing['num_groups']}", f"K={routing['kept_groups']}"]
     if (budget := routing.get("budget", "per_token")) != "per_token":
         parts.append(f"{budget} budget")
@@ -307,10 +307,10 @@ def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) 
 
 
 def _plain(settings: dict[str, Any]) -> str:
-    """``rank 8, alpha 16``; groups of settings are left out."""
+    """Return ``rank 8, alpha 16``; groups of settings are left out."""
     return ", ".join(f"{key} {value}" for key, value in settings.items() if not isinstance(value, dict))
 
 
 def _licence(backbone: str) -> Licence | None:
-    """Of a backbone that a family knows by name; of others the backbone must be asked."""
+    """Return the licence of a backbone that a family knows by name; ask the backbone for others."""
     return next((each.licences[backbone] for each in FAMILIES.values() if backbone in each.licences), None)

@@ -34,7 +34,7 @@ _DTYPES = ("F32", "F16", "BF16")
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes of a file's tensors, by name; only its header is read.
+    """Return the shapes of a file's tensors, by name; only its header is read.
 
     Raises:
         ValueError: the file is missing or no whole safetensors file, or a tensor is no fp32, fp16 or bf16.
@@ -55,7 +55,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of ``path``, which must hold the names and shapes of ``expected``, no more and no less.
+    """Read the tensors of ``path``, which must hold the names and shapes of ``expected``, no more and no less.
 
     Returns:
         The tensors, in the dtype of ``expected``.
@@ -84,7 +84,7 @@ def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def check_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Raise a worded ``ValueError`` where a tensor holds NaN or infinity; ``place`` is the file or folder."""
+    """Raise ``ValueError`` if a tensor holds NaN or infinity; ``place`` is the file or folder."""
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{place}: tensor {name} holds NaN or infinity; it was damaged, or its training diverged")
@@ -236,7 +236,7 @@ def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
 
 
 def check_merged_files(folder: Path) -> None:
-    """Raise a worded ``ValueError`` unless a merged folder holds its weights as safetensors, and no LoRA and no code.
+    """Raise ``ValueError`` unless a merged folder holds its weights as safetensors, and no LoRA and no code.
 
     Nothing is read but JSON and the headers of the weights.
     """

@@ -81,7 +81,7 @@ def write_adapter(
 def write_rest(
     folder: Path, config: AdapterConfig, backbone: CompressedBackbone, sections: CardSections | None
 ) -> None:
-    """Routers, configuration, card, recipe and picture: what a folder holds besides LoRA or weights."""
+    """Write what a folder holds besides LoRA or weights: routers, configuration, card, recipe and picture."""
     routers = _router_tensors(backbone.bank)
     if routers:
         save_file(routers, folder / ROUTER_FILE)
@@ -176,13 +176,13 @@ def load_routers(folder: Path, bank: RouterBank | None) -> None:
 
 
 def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTER) -> dict[str, Tensor]:
-    """The tensors of one of a folder's LoRAs, which must fit ``peft_model``'s exactly."""
+    """Read the tensors of one of a folder's LoRAs, which must fit ``peft_model``'s exactly."""
     expected = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
     return read_exactly((folder if adapter == MAIN_ADAPTER else folder / adapter) / LORA_FILE, expected)
 
 
 def _router_tensors(bank: RouterBank | None) -> dict[str, Tensor]:
-    """The routers' tensors; empty for token-only arms and router-free selectors."""
+    """Return the routers' tensors; empty for token-only arms and router-free selectors."""
     return {} if bank is None else {name: tensor.contiguous() for name, tensor in bank.state_dict().items()}
 
 
@@ -212,7 +212,7 @@ def write_merged(
 
 
 def check_mergeable(backbone: CompressedBackbone) -> None:
-    """Raise a worded ``ValueError`` where a LoRA sits on no floating-point numbers, or must be left out for ranking."""
+    """Raise ``ValueError`` if a LoRA sits on no floating-point numbers, or must be left out for ranking."""
     if backbone.reducer.frozen_scout:
         raise ValueError(
             "cannot merge an adapter whose reducer ranks by the backbone alone (reducer.ranking: frozen): merged "
@@ -250,11 +250,11 @@ class FirstStage:
     reading: str
 
     def digest(self) -> str:
-        """SHA-256 of the LoRA's file as it is now."""
+        """Return the SHA-256 of the LoRA's file as it is now."""
         return hashlib.sha256((self.folder / LORA_FILE).read_bytes()).hexdigest()
 
     def tensors(self, family: Family, backbone: BackboneConfig, peft_model: PeftModel) -> dict[str, Tensor]:
-        """The LoRA's tensors, by the names that ``set_peft_model_state_dict`` takes.
+        """Return the LoRA's tensors, by the names that ``set_peft_model_state_dict`` takes.
 
         Args:
             family: stage 2's backbone, loaded or laid out.
@@ -324,7 +324,7 @@ def _own(reducer: Reducer) -> dict[str, Any]:
 
 
 def _differing(group: str, trained: Any, recipe: Any) -> list[str]:
-    """The keys of two settings that differ, in words; of two methods' those that both have."""
+    """Name the keys in which two settings differ; of two methods, those that both have."""
     ours = asdict(recipe)
     return [
         f"{group}.{key} {value} (the recipe has {ours[key]})"

@@ -45,7 +45,7 @@ _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PIC
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a folder is published.
+    """Place of a folder on the Hub.
 
     Attributes:
         repo_id: ``user/name`` or ``organisation/name``; made where it does not exist.
@@ -61,7 +61,7 @@ class Destination:
 
 
 def check_published(path: str) -> None:
-    """Raise a worded ``ValueError`` unless a backbone can be found by those who load the adapter."""
+    """Raise ``ValueError`` unless a backbone can be found by those who load the adapter."""
     if not is_hub_id(path):
         raise ValueError(
             f"the backbone {path!r} is no Hub id, so nobody else could load the adapter; train with its Hub id, or "
@@ -70,7 +70,7 @@ def check_published(path: str) -> None:
 
 
 def check_name(repo_id: str) -> None:
-    """Raise a worded ``ValueError`` unless ``repo_id`` reads as ``user/name``; the Hub is not asked."""
+    """Raise ``ValueError`` unless ``repo_id`` reads as ``user/name``; the Hub is not asked."""
     if not is_hub_id(repo_id):
         raise ValueError(f"{repo_id!r} is no Hub name; write user/name (letters, digits, '-', '_' and '.')")
 
@@ -101,7 +101,7 @@ def check_destination(destination: Destination) -> None:
 
 
 def push_folder(folder: Path, destination: Destination) -> str:
-    """Upload a folder as one commit and return its address; files of an earlier push that it has not are removed.
+    """Upload a folder as one commit and return its address; files that only an earlier push had are removed.
 
     The commit comes after all files have arrived: a connection that breaks leaves the repository as it was, and what
     did arrive is not sent again.
@@ -126,7 +126,7 @@ def push_folder(folder: Path, destination: Destination) -> str:
 
 
 def _check_owner(user: dict[str, Any], repo_id: str) -> None:
-    """Whether a token's user, with the token's role, may write under a name."""
+    """Check that a token's user, with the token's role, may write under a name."""
     owner, allowed = repo_id.split("/", maxsplit=1)[0], [user["name"], *(org["name"] for org in user.get("orgs", []))]
     if owner not in allowed:
         names = ", ".join(f"{name}/..." for name in allowed)
@@ -137,7 +137,7 @@ def _check_owner(user: dict[str, Any], repo_id: str) -> None:
 
 @contextmanager
 def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Inside, an error of the client is a ``ValueError`` that says what to do; other errors pass.
+    """Turn an error of the client into a ``ValueError`` that says what to do; other errors pass.
 
     Args:
         repo_id: the repository that is asked for.
@@ -156,7 +156,7 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
 
 
 def worded(error: BaseException, repo_id: str, revision: str | None = None) -> str:
-    """One line for an error of the client."""
+    """Return one line for an error of the client."""
     offline = silence() or OFFLINE  # who decided that nothing is asked
     fixed = {
         LocalTokenNotFoundError: NO_TOKEN,
@@ -178,7 +178,7 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
 
 
 def _status(error: HfHubHTTPError, repo_id: str) -> str:
-    """The message for an answer of the Hub that is an error."""
+    """Return the message for an answer of the Hub that is an error."""
     status = error.response.status_code
     said = f": {error.server_message}" if error.server_message else ""
     if status == 401 and not isinstance(error, RepositoryNotFoundError):
@@ -203,7 +203,7 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 
 
 def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
-    """The folder of an adapter by its path, its run's path or its Hub id; downloaded where need be.
+    """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be.
 
     Raises:
         ValueError: there is no such adapter, or the Hub cannot be asked.
@@ -221,7 +221,7 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
 
 
 def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
-    """The same, and None for what is no adapter: a backbone's folder or Hub id, or a folder that does not exist.
+    """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder.
 
     With HF_HUB_OFFLINE set, or without a connection, the local cache is read.
 
@@ -248,7 +248,7 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
 
 
 def adapter_in(folder: Path) -> Path | None:
-    """The adapter that a folder is, or that a run's folder (which is no backbone) holds; None for others."""
+    """Return the adapter that a folder is, or that a run's folder (which is no backbone) holds; None for others."""
     if (folder / CONFIG_FILE).is_file():
         return folder
     own = folder / RUN_ADAPTER

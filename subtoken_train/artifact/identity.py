@@ -26,7 +26,7 @@ from subtoken_train.types import Identity
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """The identity of a loaded (or laid-out) backbone.
+    """Return the identity of a loaded (or laid-out) backbone.
 
     The same with and without LoRA, however it is quantised, and whether its weights are shared out or not.
     """
@@ -34,7 +34,7 @@ def identify(family: Family, config: BackboneConfig) -> Identity:
 
 
 def check_identity(wanted: Identity, found: Identity) -> None:
-    """Raise a worded ``ValueError`` where an adapter meets a backbone of another architecture."""
+    """Raise ``ValueError`` if an adapter meets a backbone of another architecture."""
     if wanted.digest != found.digest:
         raise ValueError(
             f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
@@ -47,7 +47,7 @@ _FILES = ("*.json", "*.safetensors")
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 of an adapter folder's settings and tensors, in hexadecimal; the same wherever the folder lies.
+    """Return the SHA-256 of an adapter folder's settings and tensors, in hexadecimal, wherever the folder lies.
 
     A merged folder's whole weights are read.
     """
@@ -67,7 +67,7 @@ SAMPLED = 64
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Which model a cache belongs to, wherever it was loaded from.
+    """Model that a cache belongs to, wherever it was loaded from.
 
     Attributes:
         backbone: its identity; the path is for the reader.
@@ -85,7 +85,7 @@ class ModelIdentity:
 
 
 def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
-    """The identity of what is loaded; a second of reading for billions of weights, no pass over them."""
+    """Return the identity of what is loaded; a second of reading for billions of weights, no pass over them."""
     family, bank = backbone.family, backbone.bank
     own: dict[str, Tensor] = {}
     lora: dict[str, Tensor] = {}
@@ -120,7 +120,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
-    """Raise a worded ``ValueError`` where a cache meets another model than the one that made it."""
+    """Raise ``ValueError`` if a cache meets another model than the one that made it."""
     theirs, ours = wanted.backbone, found.backbone
     if theirs.digest != ours.digest or wanted.weights != found.weights:
         why = "an architecture of its own" if theirs.digest != ours.digest else "other weights"
@@ -147,7 +147,7 @@ def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _sampled(tensor: Tensor) -> Tensor:
-    """Numbers of all columns: a step that divides the rows' width would stay in one."""
+    """Sample numbers of all columns: a step that divides the rows' width would stay in one."""
     flat, width = tensor.detach().reshape(-1), tensor.shape[-1] if tensor.dim() else 1
     step = max(1, len(flat) // SAMPLED)
     while math.gcd(step, width) > 1:
@@ -156,6 +156,6 @@ def _sampled(tensor: Tensor) -> Tensor:
 
 
 def _scalings(model: Any) -> list[Any]:
-    """Factors of the LoRAs, which are no tensors."""
+    """Return the factors of the LoRAs, which are no tensors."""
     parts = [(name, part) for name, part in model.named_modules() if isinstance(part, BaseTunerLayer)]
     return [[name, getattr(part, "scaling", None), list(part.active_adapters)] for name, part in parts]

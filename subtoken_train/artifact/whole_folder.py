@@ -35,7 +35,7 @@ class Layout:
     made_by: str | None = None
 
     def others(self, root: Path) -> list[Path]:
-        """What in ``root`` is not ours: files, and folders as a whole."""
+        """Return what in ``root`` is not ours: files, and folders as a whole."""
         return [item for item, ours in self._sorted(root, root) if not ours]
 
     def remove(self, root: Path) -> list[Path]:
@@ -66,7 +66,7 @@ class Layout:
                 yield item, False
 
     def _folders(self, folder: Path, root: Path) -> Iterator[Path]:
-        """Our folders, inner ones first."""
+        """Return our folders, inner ones first."""
         for item in sorted(folder.iterdir()):
             if item.is_dir() and not item.is_symlink() and self.folders.fullmatch(item.relative_to(root).as_posix()):
                 yield from self._folders(item, root)
@@ -74,7 +74,7 @@ class Layout:
 
 
 def names_of(items: list[Path], root: Path) -> str:
-    """The first few of them in words, as paths in ``root``."""
+    """Name the first few items, as paths in ``root``."""
     shown = ", ".join(item.relative_to(root).as_posix() for item in items[:_NAMED])
     return shown if len(items) <= _NAMED else f"{shown} and {len(items) - _NAMED:,} more"
 
@@ -106,7 +106,7 @@ DATA_MARKER = ".subtoken-data.json"
 
 
 def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> None:
-    """Raise a worded ``ValueError`` unless ``folder`` may be written: new, or one of its kind and nothing else in it.
+    """Raise ``ValueError`` unless ``folder`` may be written: new, or one of its kind and nothing else in it.
 
     Args:
         folder: the target.
@@ -139,7 +139,7 @@ def mark_data(folder: Path, layout: Layout) -> None:
 
 
 def _maker(marker: Path) -> str | None:
-    """The command that a data set's marker names."""
+    """Return the command that a data set's marker names."""
     try:
         content = read_json(marker)
     except ValueError:
@@ -178,7 +178,7 @@ def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Ite
 
 
 def _replaced(folder: Path, own: Path) -> Path:
-    """The name of an old folder while the one in the stage ``own`` takes its place."""
+    """Return an old folder's name while the one in the stage ``own`` takes its place."""
     return folder.with_name(f"{folder.name}.replaced-{own.name[-8:]}")
 
 

@@ -25,9 +25,9 @@ FAMILIES: Registry[Family] = Registry(
     base="family:Family",
     builtin={
         "llava": "llava:LlavaFamily",
+        "qwen2_vl": "qwen_vl:Qwen2VLFamily",
         "llava_next": "llava.next:LlavaNextFamily",
         "llava_onevision": "llava.onevision:LlavaOnevisionFamily",
-        "qwen2_vl": "qwen_vl:Qwen2VLFamily",
         "qwen2_5_vl": "qwen_vl:Qwen25VLFamily",
         "qwen3_vl": "qwen_vl:Qwen3VLFamily",
         "internvl": "internvl:InternVLFamily",

@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class BackboneConfig:
-    """Which frozen model to build on.
+    """Choice of the frozen model to build on.
 
     Attributes:
         path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
@@ -55,7 +55,7 @@ class BackboneConfig:
 
 
 def resolve(path: str) -> str:
-    """A local or shipped folder's path where there is one; otherwise the name unchanged, as a Hub id."""
+    """Return the path of a local or shipped folder if there is one, otherwise the name unchanged, as a Hub id."""
     for candidate in (Path(path), resource_root() / path):
         if candidate.is_dir():
             return str(candidate)
@@ -63,12 +63,12 @@ def resolve(path: str) -> str:
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a name reads as ``user/name`` and is no folder here."""
+    """Return whether a name reads as ``user/name`` and is no folder here."""
     return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
 
 
 def check_backbone(config: BackboneConfig) -> None:
-    """Raise a worded ``ValueError`` where a setting is none, or the path is of GGUF files; the Hub is not asked."""
+    """Raise ``ValueError`` if a setting is none, or the path is of GGUF files; the Hub is not asked."""
     check_named(config)
     _refuse_gguf(config.path)
     dtype_of(config)
@@ -83,14 +83,14 @@ def check_backbone(config: BackboneConfig) -> None:
 
 
 def check_named(config: BackboneConfig) -> None:
-    """Raise a worded ``ValueError`` where no backbone is named; a recipe's ``path: null`` comes as None."""
+    """Raise ``ValueError`` if no backbone is named; a recipe's ``path: null`` comes as None."""
     named: object = config.path
     if not isinstance(named, str) or not named.strip():
         raise ValueError(f"backbone.path is {shown(named)}; name a folder or a Hub id")
 
 
 def _refuse_gguf(path: str) -> None:
-    """Raise a worded ``ValueError`` for a file, a folder or a repository of GGUF, which llama.cpp runs."""
+    """Raise ``ValueError`` for a file, a folder or a repository of GGUF, which llama.cpp runs."""
     folder = Path(resolve(path))
     alone = folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
     if path.lower().endswith((".gguf", "-gguf")) or alone:
@@ -102,12 +102,12 @@ def _refuse_gguf(path: str) -> None:
 
 
 def check_revision(revision: str | None) -> None:
-    """Raise a worded ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
+    """Raise ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
 
 
 def dtype_of(config: BackboneConfig) -> torch.dtype:
-    """The dtype that a configuration names."""
+    """Return the dtype that a configuration names."""
     check_word("dtype", config.dtype, DTYPES)
     return DTYPES[config.dtype]

@@ -141,7 +141,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def check_finite_weights(model: Any, path: str) -> None:
-    """Raise a worded ``ValueError`` where a parameter of a model holds NaN or infinity, or a buffer NaN.
+    """Raise ``ValueError`` if a parameter of a model holds NaN or infinity, or a buffer NaN.
 
     One pass over each tensor where it lies, without a copy, and one read of each device. Of a quantised weight its
     scales are looked at: a NaN makes the scale of its block or row NaN.
@@ -227,7 +227,7 @@ _SIDES = ("size", "crop_size")
 
 
 def check_local_files(folder: Path) -> None:
-    """Raise a worded ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
+    """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
 
     Weights are not opened. The tokenizer's large vocabulary is its own reader's to check. Warns of answers without end.
 
@@ -299,7 +299,7 @@ def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], pa
 
 
 def _check_pictures(content: dict[str, Any], place: str) -> None:
-    """What pictures are made to is no size that nothing holds, and channels are numbers."""
+    """Check that image sizes are within reach, and that channel settings are numbers."""
     for key, value in content.items():
         name = f"{place}: {key}"
         if isinstance(value, dict) and key not in _SIDES:
@@ -322,7 +322,7 @@ def _check_pictures(content: dict[str, Any], place: str) -> None:
 
 
 def _check_sides(value: Any, place: str) -> None:
-    """Sides in pixels; where there are a shortest and a longest edge, some families mean pixels in all."""
+    """Check sides in pixels; some families mean a pixel count if both a shortest and a longest edge are given."""
     sides = value if isinstance(value, dict) else {"": value}
     in_all = {"shortest_edge", "longest_edge"} <= sides.keys()
     if all(side is None for side in sides.values()) or (sides.get("height") is None) != (sides.get("width") is None):
@@ -334,7 +334,7 @@ def _check_sides(value: Any, place: str) -> None:
 
 
 def check_format(content: Mapping[str, Any]) -> None:
-    """Raise a worded ``ValueError`` where a configuration is of the original LLaVA code, whose weights fit no class."""
+    """Raise ``ValueError`` if a configuration is of the original LLaVA code, whose weights fit no class."""
     if "mm_vision_tower" in content:
         raise ValueError(
             f"it is of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not of "
@@ -343,7 +343,7 @@ def check_format(content: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(content: dict[str, Any], place: str) -> None:
-    """No size is beyond what models have: libraries build as many layers as they are told."""
+    """Check that no size is beyond what models have: libraries build as many layers as they are told."""
     for key, value in content.items():
         if isinstance(value, dict):
             _check_numbers(value, f"{place}: {key}")

@@ -71,7 +71,7 @@ _LEADING = re.compile(rf"(?:{_MARKER}\n)*")
 
 
 def check_chat(template: str | None, system: str | None) -> None:
-    """Raise a worded ``ValueError`` unless both are names (or None) that go together."""
+    """Raise ``ValueError`` unless both are names (or None) that go together."""
     if template is not None:
         check_word("template", template, TEMPLATES)
     if system is not None:
@@ -96,12 +96,12 @@ class LlavaChat:
 
     @property
     def system_text(self) -> str:
-        """What stands before the first turn, with the space that follows it."""
+        """Return the text before the first turn, with the space that follows it."""
         name = "llava_v1" if self.template == "llava_v1" else self.system
         return _SYSTEM.format(user=_USERS[name]) if name in _USERS else ""
 
     def render(self, turns: Sequence[Turn], marker: str, bos: str, eos: str) -> RenderedPrompt:
-        """The conversation as the model's text.
+        """Return the conversation as the model's text.
 
         Args:
             turns: what is said.
@@ -141,7 +141,7 @@ def _plain(turns: Sequence[Turn], marker: str, bos: str) -> RenderedPrompt:
 
 
 def _asked(prompt: str, marker: str) -> str:
-    """The user's words, behind their image markers."""
+    """Return the user's words, behind their image markers."""
     leading = _LEADING.match(prompt)
     assert leading is not None  # it may be empty
     count, words = prompt.count(_MARKER), prompt[leading.end() :]

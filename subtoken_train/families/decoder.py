@@ -41,7 +41,7 @@ UNSERVED = {"gemma3": _GEMMA, "gemma3_text": _GEMMA}
 
 
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
-    """Of every layer the positions that a row sees, its own included; None where it sees all before it.
+    """Return how many positions a row sees in each layer, its own included; None: all before it.
 
     Args:
         config: a model's configuration; what its text model says counts.
@@ -81,7 +81,7 @@ def _check_window(model_type: str, window: Any, mrope: bool) -> None:
 
 
 def check_window_runs(windows: list[int | None], implementation: str | None) -> None:
-    """Raise a worded ``ValueError`` where layers have windows and run on something else than ``sdpa``."""
+    """Raise ``ValueError`` if layers have windows and run on something else than ``sdpa``."""
     sliding = next((window for window in windows if window is not None), None)
     if sliding is not None and implementation is not None and not implementation.endswith("sdpa"):
         raise ValueError(
@@ -100,12 +100,12 @@ class DecoderStack:
 
     @property
     def decoder(self) -> Any:
-        """The language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
+        """Return the language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
         return self.model.model.language_model
 
     @property
     def shape(self) -> KVShape:
-        """Cache geometry in the model's dtype."""
+        """Return the cache's geometry in the model's dtype."""
         config = self.decoder.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         element = torch.empty((), dtype=self.model.dtype).element_size()
@@ -113,30 +113,30 @@ class DecoderStack:
 
     @property
     def hidden_size(self) -> int:
-        """D, the width that routers read."""
+        """Return D, the width that routers read."""
         return int(self.decoder.config.hidden_size)
 
     def dense_cache(self) -> DynamicCache:
-        """An empty cache that holds all rows of every layer, those of windowed layers too."""
+        """Return an empty cache that holds all rows of every layer, windowed layers included."""
         cache = DynamicCache(config=self.decoder.config)
         if any(self.windows):  # it would let go what left a window
             cache.layers = [DynamicLayer() for _ in self.windows]
         return cache
 
     def window(self, layer: int, position_BN: Tensor) -> SlidingWindow | None:
-        """What rows at given positions see of each other in a layer; None: all before them."""
+        """Return the window of rows at given positions in a layer; None: they see all before them."""
         size = self.windows[layer]
         return None if size is None else SlidingWindow(size, position_BN)
 
     @property
     def device(self) -> torch.device:
-        """Where prompts, and what follows from them, belong: that of the token embeddings. Layers may lie elsewhere."""
+        """Return the device of prompts and positions: that of the token embeddings. Layers may lie elsewhere."""
         table = self.model.get_input_embeddings()
         place = getattr(getattr(table, "_hf_hook", None), "execution_device", None)
         return torch.device(table.weight.device if place is None else place)
 
     def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Llama's rotary embedding of [B, H, N, d] queries and keys; under mRoPE cos and sin hold all three axes."""
+        """Apply Llama's rotary embedding to [B, H, N, d] queries and keys; mRoPE's cos and sin hold all three axes."""
         cos, sin = (angles.to(query.device) for angles in position_embeddings)
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, cos, sin)
         return rotated
@@ -147,7 +147,7 @@ class DecoderStack:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether the rotary embedding's frequencies depend on a sequence's length."""
+        """Return whether the rotary embedding's frequencies depend on a sequence's length."""
         return rotary_kind(self.decoder.rotary_emb) in LENGTH_DEPENDENT
 
     @contextmanager
@@ -164,7 +164,7 @@ class DecoderStack:
 
     @torch.no_grad()
     def rotation(self, position_ids: Tensor) -> Rotation:
-        """What turns queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
+        """Return the rotation of queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
         like = torch.empty((), dtype=torch.float32, device=position_ids.device)
         cos, sin = self.angles(like, position_ids)
         batch = position_ids.shape[-2]
@@ -172,7 +172,7 @@ class DecoderStack:
 
     @torch.no_grad()
     def output_weight(self, layer: int) -> Tensor:
-        """Weight of a layer's ``o_proj`` with any LoRA on it, dequantised, [D, H * d] in fp32.
+        """Return a layer's ``o_proj`` weight with any LoRA on it, dequantised, [D, H * d] in fp32.
 
         Raises:
             ValueError: a weight that is quantised by other means than ``nf4`` and ``int8``.
@@ -188,11 +188,11 @@ class DecoderStack:
         return weight
 
     def query_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
-        """A layer's queries [B, H, N, d] before the rotary embedding, from its normed input; normed where it norms."""
+        """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm."""
         return self._heads(layer, "q", normed_BND)
 
     def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
-        """A layer's keys [B, h, N, d], alike."""
+        """Return a layer's keys [B, h, N, d], alike."""
         return self._heads(layer, "k", normed_BND)
 
     def _heads(self, layer: int, side: str, normed_BND: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
+        """Run decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
         The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
         inputs) for packed sequences and silently cuts the attention between the pieces.
@@ -237,7 +237,7 @@ class DecoderStack:
         return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, deep_nBND, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """All decoder layers on new tokens after a packed prompt, without the final norm.
+        """Run all decoder layers on new tokens after a packed prompt, without the final norm.
 
         No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
         [B, q], or [3, B, q] under mRoPE.
@@ -254,7 +254,7 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Some decoder layers, one after another, under a mask as transformers makes it, or one for each window.
+        """Run some decoder layers under transformers' mask, or under one mask for each window.
 
         Where an attention makes its own masks, ``Seen`` stands in a mask's place.
 
@@ -281,7 +281,7 @@ class DecoderStack:
         return hidden.to(home)
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
-        """Final norm and language-model head, [B, N, V]."""
+        """Apply the final norm and the language-model head, [B, N, V]."""
         logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
         return logits.to(hidden_BND.device)
 
@@ -289,7 +289,7 @@ class DecoderStack:
 def _windowed(
     full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None, in_blocks: bool
 ) -> Tensor | Seen | None:
-    """A layer's mask, bool [B, 1, N, N]: that of full attention where no row stands out of another's window.
+    """Return a layer's mask, bool [B, 1, N, N]; full attention's if every row is in every other's window.
 
     ``in_blocks``: what it would be made of, for an attention that has the mask of a block of rows at a time.
     """
@@ -308,5 +308,5 @@ def _windowed(
 
 
 def _text_positions(position_ids: Tensor) -> Tensor | None:
-    """Position ids as transformers' layers take them; None under mRoPE."""
+    """Return position ids as transformers' layers take them; None under mRoPE."""
     return position_ids if position_ids.dim() == 2 else None

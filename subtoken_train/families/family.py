@@ -109,18 +109,18 @@ class Family(DecoderStack, ABC):
 
     @property
     def output_pattern(self) -> str:
-        """Modules of the LoRA on the output projection: ``lora_pattern`` with ``o_proj`` in the place of q and v."""
+        """Return the modules of the output projection's LoRA: ``lora_pattern``, but for ``o_proj``."""
         pattern = self.lora_pattern.replace("(q_proj|v_proj)", "o_proj")
         assert pattern != self.lora_pattern
         return pattern
 
     @property
     def image_token_id(self) -> int | None:
-        """Id of the placeholder that stands once per visual token; None for a text-only family."""
+        """Return the id of the placeholder that stands once per visual token; None for a text-only family."""
         return int(self.model.config.image_token_id) if self.sees_images else None
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        """Which token ids are placeholders of visual tokens, bool."""
+        """Return which token ids are placeholders of visual tokens, bool."""
         return torch.zeros_like(ids, dtype=torch.bool) if self.image_token_id is None else ids == self.image_token_id
 
     @abstractmethod
@@ -129,14 +129,14 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
+        """Return the visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
 
         A fixed-resolution family ignores the size. ``together``: images of the same prompt (videos not counted), which
         some families show in less detail where there are several.
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """What stands in the place of ``marker`` in a prompt for one picture: its placeholders, and text of theirs.
+        """Return the text that replaces ``marker`` for one picture: its placeholders and the words around them.
 
         Raises:
             ValueError: a video, for a family that takes none.
@@ -147,28 +147,28 @@ class Family(DecoderStack, ABC):
 
     @classmethod
     def no_video(cls) -> ValueError:
-        """What to say to a video where a family takes none."""
+        """Return the error for a video where a family takes none."""
         takes = "images and no videos; give its frames as images, one <image> each" if cls.sees_images else "text alone"
         return ValueError(f"{cls.name} takes {takes}")
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
-        """``Batch.seconds_I`` of a batch's pictures; None where positions do not depend on time."""
+        """Return ``Batch.seconds_I`` of a batch's pictures; None if positions do not depend on time."""
         return None
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Tokens that stand once per visual token."""
+        """Return the tokens that stand once per visual token."""
         return (self.processor.image_token,) if self.sees_images else ()
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Pictures to (pixel values, ``Batch.image_grid_I3``), sized as the tower wants them.
+        """Turn pictures into (pixel values, ``Batch.image_grid_I3``), sized for the tower.
 
         ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
         """
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Pictures as a processor gives them, by the names ``image_inputs``, for a batch.
+        """Turn pictures as a processor gives them, by the names ``image_inputs``, into a batch's.
 
         Args:
             given: its output, some of whose names may be missing, and ``input_ids``.
@@ -185,31 +185,31 @@ class Family(DecoderStack, ABC):
         return GivenImages(pixels, None, visual_BN.sum(-1) // self.visual_tokens())
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """The inverse: what ``process_images`` made, by the names of ``image_inputs``."""
+        """Return what ``process_images`` made by the names of ``image_inputs``: the inverse of ``read_images``."""
         return {"pixel_values": pixels}
 
     @abstractmethod
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """The tower's output for every image, without gradient; None for a batch without images.
+        """Return the tower's output for every image, without gradient; None for a batch without images.
 
         ``statistics``: also ``received`` and ``keys`` of this kind, one of ``tower_statistics``, for a tower reducer.
         """
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
-        """Which kinds ``visual_states`` gives for a model of this configuration; none for a language model."""
+        """Return the kinds that ``visual_states`` gives for this configuration; none for a language model."""
         return frozenset({"received"} if cls.sees_images else ())
 
     @abstractmethod
     def project(self, states_TC: Tensor) -> Tensor:
-        """The tower's output as the language model reads it, [T, D]."""
+        """Project the tower's output to the language model's width, [T, D]."""
 
     def image_bytes(self) -> int:
-        """Bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
+        """Return the bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
         return 0
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Most that is live at once in the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
+        """Return the peak bytes of the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
         return 0
 
     def choose_chat(self, template: str | None, system: str | None) -> None:
@@ -218,7 +218,7 @@ class Family(DecoderStack, ABC):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """``paper_text``, in the chosen chat format."""
+        """Return ``paper_text``, in the chosen chat format."""
         return self.paper_text
 
     def pad_images(self) -> None:
@@ -239,21 +239,21 @@ class Family(DecoderStack, ABC):
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer (the processor itself for text-only families)."""
+        """Return the processor's tokenizer (the processor itself for text-only families)."""
         return getattr(self.processor, "tokenizer", self.processor)
 
     def positions(self, batch: Batch) -> Tensor:
-        """Position ids of the unreduced batch: [B, N], counting real tokens only; [3, B, N] for an mRoPE family."""
+        """Return position ids of the unreduced batch: [B, N], padding not counted; [3, B, N] under mRoPE."""
         return count_positions(batch.regions_BN != Region.PADDING)
 
     @torch.no_grad()
     def embed(self, batch: Batch, states: VisualStates | None = None) -> Tensor:
-        """Input embeddings [B, N, D] with the visual features in place; ``states`` where the tower ran already."""
+        """Return input embeddings [B, N, D] with the visual features in place; ``states`` if the tower already ran."""
         states = self.visual_states(batch) if states is None else states
         return self.place(batch, None if states is None else self.project(torch.cat(states.tokens)))
 
     def deep_features(self, batch: Batch, states: VisualStates | None) -> Tensor | None:
-        """What the first n layers add to their outputs, [n, B, N, D], zero for text; None where they add nothing."""
+        """Return what the first n layers add to their outputs, [n, B, N, D], zero for text; None if nothing."""
         if states is None or states.deep is None:
             return None
         is_image_BN = self.is_visual(batch.input_ids_BN)
@@ -265,7 +265,7 @@ class Family(DecoderStack, ABC):
 
     @torch.no_grad()
     def place(self, batch: Batch, features_TD: Tensor | None, keep_BN: Tensor | None = None) -> Tensor:
-        """Input embeddings [B, N, D] whose image tokens (of ``keep_BN``, if given) hold ``features``, in order.
+        """Return input embeddings [B, N, D] with ``features`` at the image tokens (of ``keep_BN``, if given), in order.
 
         Raises:
             ValueError: the tower made more or fewer features than there are image tokens.
@@ -281,7 +281,7 @@ class Family(DecoderStack, ABC):
 
 
 def shapes_digest(family: Family) -> str:
-    """``Identity.digest`` of a backbone, in hexadecimal."""
+    """Return ``Identity.digest`` of a backbone, in hexadecimal."""
     shapes = {
         # a weight that ZeRO-3 has split is empty, and knows its shape
         name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", dense_shape(parameter)))
@@ -293,7 +293,7 @@ def shapes_digest(family: Family) -> str:
 
 
 def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:
-    """Raise a worded ``ValueError`` where a calibration meets another backbone than its own; None fits all."""
+    """Raise ``ValueError`` if a calibration meets another backbone than its own; None fits all."""
     if calibration is not None:
         shape, model_type = family.shape, str(family.model.config.model_type)
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
@@ -301,7 +301,7 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
 
 
 def check_reducer(reducer: Reducer, family: Family) -> None:
-    """Raise a worded ``ValueError`` where a reducer does not fit a backbone, or its calibration is another one's."""
+    """Raise ``ValueError`` if a reducer does not fit a backbone, or its calibration is another one's."""
     if not isinstance(reducer, Reducer):
         raise ValueError(f"reducer is {shown(reducer)}; pass an object, for instance build_reducer('fastv', 0.25)")
     tower = family.tower_statistics(family.model.config)

@@ -180,7 +180,7 @@ class Video:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of a frame in pixels."""
+        """Return (height, width) of a frame in pixels."""
         return self.frames[0].height, self.frames[0].width
 
 
@@ -189,12 +189,12 @@ Picture = Image.Image | Video
 
 
 def count_images(pictures: Sequence[Picture]) -> int:
-    """Images among the pictures of a prompt: what families call ``together``. Videos are shown as they are alone."""
+    """Count a prompt's images, which families call ``together``. Videos are shown as they are alone."""
     return sum(not isinstance(picture, Video) for picture in pictures)
 
 
 def copied_bytes(pixel_bytes: int, element: int) -> int:
-    """What fp32 pixels take once more in a tower's dtype of ``element`` bytes; 0 where that is fp32 too."""
+    """Return the bytes of a copy of fp32 pixels in a tower's dtype of ``element`` bytes; 0 if that is fp32 too."""
     return 0 if element == FP32_BYTES else pixel_bytes * element // FP32_BYTES
 
 
@@ -203,7 +203,7 @@ MOST_SIDE = 13_377
 
 
 def check_square(height: int, width: int) -> None:
-    """Raise a worded ``ValueError`` where the square around a picture of these pixels would be too large to make."""
+    """Raise ``ValueError`` if the square around a picture of these pixels would be too large to make."""
     if height != width and max(height, width) > MOST_SIDE:
         raise ValueError(
             f"an image of {width:,} x {height:,} pixels is padded to a square, whose side may have at most "

@@ -24,7 +24,7 @@ _LOADED = "load it by SubTokenModel.from_pretrained"
 
 
 def family_in_memory(model: Any, processor: Any) -> Family:
-    """The family of a model object.
+    """Return the family of a model object.
 
     Args:
         model: a transformers model with a language-model head, in evaluation mode, its weights on its devices in fp32,
@@ -55,7 +55,7 @@ def family_in_memory(model: Any, processor: Any) -> Family:
 
 
 def _served(model: Any) -> type[Family]:
-    """The family of a model's class."""
+    """Return the family of a model's class."""
     if isinstance(model, PeftModel) or (
         isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
     ):
@@ -84,13 +84,13 @@ def _served(model: Any) -> type[Family]:
 
 
 def _class_of(family: type[Family], model: PreTrainedModel) -> type | None:
-    """The class that transformers loads for the family; None where it knows none."""
+    """Return the class that transformers loads for the family; None if it knows none."""
     mapping: Any = family.auto_model._model_mapping
     return mapping.get(type(model.config), None)  # type: ignore[no-any-return]
 
 
 def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
-    """Raise a worded ``ValueError`` unless a processor is of the kind that the model needs, and writes its tokens."""
+    """Raise ``ValueError`` unless a processor is of the kind that the model needs, and writes its tokens."""
     given = f"processor is {_article(type(processor))}"
     if not family.sees_images:
         if not isinstance(processor, PreTrainedTokenizerBase):
@@ -122,7 +122,7 @@ def _check_image_token(tokenizer: Any, image_token: str, expected: int) -> None:
 
 
 def _check_pictures(family: Family) -> None:
-    """A picture comes out as the tower takes it."""
+    """Check that a picture comes out as the tower takes it."""
     try:
         pixels, _ = family.process_images([_PROBE], [1])
     except Exception as error:  # whatever a processor of another model does

@@ -49,7 +49,7 @@ BYTES = {"nf4": 0.53, "int8": 1.01}
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
-    """Bytes of weights that each GPU may take; None where the first one holds all of them.
+    """Return the bytes of weights that each GPU may take; None if the first one holds all of them.
 
     Args:
         layout: the backbone without weights.
@@ -73,17 +73,17 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
 
 
 def free_memory() -> list[int]:
-    """Free bytes of every GPU of this machine."""
+    """Return the free bytes of every GPU of this machine."""
     return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
 
 
 def is_spread(model: Any) -> bool:
-    """Whether a model's parts lie on several devices."""
+    """Return whether a model's parts lie on several devices."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1
 
 
 def check_whole(model: Any, path: str) -> None:
-    """Raise a worded ``ValueError`` where accelerate left weights on the CPU or on disk."""
+    """Raise ``ValueError`` if accelerate left weights on the CPU or on disk."""
     left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
     if left:
         raise ValueError(
@@ -93,7 +93,7 @@ def check_whole(model: Any, path: str) -> None:
 
 
 def check_on_one_device(model: Any, what: str) -> None:
-    """Raise a worded ``ValueError`` where a model is spread and ``what`` needs it on one device."""
+    """Raise ``ValueError`` if a model is spread and ``what`` needs it on one device."""
     if is_spread(model):
         raise ValueError(
             f"{what} needs a backbone on one device, and this one is spread over several (device_map auto), which "
@@ -138,7 +138,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
 
 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
-    """The model alone, frozen as it is used: in evaluation mode, quantised where that is asked for.
+    """Load the model alone, frozen, in evaluation mode, quantised if asked for.
 
     Raises:
         ValueError: as ``load_family``.
@@ -232,7 +232,7 @@ def _check_report(report: dict[str, Any], model: Any, config: BackboneConfig) ->
 def layout_family(
     config: BackboneConfig, change: Callable[[Any], None] | None = None, device: str | torch.device = "meta"
 ) -> Family:
-    """The architecture without the weights of ``config``: names, shapes and counts, no network for known Hub ids.
+    """Lay out a backbone without weights: names, shapes and counts; no network for known Hub ids.
 
     Its weights have the shapes of the unquantised ones.
 
@@ -263,7 +263,7 @@ def layout_family(
 
 
 def family_class(config: BackboneConfig) -> type[Family]:
-    """The family of a backbone, by its configuration alone."""
+    """Return the family of a backbone, by its configuration alone."""
     check_backbone(config)
     known = published_config(config.path)
     if known is not None:
@@ -273,7 +273,7 @@ def family_class(config: BackboneConfig) -> type[Family]:
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
-    """A layout that can encode records: the same with its tokenizer and image processor.
+    """Return a layout that can encode records: the same with its tokenizer and image processor.
 
     Raises:
         ValueError: the processor is not at hand.
@@ -283,7 +283,7 @@ def with_processor(layout: Family, config: BackboneConfig) -> Family:
 
 
 def published_config(name: str) -> Any | None:
-    """The configuration of a Hub id that a family knows, without network; None for any other name."""
+    """Return the configuration of a Hub id that a family knows, without network; None for any other name."""
     if not is_hub_id(name):
         return None
     known = (family.published[name] for family in FAMILIES.values() if name in family.published)
@@ -291,12 +291,12 @@ def published_config(name: str) -> Any | None:
 
 
 def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
-    """Around what reads a backbone's files: the Hub is asked for a Hub id alone."""
+    """Return the context to read a backbone's files in: the Hub is asked for a Hub id alone."""
     return hub_asked() if is_hub_id(config.path) else nullcontext()
 
 
 def _silence(config: BackboneConfig) -> str | None:
-    """Why the Hub gave nothing, where it was asked for this backbone."""
+    """Return why the Hub gave nothing, if it was asked for this backbone."""
     return silence() if is_hub_id(config.path) else None
 
 
@@ -328,7 +328,7 @@ _PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
 
 
 def _words(error: Exception) -> str:
-    """A library's complaint about a file, without what only its authors understand."""
+    """Return a library's complaint about a file, without what only its authors understand."""
     if isinstance(error, UnicodeError):
         return "a text that is not UTF-8"
     if isinstance(error, TypeError | AttributeError | LookupError):
@@ -363,7 +363,7 @@ def _read_config(config: BackboneConfig) -> Any:
 
 
 def _original_format(source: str, revision: str | None) -> str | None:
-    """What to say of a checkpoint in its authors' own format; None for any other."""
+    """Return a message for a checkpoint in its authors' own format; None for any other."""
     try:
         kind = PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
     except Exception:  # what cannot be read is said by whoever asks
@@ -378,7 +378,7 @@ def _original_format(source: str, revision: str | None) -> str | None:
 
 
 def named_family(model_type: str) -> type[Family]:
-    """The family of a model type.
+    """Return the family of a model type.
 
     Raises:
         ValueError: there is none; of some that people ask for it says what is missing.

@@ -23,7 +23,7 @@ _PATIENCE, _ATTEMPTS, _PAUSE = 5.0, 2, 0.5  # seconds, tries, seconds
 
 @dataclass
 class _Answer:
-    """What came of asking.
+    """Outcome of asking the Hub.
 
     Attributes:
         asked: whether anybody has.
@@ -40,7 +40,7 @@ _answer = _Answer()
 
 
 def silence() -> str | None:
-    """Why the Hub was not reached and what to do, for messages; None where it was, or where nobody asked."""
+    """Return why the Hub was not reached and what to do, for messages; None if it was, or nobody asked."""
     if _answer.reason is None:
         return None
     return f"{_answer.reason}: check the network, or set HF_HUB_OFFLINE=1 and use what is in the local cache"
@@ -48,7 +48,7 @@ def silence() -> str | None:
 
 @contextmanager
 def hub_asked() -> Iterator[None]:
-    """Inside, the Hub may be asked; where it does not answer, the local cache alone is read, and a warning says so.
+    """Allow the Hub inside the block; if it does not answer, only the local cache is read, with a warning.
 
     An error passes without the warning: its words name the reason (``silence``).
     """
@@ -64,7 +64,7 @@ def hub_asked() -> Iterator[None]:
 
 
 def _ask() -> None:
-    """One small request; after a failure the client is offline, in this process and in those that it starts."""
+    """Send one small request; after a failure the client is offline, in this process and in its children."""
     if _answer.asked or constants.is_offline_mode():
         return
     _answer.asked = True

@@ -45,7 +45,7 @@ def position_bound(config: Any) -> int | None:
 
 
 def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
-    """Settings of the rotary embedding: one for all layers, or one for each kind of layer."""
+    """Yield the rotary embedding's settings: one for all layers, or one for each kind of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [each for each in found.values() if isinstance(each, Mapping)]
     yield from nested or [found]

@@ -24,7 +24,7 @@ from subtoken_train.functional.quantized import Quantization, dense_weight, is_q
 
 
 def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[str, ...]) -> Any | None:
-    """What ``from_pretrained`` takes as ``quantization_config``; None for ``none``.
+    """Return what ``from_pretrained`` takes as ``quantization_config``; None for ``none``.
 
     Args:
         kind: ``none``, ``nf4`` (with double quantisation) or ``int8``.
@@ -56,7 +56,7 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
 
 
 def check_quantization(kind: str) -> None:
-    """Raise a worded ``ValueError`` for an unknown kind."""
+    """Raise ``ValueError`` for an unknown kind."""
     check_word("quantization", kind, get_args(Quantization))
 
 
@@ -86,7 +86,7 @@ class _Int8Forward:
         self.layer, self.product = layer, product
 
     def __call__(self, input_BNI: Tensor) -> Tensor:
-        """[B, N, I] to [B, N, O]."""
+        """Map [B, N, I] to [B, N, O]."""
         output: Tensor = _FrozenProduct.apply(input_BNI, self.layer, self.product)  # type: ignore[no-untyped-call]
         return output
 

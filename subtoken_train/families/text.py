@@ -1,7 +1,6 @@
 """Language models without images: Llama, Qwen2, Qwen3 and Mistral behind the family interface.
 
-Published configurations are here for checks without network, as ``config.json`` on the Hub says; a test counts their
-parameters. Legend: B batch, N positions, D model width.
+Legend: B batch, N positions, D model width.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerSt
 
 
 def llama_config(vocabulary: int, width: int, mlp: int, layers: int, heads: int) -> LlamaConfig:
-    """A published Llama 2, which LLaVA-1.5's language model is too."""
+    """Return a published Llama 2, which is LLaVA-1.5's language model too."""
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -32,7 +31,7 @@ def llama_config(vocabulary: int, width: int, mlp: int, layers: int, heads: int)
 
 
 def llama31_config() -> LlamaConfig:
-    """Llama-3.1-8B: grouped heads, and slow rotary frequencies stretched for 131,072 positions."""
+    """Return Llama-3.1-8B: grouped heads, and slow rotary frequencies stretched for 131,072 positions."""
     return LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,
@@ -56,7 +55,7 @@ def llama31_config() -> LlamaConfig:
 
 
 def yi_config(vocabulary: int) -> LlamaConfig:
-    """Nous-Hermes-2-Yi-34B, the language model of LLaVA-NeXT 34B."""
+    """Return Nous-Hermes-2-Yi-34B, the language model of LLaVA-NeXT 34B."""
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=7168,
@@ -71,7 +70,7 @@ def yi_config(vocabulary: int) -> LlamaConfig:
 
 
 def qwen25_config() -> Qwen2Config:
-    """Qwen2.5-7B; it names a window that no layer uses."""
+    """Return Qwen2.5-7B; it names a window that no layer uses."""
     return Qwen2Config(
         vocab_size=152064,
         hidden_size=3584,
@@ -86,7 +85,7 @@ def qwen25_config() -> Qwen2Config:
 
 
 def qwen3_config(width: int, mlp: int, layers: int, heads: int) -> Qwen3Config:
-    """A published Qwen3 of 8B or 14B: eight key-value heads of width 128, queries and keys normed head by head."""
+    """Return a published Qwen3 of 8B or 14B: eight key-value heads of width 128, q and k normed by head."""
     return Qwen3Config(
         vocab_size=151936,
         hidden_size=width,
@@ -103,7 +102,7 @@ def qwen3_config(width: int, mlp: int, layers: int, heads: int) -> Qwen3Config:
 
 
 def mistral_config(vocabulary: int = 32000, window: int | None = 4096, theta: float = 1e4) -> MistralConfig:
-    """Mistral-7B-v0.1; without a window, at a base of 1e6, the Instruct-v0.2 of a LLaVA-NeXT."""
+    """Return Mistral-7B-v0.1; without a window, at a base of 1e6, the Instruct-v0.2 of a LLaVA-NeXT."""
     return MistralConfig(
         vocab_size=vocabulary,
         hidden_size=4096,
@@ -152,7 +151,7 @@ class TextFamily(Family):
 
     @property
     def decoder(self) -> Any:
-        """The stack of decoder layers."""
+        """Return the stack of decoder layers."""
         return self.model.model
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
@@ -167,20 +166,20 @@ class TextFamily(Family):
         return RenderedPrompt(text, spans, "")
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """A language model has no visual tokens."""
+        """Refuse: a language model has no visual tokens."""
         raise _no_images(self.model.config.model_type)
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
-        """A language model takes no images."""
+        """Refuse images: a language model takes none."""
         raise _no_images(self.model.config.model_type)
 
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> None:
-        """There are none."""
+        """Return None; refuse images."""
         if batch.pixel_values is not None:
             raise _no_images(self.model.config.model_type)
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """A language model has no projector."""
+        """Refuse: a language model has no projector."""
         raise _no_images(self.model.config.model_type)
 
 

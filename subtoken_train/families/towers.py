@@ -40,9 +40,9 @@ def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None
 
 
 def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
-    """Attention every patch receives from its own image, summed over queries, averaged over heads, [P] in fp32.
+    """Return the attention each patch receives from its own image, summed over queries, averaged over heads, [P].
 
-    One head of one image at a time: no tensor is larger than n x n for an image of n patches.
+    It is computed in fp32, one head of one image at a time: no tensor is larger than n x n for an image of n patches.
 
     Args:
         query_PHd: queries.
@@ -63,7 +63,7 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
 
 @torch.no_grad()
 def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
-    """Hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
+    """Return hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
 
     Args:
         tower: a ``SiglipVisionModel``.

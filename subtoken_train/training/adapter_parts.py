@@ -48,7 +48,7 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
 
 
 def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
-    """What ``subtoken_config.json`` says of a module that is built.
+    """Return the contents of ``subtoken_config.json`` for a module that is built.
 
     Args:
         module: what was trained.
@@ -73,7 +73,7 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
 
 
 def _noted(state: Path, key: str) -> Any:
-    """What ``SubTokenModule.on_save_checkpoint`` noted in a state file, or in DeepSpeed's folder; None: nothing."""
+    """Return what ``SubTokenModule.on_save_checkpoint`` noted in a state file or DeepSpeed's folder; None: nothing."""
     if not state.is_dir():
         return read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)

@@ -27,7 +27,7 @@ MARKER, STATE, PARTIAL = "COMPLETE", "state.ckpt", ".partial"
 
 @dataclass(frozen=True)
 class Marker:
-    """What ``COMPLETE`` says.
+    """Contents of ``COMPLETE``.
 
     Attributes:
         step: optimiser steps taken.
@@ -45,24 +45,24 @@ class Marker:
 
 
 def complete(folder: Path) -> list[Path]:
-    """The whole checkpoints in ``folder`` (``output_dir/checkpoints``), oldest first."""
+    """Return the whole checkpoints in ``folder`` (``output_dir/checkpoints``), oldest first."""
     found = [item for item in _steps(folder) if item.suffix != PARTIAL and (item / MARKER).is_file()]
     return sorted(found, key=lambda item: int(item.name.removeprefix("step-")))
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """The whole checkpoint of the highest step; None without one."""
+    """Return the whole checkpoint of the highest step; None without one."""
     return next(reversed(complete(folder)), None)
 
 
 def incomplete(folder: Path) -> list[Path]:
-    """What a crash left behind: folders without a marker, or not renamed yet."""
+    """Return what a crash left behind: folders without a marker, or not renamed yet."""
     whole = set(complete(folder))
     return sorted(item for item in _steps(folder) if item not in whole)
 
 
 def state_path(checkpoint: Path) -> Path:
-    """What the strategy wrote: a file, or a folder of shards.
+    """Return what the strategy wrote: a file, or a folder of shards.
 
     Raises:
         ValueError: see ``read_marker``.
@@ -72,7 +72,7 @@ def state_path(checkpoint: Path) -> Path:
 
 
 def read_marker(checkpoint: Path) -> Marker:
-    """What a checkpoint says of itself.
+    """Read a checkpoint's marker.
 
     Raises:
         ValueError: it is not whole, its marker cannot be read, or a newer version wrote it.
@@ -99,7 +99,7 @@ def read_marker(checkpoint: Path) -> Marker:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty ``.partial`` folder for the checkpoint of ``step``."""
+    """Make an empty ``.partial`` folder for the checkpoint of ``step``."""
     partial = folder / f"step-{step}{PARTIAL}"
     if partial.exists():
         shutil.rmtree(partial)
@@ -108,7 +108,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def seal(partial: Path, marker: Marker) -> Path:
-    """Flush what lies in ``partial``, add the marker and give the folder its name; returns the checkpoint."""
+    """Flush ``partial``, add the marker and give the folder its name; returns the checkpoint."""
     for folder, _, names in os.walk(partial):
         for name in names:
             flush(Path(folder) / name)
@@ -143,7 +143,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The folders named after a step, ``.partial`` ones included."""
+    """Return the folders named after a step, ``.partial`` ones included."""
     if not folder.is_dir():
         return []
     names = [(item, item.name.removesuffix(PARTIAL)) for item in folder.iterdir() if item.is_dir()]

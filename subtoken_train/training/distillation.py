@@ -54,7 +54,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
-        """Logits of the rows that predict a label, [L, V] in the backbone's dtype, in the order of the labels."""
+        """Return the logits of rows that predict a label, [L, V] in the backbone's dtype, in the labels' order."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
         model = self._backbone.model
         with evaluation_mode(model), without_lora(model):

@@ -105,11 +105,11 @@ class ActivationBytes:
         self.rank = int(next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values())))
 
     def input(self, rows: int) -> int:
-        """What checkpointing keeps of a layer: its input, and the masks of its values."""
+        """Return what checkpointing keeps of a layer: its input, and the masks of its values."""
         return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
 
     def layer(self, rows: int) -> int:
-        """What the backward pass of a layer needs."""
+        """Return what the backward pass of a layer needs."""
         e, padded = self.element, self.splits or self.step.batch_size > 1
         key_value = 2 * (self.query if padded and not self.splits else self.value)
         if self.splits and self.query != self.value:
@@ -121,13 +121,13 @@ class ActivationBytes:
         return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask
 
     def first(self, rows: int) -> int:
-        """What the first layer does not keep: its norm's input and the dropout masks."""
+        """Return what the first layer does not keep: its norm's input and the dropout masks."""
         masks = 2 * self.mask_bytes if self.step.dropout else 0
         shared = self.element == FP32_BYTES  # the residual stream itself, which the next norm's input is made of
         return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
 
     def _adapters(self) -> int:
-        """Inputs of LoRA on q and v and of the router, per row.
+        """Return the inputs of LoRA on q and v and of the router, per row.
 
         Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask.
         Only without dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router
@@ -142,7 +142,7 @@ class ActivationBytes:
         return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
 
     def _routing(self) -> int:
-        """Values, mask and scores of a routed layer, per row."""
+        """Return values, mask and scores of a routed layer, per row."""
         if self.bank is None:
             return 0
         kept, config = 2 if self.bank.learned else 1, self.bank.config
@@ -151,7 +151,7 @@ class ActivationBytes:
         return kept * self.element * self.value + FP32_BYTES * numbers
 
     def loss(self) -> int:
-        """The final norm's input, and the largest moment of logits, cross-entropy and their gradients.
+        """Return the final norm's input, and the largest moment of logits, cross-entropy and their gradients.
 
         With distillation that is where the divergence is made: the logits themselves, the log-probabilities of
         cross-entropy, student and teacher, and three more on the way to their product.
@@ -160,16 +160,16 @@ class ActivationBytes:
         return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
 
     def teacher(self, rows: int) -> int:
-        """The largest moment of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
+        """Return the peak of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
         mask = self.element * rows * rows if self.splits or self.step.batch_size > 1 else 0
         return rows * self.element * (3 * self.hidden + 3 * self.mlp) + mask
 
     def teacher_logits(self) -> int:
-        """What is held of the teacher's pass while the student's runs."""
+        """Return what is held of the teacher's pass while the student's runs."""
         return self.step.labelled * self.element * self.vocabulary
 
     def backward(self, rows: int) -> int:
-        """Gradients inside the MLP at work, of all records: three at the product, or one and a dequantised weight."""
+        """Return the MLP's live gradients, of all records: three at its product, or one and a dequantised weight."""
         e, rows = self.element, self.step.batch_size * rows
         quantised = 0 if self.step.quantization == "none" else self.hidden
         return e * (self.mlp * max(3 * rows, rows + quantised) + 2 * rows * self.hidden)
@@ -194,12 +194,12 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum."""
         return sum(size for _, size in self.parts)
 
 
 def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
-    """The prediction of the module's text, for a model that is loaded or laid out.
+    """Estimate a step's peak memory, as the module's text says, for a model that is loaded or laid out.
 
     Raises:
         ValueError: a record holds no more than the image.
@@ -238,7 +238,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
 
 
 def check_strategy(quantization: str, strategy: Any) -> None:
-    """Raise a worded ``ValueError`` where a strategy would share out weights that are held in 4 or 8 bits."""
+    """Raise ``ValueError`` if a strategy would share out weights that are held in 4 or 8 bits."""
     if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
         raise ValueError(
             f"trainer.strategy {strategy} divides the weights over processes, which weights of quantization "
@@ -247,7 +247,7 @@ def check_strategy(quantization: str, strategy: Any) -> None:
 
 
 def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
-    """Weights, gradients and the optimiser's state on one of the processes."""
+    """Yield weights, gradients and the optimiser's state on one of the processes."""
     divided = _DIVIDED.get(step.strategy, 0)
     share = [step.processes if level < divided else 1 for level in range(3)]
     host = step.strategy == "zero3_offload"
@@ -263,7 +263,7 @@ def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
 
 
 def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:
-    """Weights that do not train, as they are held: all of them, and those of one decoder layer."""
+    """Return the bytes of frozen weights as they are held: all of them, and those of one decoder layer."""
     layers = parts.family.decoder.layers
     linear = {id(module.weight) for module in layers.modules() if isinstance(module, nn.Linear)}
 
@@ -280,7 +280,7 @@ def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tupl
 
 
 def _state_bytes(elements: int, optimizer: OptimizerName) -> int:
-    """AdamW's two moments of a tensor."""
+    """Return the bytes of AdamW's two moments of a tensor."""
     if optimizer == "adamw" or elements < MIN_8BIT_ELEMENTS:
         return 2 * FP32_BYTES * elements
     return 2 * (elements + FP32_BYTES * ceil(elements / _STATE_BLOCK))

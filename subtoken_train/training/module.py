@@ -55,25 +55,25 @@ class StepRecord:
 
     @classmethod
     def of(cls, batch: Batch, result: PromptPass) -> StepRecord:
-        """The record of a pass over ``batch``."""
+        """Make the record of a pass over ``batch``."""
         return cls(batch.regions_BN, result.rows, result.spans, result.state, result.kept)
 
     def lengths_before(self) -> Tensor:
-        """Tokens of each sample before the reducer, int64 [B]."""
+        """Count the tokens of each sample before the reducer, int64 [B]."""
         return (self.regions_BN != Region.PADDING).sum(-1)
 
     def visual(self) -> tuple[Tensor, Tensor]:
-        """Visual tokens of the batch before and after the reducer, int64 scalars."""
+        """Count the visual tokens of the batch before and after the reducer, int64 scalars."""
         return (self.regions_BN == Region.VISUAL).sum(), (self.rows.regions_BM == Region.VISUAL).sum()
 
     def compressed(self) -> tuple[Tensor, Tensor]:
-        """Entries of the compressed region before and after the reducer, summed over all layers: int64 scalars."""
+        """Count the compressed region's entries before and after the reducer, over all layers: int64 scalars."""
         num_layers = self.spans[-1][1]
         before = in_compressed_region(self.regions_BN).sum() * num_layers
         return before, torch.stack([self.routed(layer).sum() for layer in range(num_layers)]).sum()
 
     def routed(self, layer: int) -> Tensor:
-        """Tokens that a layer's routers chose groups for, bool [B, M] of the layer's rows."""
+        """Return which tokens a layer's routers chose groups for, bool [B, M] of the layer's rows."""
         rows = next(rows for start, stop, rows in self.spans if start <= layer < stop)
         routed_BM = in_compressed_region(rows.regions_BM)
         return routed_BM & self.kept[layer] if layer in self.kept else routed_BM
@@ -131,12 +131,12 @@ class SubTokenModule(L.LightningModule):
 
     @property
     def family(self) -> Family:
-        """The backbone's family; loads the model on first use."""
+        """Return the backbone's family; loads the model on first use."""
         return self.parts.family
 
     @property
     def parts(self) -> CompressedBackbone:
-        """Backbone, reducer and routers; built on first use."""
+        """Return backbone, reducer and routers; built on first use."""
         if self.compressed is None:
             self.configure_model()
         assert self.compressed is not None
@@ -164,11 +164,11 @@ class SubTokenModule(L.LightningModule):
         object.__setattr__(self, "peft_model", peft_model)  # not a submodule: its modules are compressed's own
 
     def lay_out(self, family: Family) -> tuple[CompressedBackbone, PeftModel]:
-        """All that the recipe builds around a family that is laid out; adapters are drawn anew."""
+        """Build the recipe's parts around a family that is laid out; adapters are drawn anew."""
         return assemble(family, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config)
 
     def read_first_stage(self) -> FirstStage | None:
-        """What stage 2 starts from, read and checked once; ``lora_settings`` are then stage 1's. None without stage 2.
+        """Read and check stage 2's start once; ``lora_settings`` are then stage 1's. None without stage 2.
 
         Raises:
             ValueError: see ``artifact.first_stage``.
@@ -180,11 +180,11 @@ class SubTokenModule(L.LightningModule):
         return self.first_stage
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters by name."""
+        """Return the trainable parameters by name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def training_step(self, batch: tuple[Batch, int, int], batch_idx: int) -> Tensor:
-        """One micro-batch's share of the window's token-normalised losses, plus the weighted balance loss."""
+        """Return one micro-batch's share of the window's token-normalised losses, plus the weighted balance loss."""
         micro, window_tokens, window_size = batch
         self._keep_in_step(micro)
         # before the student, so that what its pass holds is let go when the student's begins
@@ -211,7 +211,7 @@ class SubTokenModule(L.LightningModule):
         return loss + self.distillation_config.weight * divergence
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
+        """Log token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
         self._keep_in_step(batch)
         result = self.parts.run(batch)
         rows, targets = predicting_rows(result.labels(batch.labels_BN))
@@ -222,7 +222,7 @@ class SubTokenModule(L.LightningModule):
         self.log("val/token_accuracy", right, batch_size=tokens, sync_dist=True, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW over LoRA and routers; the schedule steps with the optimiser."""
+        """Return AdamW over LoRA and routers; the schedule steps with the optimiser."""
         trained = self.trained()
         routers = [parameter for name, parameter in trained.items() if ".bank." in name]
         lora = [parameter for name, parameter in trained.items() if ".bank." not in name]
@@ -237,7 +237,7 @@ class SubTokenModule(L.LightningModule):
     def state_dict(  # type: ignore[override]  # torch types it by two overloads
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Only what is trained."""
+        """Return only what is trained."""
         whole = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         return {name: whole[prefix + name] for name in self.trained()}
 
@@ -253,7 +253,7 @@ class SubTokenModule(L.LightningModule):
         self.check_first_stage(checkpoint.get(FIRST_STAGE_KEY))
 
     def check_first_stage(self, digest: str | None) -> None:
-        """Raise a worded ``ValueError`` unless a checkpoint stands on the stage 1 whose SHA-256 is ``digest``."""
+        """Raise ``ValueError`` unless a checkpoint stands on the stage 1 whose SHA-256 is ``digest``."""
         if digest != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
@@ -261,18 +261,18 @@ class SubTokenModule(L.LightningModule):
             )
 
     def _teacher_logits(self, batch: Batch) -> Tensor:
-        """What the uncompressed backbone says of a batch's labels, see ``Teacher``; it is made at the first use."""
+        """Return the uncompressed backbone's logits of a batch's labels, see ``Teacher``; made on first use."""
         if self._teacher is None:
             self._teacher = Teacher(self.family)
         return self._teacher.logits(batch)
 
     def _keep_in_step(self, batch: Batch) -> None:
-        """A text-only batch calls what one with images calls, where processes would wait for each other."""
+        """Make a text-only batch call what one with images calls, if processes would wait for each other."""
         if self.in_step:
             see_blank_image(self.parts, batch)
 
     def _global_tokens(self, window_tokens: int) -> float:
-        """Labelled tokens of the accumulation window, averaged over processes (their gradients are averaged too)."""
+        """Count the window's labelled tokens, averaged over processes (their gradients are averaged too)."""
         if self.trainer.world_size == 1:
             return float(window_tokens)
         counts = torch.tensor(float(window_tokens), device=self.device)

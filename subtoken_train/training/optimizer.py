@@ -51,7 +51,7 @@ class OptimizerConfig:
 
 
 def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
-    """The factor on the peak learning rate as a function of the optimiser step (0-based)."""
+    """Return the factor on the peak learning rate as a function of the optimiser step (0-based)."""
     if config.schedule not in get_args(Schedule):
         raise unknown_name("schedule", config.schedule, get_args(Schedule))
 
@@ -70,7 +70,7 @@ def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], flo
 def build_optimizer(
     lora: list[nn.Parameter], routers: list[nn.Parameter], config: OptimizerConfig, total_steps: int
 ) -> tuple[Optimizer, LambdaLR]:
-    """AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step.
+    """Build AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step.
 
     Raises:
         ValueError: unknown name or schedule, or bitsandbytes is asked for and not installed.
@@ -93,7 +93,7 @@ def build_optimizer(
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
-    """Raise a worded ``ValueError`` where the optimiser's name is unknown or its package is not installed."""
+    """Raise ``ValueError`` if the optimiser's name is unknown or its package is not installed."""
     if config.name not in get_args(OptimizerName):
         raise unknown_name("optimizer", config.name, get_args(OptimizerName))
     if config.name == "paged_adamw_8bit" and find_spec("bitsandbytes") is None:

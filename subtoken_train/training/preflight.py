@@ -40,7 +40,7 @@ _DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
 
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
-    """Processes of a run from the trainer's settings; ``auto`` and -1 count what this machine has."""
+    """Count a run's processes by the trainer's settings; ``auto`` and -1 count what this machine has."""
     chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
     if isinstance(chosen, list):
         return len(chosen) * num_nodes
@@ -50,7 +50,7 @@ def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: i
 
 
 def check_devices(devices: int | str | list[int], accelerator: str) -> None:
-    """Raise a worded ``ValueError`` where a node's processes are more than its GPUs (or, on a CPU, its cores)."""
+    """Raise ``ValueError`` if a node's processes are more than its GPUs (or, on a CPU, its cores)."""
     if accelerator in ("gpu", "cuda"):
         there, name = torch.cuda.device_count(), "GPU(s)"
     elif accelerator == "cpu":
@@ -68,14 +68,14 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
 
 
 def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
-    """Raise a worded ``ValueError`` for devices of a CPU that are no count: it has no numbered ones."""
+    """Raise ``ValueError`` for devices of a CPU that are no count: it has no numbered ones."""
     if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
         raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
 
 
 @dataclass(frozen=True)
 class NominalPrompt:
-    """What a pre-flight takes for a prompt.
+    """Prompt that a pre-flight assumes.
 
     Attributes:
         title: the prompt in words.
@@ -91,12 +91,12 @@ class NominalPrompt:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the compressed region."""
+        """Count the tokens of the compressed region."""
         return self.regions[self.region]
 
 
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
-    """One image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
+    """Return one image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
     if family.image_token_id is not None and isinstance(data, CorpusDataModule | RecallDataModule):
         raise ValueError(
             f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
@@ -131,7 +131,7 @@ class LayerBand:
 
 
 def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
-    """Nominal cache of a prompt."""
+    """Return the nominal cache of a prompt."""
     shape = parts.family.shape
     kept = parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)
     return nominal_ledger(shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
@@ -143,7 +143,7 @@ def budget_of(parts: CompressedBackbone) -> KVBudget:
 
 
 def layer_bands(ledger: Ledger) -> list[LayerBand]:
-    """The ledger's rows, equal neighbouring layers taken together."""
+    """Return the ledger's rows, with equal neighbouring layers taken together."""
     layers = [tuple(rows) for _, rows in groupby(ledger.entries, key=lambda entry: entry.layer)]
     bands = groupby(layers, key=lambda rows: [replace(row, layer=0) for row in rows])
     alike = [list(members) for _, members in bands]
@@ -163,7 +163,7 @@ def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anch
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
-    """The same for the paper's fraction r (1 + K/S) / 2 of *all* layers.
+    """Return the anchor for the paper's fraction r (1 + K/S) / 2 of *all* layers.
 
     Raises:
         ValueError: infeasible; the layers below the cut cost more alone.
@@ -187,7 +187,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How many optimiser steps a run takes, and on how much data.
+    """Number of optimiser steps of a run, and the data that they read.
 
     Attributes:
         steps: optimiser steps; None where only the data could tell and it was not read.
@@ -201,7 +201,7 @@ class StepPlan:
 
 
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
-    """Everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
+    """Lay out everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
 
     What stage 2 starts from is read and checked; with ``offline`` the recipe's LoRA settings are taken for stage 1's.
     """
@@ -215,7 +215,7 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
 
 
 def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[ParameterGroup]:
-    """The LoRA that trains (or stage 1's, which does not) on q, v and the output projection, where there is any."""
+    """Return the LoRA that trains (or stage 1's, which does not) on q, v and, if there is one, the output."""
     lora = {
         name: parameter
         for name, parameter in parts.model.named_parameters()
@@ -227,7 +227,7 @@ def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[Paramet
 
 
 def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
-    """The LoRA that trains, and the routers where there are any."""
+    """Return the LoRA that trains, and the routers if there are any."""
     groups = lora_groups(parts)
     if parts.bank is not None and parts.bank.learned:
         groups.append(
@@ -237,14 +237,14 @@ def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
 
 
 def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
-    """All that stays as it was."""
+    """Return all frozen parameters."""
     return _count("frozen", (parameter for parameter in parts.parameters() if not parameter.requires_grad))
 
 
 def plan_steps(
     samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
 ) -> StepPlan:
-    """Optimiser steps and epochs.
+    """Plan optimiser steps and epochs.
 
     Args:
         samples_per_step: records of one optimiser step.
@@ -262,7 +262,7 @@ def plan_steps(
 
 
 def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
-    """A layout with its tokenizer and image processor; None where the Hub has these and they are not at hand.
+    """Return a layout with its tokenizer and image processor; None if the Hub has these and they are not at hand.
 
     Raises:
         ValueError: a folder's cannot be read.
@@ -278,7 +278,7 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
 def first_sample(
     family: Family, records: InstructionRecords, max_length: int, max_pixels: int, max_frames: int
 ) -> EncodedSample:
-    """The first record as the loss sees it, by a family with its processor; its images as ``open_picture`` does."""
+    """Encode the first record as the loss sees it, with the family's processor; images by ``open_picture``."""
     record = records[0]
     images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
     return encode(record, family, max_length, images)
@@ -286,7 +286,7 @@ def first_sample(
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """How long some records are.
+    """Lengths of some records.
 
     Attributes:
         tokens: of each.
@@ -323,7 +323,7 @@ def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
 
 
 def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float | None:
-    """Seconds from reading a batch to its gradients, the mean of all but the first one; None without batches.
+    """Measure the mean seconds from reading a batch to its gradients, without the first; None without batches.
 
     The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
 

@@ -136,14 +136,14 @@ class LossWatch:
         self._broken = broken if self._broken is None else self._broken | broken
 
     def fault(self, module: nn.Module) -> int:
-        """The number in ``FAULTS`` of what is wrong in this process, after an optimiser step."""
+        """Return the number in ``FAULTS`` of what is wrong in this process after an optimiser step."""
         if self._broken is not None and bool(self._broken):
             return 2
         return 0 if weights_are_finite(module) else 1
 
 
 def weights_are_finite(module: nn.Module) -> bool:
-    """Whether this process's part of the trained weights is finite.
+    """Return whether this process's part of the trained weights is finite.
 
     Looked at after an optimiser step. A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every
     strategy, while gradients themselves are out of sight where DeepSpeed reduces them, and under fp16 infinite ones are
@@ -154,7 +154,7 @@ def weights_are_finite(module: nn.Module) -> bool:
 
 
 def _local(parameter: Any) -> Tensor:
-    """The part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
+    """Return the part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
     part = getattr(parameter, "ds_tensor", parameter)
     tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
     return tensor.detach()
@@ -194,7 +194,7 @@ class RandomState(Callback):
 
 
 def current_state() -> dict[str, Any]:
-    """This process's generators, in types that ``torch.load(weights_only=True)`` reads."""
+    """Return this process's generators, in types that ``torch.load(weights_only=True)`` reads."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
     return {
         "python": random.getstate(),
@@ -268,7 +268,7 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
 
 
 def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """The whole shape of every trained parameter."""
+    """Return the whole shape of every trained parameter."""
     return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
@@ -308,11 +308,11 @@ class RunCheckpoints(Checkpoint):
             self._signals.install(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lightning has just registered its own handlers."""
+        """Take the signals over: Lightning has just registered its own handlers."""
         self._signals.install(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """From here on a signal waits for the end of its step."""
+        """Let signals wait for the end of their step from here on."""
         self._signals.install(trainer)
         self._signals.saving = True
         self._saved_step = trainer.global_step  # resumed from there, or nothing to save yet
@@ -327,7 +327,7 @@ class RunCheckpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After an optimiser step: refuse a broken state, save where it is due, leave if asked to.
+        """Refuse a broken state after an optimiser step, save if due, leave if asked to.
 
         Raises:
             TrainingDiverged: loss or weights are not finite.
@@ -369,7 +369,7 @@ class RunCheckpoints(Checkpoint):
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Early stopping may have asked for a stop inside an accumulation window."""
+        """Obey early stopping, which may have asked for a stop inside an accumulation window."""
         if self._signals.saving:
             self._hold_stop(trainer)
 
@@ -397,13 +397,13 @@ class RunCheckpoints(Checkpoint):
             self._saved_step = trainer.global_step
 
     def _leave(self, trainer: L.Trainer, number: int) -> None:
-        """Stop, here in all processes, if they agreed on a signal."""
+        """Stop here in all processes if they agreed on a signal."""
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _between_steps(self) -> bool:
-        """Whether training has begun and no window is half-accumulated: what is saved now resumes exactly."""
+        """Return whether training has begun and no window is half-accumulated: a save now resumes exactly."""
         return self._signals.saving and not self._inside_window
 
     def _hold_stop(self, trainer: L.Trainer) -> None:
@@ -415,7 +415,7 @@ class RunCheckpoints(Checkpoint):
 
 
 def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
-    """Each number's greatest value among the processes."""
+    """Return each number's greatest value among the processes."""
     if trainer.world_size == 1:
         return list(numbers)
     mine = torch.tensor(numbers, device=trainer.strategy.root_device)
@@ -424,7 +424,7 @@ def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
 
 
 def _is_last(trainer: L.Trainer) -> bool:
-    """Whether training ends with this step."""
+    """Return whether training ends with this step."""
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
     return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)

@@ -58,7 +58,7 @@ RUN = Layout(
 
 @dataclass(frozen=True)
 class RunMarker:
-    """What ``.subtoken-run.json`` says.
+    """Contents of ``.subtoken-run.json``.
 
     Attributes:
         version: of the package that began the run.
@@ -78,13 +78,13 @@ class RunMarker:
 
 
 def new_marker(staged: str | None = None, replaces: tuple[str, ...] = ()) -> RunMarker:
-    """The marker of a run that begins now."""
+    """Return the marker of a run that begins now."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return RunMarker(__version__, now, os.environ.get("SLURM_JOB_ID"), staged, replaces)
 
 
 def read_run_marker(folder: Path) -> RunMarker | None:
-    """A folder's marker; None without one.
+    """Return a folder's marker; None without one.
 
     Raises:
         ValueError: it cannot be read, or a newer version wrote it.
@@ -105,12 +105,12 @@ def write_run_marker(folder: Path, marker: RunMarker) -> None:
 
 
 def has_work(folder: Path) -> bool:
-    """Whether a folder holds what a run made: a whole checkpoint, or an adapter."""
+    """Return whether a folder holds what a run made: a whole checkpoint, or an adapter."""
     return newest_complete(folder / "checkpoints") is not None or (folder / "adapter" / CONFIG_FILE).is_file()
 
 
 def requeued_with_work(folder: Path, overwrite: bool) -> bool:
-    """Whether SLURM runs this job again (it repeats the first command) and there is a checkpoint to go on from.
+    """Return whether SLURM runs this job again (the first command, repeated) and a checkpoint is there to go on from.
 
     Args:
         folder: of the run.
@@ -146,13 +146,13 @@ _TOKEN = re.compile(re.escape(_NEW) + "[0-9a-f]{8}")
 
 
 def place_beside(folder: Path) -> Path:
-    """A new name beside a run's folder for the run that is to replace it; a link is followed to the folder itself."""
+    """Return a new name beside a run's folder for its replacement; a link is followed to the folder itself."""
     real = real_folder(folder)
     return real.with_name(f"{real.name}{_NEW}{secrets.token_hex(4)}")
 
 
 def final_names(text: str, place: Path) -> str:
-    """A text in which paths name the run's folder, and not the ``place`` beside it where the run begins."""
+    """Return a text whose paths name the run's folder, not the ``place`` beside it where the run begins."""
     _, mark, token = place.name.rpartition(_NEW)
     return text.replace(mark + token, "") if _TOKEN.fullmatch(mark + token) else text
 
@@ -184,36 +184,36 @@ def settle_after_kill(folder: Path) -> bool:
 
 
 def real_folder(folder: Path) -> Path:
-    """The folder itself, where a name is a link or ends in dots."""
+    """Return the folder itself if a name is a link or ends in dots."""
     return real_path(folder) if folder.is_symlink() or folder.name in ("", "..") else folder
 
 
 def replaced_name(place: Path, real: Path) -> str:
-    """The name that the run in ``real`` gets when the one in ``place`` takes its own."""
+    """Return the name that the run in ``real`` gets when the one in ``place`` takes its own."""
     return f"{real.name}{_REPLACED}{place.name.rpartition(_NEW)[2]}"
 
 
 def waiting(real: Path, names: tuple[str, ...]) -> list[Path]:
-    """Those of ``names`` that are old runs beside ``real`` and still there; other names lead nowhere."""
+    """Return those of ``names`` that are old runs beside ``real`` and still there; other names lead nowhere."""
     ours = [name for name in names if name.startswith(real.name + _REPLACED) and Path(name).name == name]
     return [old for old in map(real.with_name, ours) if _is_old_run(old)]
 
 
 def _is_old_run(folder: Path) -> bool:
-    """Marked, or all removed but the folder itself."""
+    """Return whether a folder is a marked run, or what is left of one: an empty folder."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     return read_run_marker(folder) is not None or not any(folder.iterdir())
 
 
 def _is_bare(place: Path) -> bool:
-    """Whether a folder was made for a run that was killed before it could mark it."""
+    """Return whether a folder was made for a run that was killed before it could mark it."""
     begun = (MARKER_FILE + PARTIAL, f".{MARKER_FILE}.")  # of 0.1, of ``write_whole``
     return all(name == LOCK_FILE or name.startswith(begun) for name in os.listdir(place))
 
 
 def places_beside(real: Path) -> Iterator[Path]:
-    """Runs that began beside ``real`` to replace it, and links that such runs left."""
+    """Yield runs that began beside ``real`` to replace it, and links that such runs left."""
     names = sorted(os.listdir(real.parent)) if real.parent.is_dir() else []
     ours = [name for name in names if name.startswith(real.name) and _TOKEN.fullmatch(name.removeprefix(real.name))]
     for place in map(real.with_name, ours):
@@ -252,7 +252,7 @@ def carry_over(old: Path, new: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise a worded ``ValueError`` unless a folder is ours to replace: it has a marker and can be renamed."""
+    """Raise ``ValueError`` unless a folder is ours to replace: it has a marker and can be renamed."""
     if read_run_marker(folder) is None:
         raise ValueError(
             f"{folder} holds files and no marker of a run (runs of version 0.1 have none), so it is never replaced; "
@@ -282,12 +282,12 @@ class RunFolder:
 
     @property
     def staged(self) -> bool:
-        """Whether this run is to replace another one."""
+        """Return whether this run is to replace another one."""
         return self.place != self.folder
 
     @property
     def current(self) -> Path:
-        """Where the run lies now."""
+        """Return the run's present folder."""
         return self.folder if self._standing else self.place
 
     def check(self, resume: bool) -> None:
@@ -326,7 +326,7 @@ class RunFolder:
             )
 
     def open(self, resume: bool) -> None:
-        """Make, lock and mark the folder that the run is written into; a resumed run has all that.
+        """Make, lock and mark the folder that the run is written into; a resumed run already has one.
 
         Raises:
             ValueError: see ``check``; somebody may have been there since.
@@ -384,12 +384,12 @@ class RunFolder:
             self._locks.pop().release()
 
     def replaced(self) -> list[Path]:
-        """The runs that this one replaces and that are still there."""
+        """Return the runs that this one replaces and that are still there."""
         marker = read_run_marker(self.folder) if self._standing else None
         return waiting(self._real, marker.replaces) if marker else []
 
     def said(self) -> str:
-        """Where the run is that was there before; empty without one."""
+        """Return words about the run that was there before; empty without one."""
         if not self._standing:
             return f"the run that was there is where it was: {self.folder}"
         if old := self.replaced():

@@ -43,12 +43,12 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    """Return whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
     return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, gathered where it is sharded."""
+    """Return a copy on the CPU, gathered if it is sharded."""
     if isinstance(tensor, DTensor):
         return tensor.full_tensor().detach().cpu().clone()
     if hasattr(tensor, "ds_id"):

@@ -36,7 +36,7 @@ _HOLDS = {
 
 
 def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
-    """What ``trainer.save_checkpoint`` wrote into one file, on the CPU; tensors are mapped from it.
+    """Read a file of ``trainer.save_checkpoint``, on the CPU; tensors are mapped from it.
 
     Args:
         state: the file.
@@ -109,7 +109,7 @@ DEEPSPEED_TAG = "checkpoint"
 
 
 def trained_tensors(state: Path) -> dict[str, Tensor]:
-    """The trained tensors of a checkpoint, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
+    """Return a checkpoint's trained tensors, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
 
     No process group, no model and, but for DeepSpeed's, no other library is needed.
 
@@ -129,14 +129,14 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """The whole shape of every tensor, also where ZeRO-3 left an empty one in its place."""
+    """Return the whole shape of every tensor, also if ZeRO-3 left an empty one in its place."""
     return {name: list(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}
 
 
 def check_same_shapes(
     wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], where: object = "the checkpoint"
 ) -> None:
-    """Raise a worded ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``.
+    """Raise ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``.
 
     Args:
         wanted: of the model.
@@ -176,7 +176,7 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
-    """LoRA and routers of a model in training, trained or frozen, whole, on the CPU, by their names in ``parts``.
+    """Return a model's LoRA and routers, trained or frozen, whole, on the CPU, by their names in ``parts``.
 
     Where processes hold parts of them, every process must call this.
     """
@@ -184,7 +184,7 @@ def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
 
 
 def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
-    """A trained ``SubTokenModule``'s parts with a whole adapter, ready to be written.
+    """Return a trained ``SubTokenModule``'s parts with a whole adapter, ready to be written.
 
     Where the strategy shards the weights, they are a layout without any, but for the adapter that was gathered.
     """
@@ -204,7 +204,7 @@ def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
 
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
-    """DeepSpeed's partitions of a folder, put together."""
+    """Put DeepSpeed's partitions of a folder together."""
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError:

@@ -83,7 +83,7 @@ class InternVLFamily(Family):
 
     @property
     def tile_tokens(self) -> int:
-        """T."""
+        """Return T."""
         return (self.high // 2) ** 2
 
     def limit_pixels(self, max_pixels: int) -> None:
@@ -97,7 +97,7 @@ class InternVLFamily(Family):
         self.most_tiles = min(self.most_tiles, max_pixels // self.side**2)
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""The published template: ChatML without a system text; pictures stand where the prompt has them.
+        r"""Write the published template: ChatML without a system text; pictures stand where the prompt has them.
 
         ``<|im_start|>user\n<IMG_CONTEXT>\nquestion<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one
         piece.
@@ -115,23 +115,23 @@ class InternVLFamily(Family):
         return RenderedPrompt(text, spans, marker)
 
     def tiles(self, size: tuple[int, int]) -> int:
-        """Tiles of an image of (height, width) pixels, the whole among them."""
+        """Count the tiles of an image of (height, width) pixels, the whole among them."""
         columns, rows = tiling.get_optimal_tiled_canvas(size, (self.side, self.side), self.least_tiles, self.most_tiles)
         return int(columns * rows + (columns * rows > 1))
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Merged patches of all tiles of an image of (height, width) pixels."""
+        """Count the merged patches of all tiles of an image of (height, width) pixels."""
         return self.tiles(image_size or self.nominal_image) * self.tile_tokens
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """An image between its marks; a video's frames line by line."""
+        """Return an image between its marks; a video's frames line by line."""
         if isinstance(picture, Video):
             shown = f"<img>{marker * self.tile_tokens}</img>"
             return "\n".join(f"Frame{i + 1}: {shown}" for i in range(len(picture.frames)))
         return f"<img>{marker * self.visual_tokens((picture.height, picture.width))}</img>"
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
-        """Tiles of all pictures, [I, 3, H, W]: of an image row by row, then the whole; of a video a tile per frame.
+        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole; a video's, one a frame.
 
         Raises:
             ValueError: the image processor makes tiles of another size than the tower takes.
@@ -147,7 +147,7 @@ class InternVLFamily(Family):
         return pixels, None
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Tiles one after another; every run of image tokens is a picture."""
+        """Read tiles one after another; every run of image tokens is a picture."""
         pixels, runs = given.get("pixel_values"), [_runs(row) for row in visual_BN.tolist()]
         if pixels is not None:
             self._check_tiles(pixels)
@@ -163,11 +163,11 @@ class InternVLFamily(Family):
         return GivenImages(pixels, None, counts)
 
     def image_bytes(self) -> int:
-        """Bytes of the nominal image's tiles, fp32."""
+        """Return the bytes of the nominal image's tiles, fp32."""
         return int(FP32_BYTES * 3 * self.side**2 * self.tiles(self.nominal_image))
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Most that is live at once, of all tiles: beside the pixels in the tower's dtype a layer's MLP at work.
+        """Return the peak bytes for all tiles: the pixels in the tower's dtype and a layer's MLP at work.
 
         That is three states of a patch (the stream before and after attention, normed), and what goes into the GELU and
         comes out.
@@ -179,12 +179,12 @@ class InternVLFamily(Family):
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
-        """The class token's attention, of its heads and unsplit."""
+        """Return all kinds: the class token's attention, by heads and unsplit."""
         return frozenset({"received", "class", "unsplit"})
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Every tile's merged patches, an entry per tile; statistics are those of the last layer.
+        """Return every tile's merged patches, an entry per tile; statistics are the last layer's.
 
         Our reading, as of Qwen's merge groups: a merged token receives what its four patches do, on average, and its
         key is the mean of theirs. The class token has no place among merged tokens: no reducer is given it to emit.
@@ -206,14 +206,14 @@ class InternVLFamily(Family):
         return VisualStates(list(merged_ITC), None, list(received_IT), list(keys_ITd))
 
     def merged(self, patches_IPc: Tensor) -> Tensor:
-        """Patches of each tile merged 2 x 2 by transformers' own pixel shuffle, [I, T, 4 * c]."""
+        """Merge each tile's patches 2 x 2 by transformers' own pixel shuffle, [I, T, 4 * c]."""
         tiles, _, width = patches_IPc.shape
         grid = patches_IPc.reshape(tiles, self.high, self.high, width)
         shuffled: Tensor = self.model.model.pixel_shuffle(grid, scale_factor=0.5)
         return shuffled.flatten(1, 2)
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """The multi-modal projector."""
+        """Apply the multi-modal projector."""
         features: Tensor = self.model.model.multi_modal_projector(states_TC)
         return features
 
@@ -226,12 +226,12 @@ class InternVLFamily(Family):
 
 
 def _runs(visual_N: list[bool]) -> list[int]:
-    """Lengths of the runs of image tokens."""
+    """Return the lengths of the runs of image tokens."""
     return [len(list(run)) for is_visual, run in groupby(visual_N) if is_visual]
 
 
 def _published(width: int, mlp: int, layers: int, heads: int, kv_heads: int) -> InternVLConfig:
-    """InternViT-300M on a Qwen2.5; its dynamic rotary scaling begins past the positions that prompts may have."""
+    """Return InternViT-300M on a Qwen2.5; its dynamic rotary scaling begins past any prompt's positions."""
     text = Qwen2Config(
         vocab_size=151674,
         hidden_size=width,

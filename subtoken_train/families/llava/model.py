@@ -45,7 +45,7 @@ class LlavaFamily(Family):
     chat = LlavaChat()
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        """The conversation in one of LLaVA's modes, see ``llava_chat``."""
+        """Write the conversation in one of LLaVA's modes, see ``chat``."""
         tokenizer = self.tokenizer
         return self.chat.render(list(turns), self.processor.image_token, tokenizer.bos_token or "", tokenizer.eos_token)
 
@@ -55,13 +55,13 @@ class LlavaFamily(Family):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """The paper's, but for the mode: a system text has 30 tokens, and ``plain`` names no roles."""
+        """Return the paper's, adapted to the mode: a system text has 30 tokens, and ``plain`` names no roles."""
         if self.chat.template == "plain":
             return {"system": 1, "query": 10}
         return {**self.paper_text, "system": 35 if self.chat.system_text else 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy).
+        """Count the patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy).
 
         Raises:
             ValueError: see ``check_square``.
@@ -77,17 +77,17 @@ class LlavaFamily(Family):
         return pad_to_square(image, mean_colour(self.processor.image_processor))
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Pixel values [num_images, 3, H, W]; images are padded to a square of the mean colour first."""
+        """Return pixel values [num_images, 3, H, W]; images are first padded to a square of the mean colour."""
         image_processor = self.processor.image_processor
         squares = [self.framed(image) for image in images]
         return image_processor(squares, return_tensors="pt")["pixel_values"], None
 
     def image_bytes(self) -> int:
-        """Bytes of the square image that the tower takes, fp32."""
+        """Return the bytes of the square image that the tower takes, fp32."""
         return int(FP32_BYTES * 3 * self.model.config.vision_config.image_size**2)
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Most that is live at once of one image, with P patches of C channels and an MLP of I.
+        """Return the peak bytes for one image of P patches, with C channels and an MLP of I.
 
         CLIP returns every layer's hidden states, e C each; at work is an MLP: its input to the quick GELU, the sigmoid
         and their product, e I each; beside them the pixels (fp32 in ``pixel_bytes``) in the tower's own dtype.
@@ -99,13 +99,13 @@ class LlavaFamily(Family):
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
-        """All, where the class token is no visual token itself."""
+        """Return all kinds if the class token is no visual token itself, else none."""
         drops_cls = config.vision_feature_select_strategy == "default"
         return frozenset({"received", "class", "unsplit"} if drops_cls else ())
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """CLIP's hidden states of ``vision_feature_layer``; statistics are those of the layer that made them.
+        """Return CLIP's hidden states of ``vision_feature_layer``; statistics are from the layer that made them.
 
         ``unsplit`` ones are the last layer's, whose output LLaVA does not use.
         """
@@ -134,7 +134,7 @@ class LlavaFamily(Family):
         return VisualStates(list(tokens_ITC), list(hidden_INC[:, 0]), list(received_IT), list(keys_ITd))
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """The multi-modal projector."""
+        """Apply the multi-modal projector."""
         features: Tensor = self.model.model.multi_modal_projector(states_TC)
         return features
 

@@ -70,16 +70,16 @@ class LlavaNextFamily(LlavaFamily):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """Our reading: LLaVA-1.5's, with or without its system text; the 34B model's ChatML has a short one."""
+        """Return LLaVA-1.5's (our reading), with or without its system text; the 34B model's ChatML has a short one."""
         words = super().nominal_text
         return {**words, "system": 11} if self.chat.template == "chatml_direct" else words
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Patches and newlines of a picture of (height, width) pixels."""
+        """Count the patches and newlines of a picture of (height, width) pixels."""
         return self.layout.placeholders(image_size or self.nominal_image)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Pictures are scaled to the resolutions of the configuration.
+        """Refuse a cap: pictures are scaled to the resolutions of the configuration.
 
         Raises:
             ValueError: always.
@@ -92,7 +92,7 @@ class LlavaNextFamily(LlavaFamily):
         return image
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """The tiles of all pictures, [tiles, 3, H, W], the whole of each picture first, and the layouts.
+        """Return the tiles of all pictures, [tiles, 3, H, W], each picture's whole first, and the layouts.
 
         Raises:
             ValueError: the image processor cuts other tiles than the model takes.
@@ -106,7 +106,7 @@ class LlavaNextFamily(LlavaFamily):
         return pixels, layouts
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Tiles as transformers' processor pads them, [pictures, most tiles, 3, H, W], or one after another."""
+        """Read tiles padded by transformers' processor, [pictures, most tiles, 3, H, W], or one after another."""
         pixels, sizes = given.get("pixel_values"), given.get("image_sizes")
         if pixels is None and sizes is None:
             return GivenImages(None, None, visual_BN.sum(-1) * 0)
@@ -126,22 +126,22 @@ class LlavaNextFamily(LlavaFamily):
         return GivenImages(pixels, layouts, pictures_per_sample(tokens, visual_BN))
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """By the names of transformers' processor; its model takes tiles one after another too."""
+        """Return them by the names of transformers' processor; its model takes tiles one after another too."""
         assert grid_I3 is not None
         return {"pixel_values": pixels, "image_sizes": grid_I3[:, 1:]}
 
     def image_bytes(self) -> int:
-        """Bytes of the nominal picture's tiles, fp32."""
+        """Return the bytes of the nominal picture's tiles, fp32."""
         return self.layout.tiles(self.nominal_image) * super().image_bytes()
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """As LLaVA's, for each tile: they run through the tower together."""
+        """Return LLaVA's for each tile: they run through the tower together."""
         tile = super().image_bytes()
         return pixel_bytes // tile * super().tower_bytes(tile)
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """CLIP's hidden states of every picture's patches in the order of its placeholders, newlines among them.
+        """Return CLIP's hidden states of every picture in the order of its placeholders, newlines among them.
 
         One channel more says what a token is: 0 a patch, 1 a newline, whose other channels are 0. There are as many
         class tokens as tiles, and each patch's statistics are those of its own tile.
@@ -154,7 +154,7 @@ class LlavaNextFamily(LlavaFamily):
         counts = [tiles for tiles, _, _ in layouts]
 
         def packed(each: list[Tensor], end: float) -> list[Tensor]:
-            """Of every tile [P, C], of every picture [T, C]; ``end`` stands in a newline's last channel."""
+            """Turn every tile's [P, C] into every picture's [T, C]; ``end`` stands in a newline's last channel."""
             newline_C = each[0].new_zeros(each[0].shape[-1])
             newline_C[-1] = end
             pictures = torch.split(torch.stack(each), counts)
@@ -172,13 +172,13 @@ class LlavaNextFamily(LlavaFamily):
         return VisualStates(tokens, classes, received, packed(states.keys, 0), tiles=[each.long() for each in tiles])
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """The multi-modal projector for patches, and the newline embedding."""
+        """Apply the multi-modal projector to patches; newlines become the newline embedding."""
         features_TD = super().project(states_TC[:, :-1].contiguous())
         newline_D = self.model.model.image_newline.to(features_TD)
         return torch.where(states_TC[:, -1:].bool(), newline_D, features_TD)
 
     def _check_tiles(self, pixels: Tensor, layouts_I3: Tensor) -> None:
-        """Raise a worded ``ValueError`` unless the tiles are those that the model takes."""
+        """Raise ``ValueError`` unless the tiles are those that the model takes."""
         side, rows = self.layout.side, layouts_I3.tolist()
         expected = [self.layout.tiles(size) for _, *size in rows]
         if tuple(pixels.shape[1:]) != (3, side, side) or len(pixels) != sum(expected):

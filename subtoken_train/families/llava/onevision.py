@@ -84,15 +84,15 @@ class LlavaOnevisionFamily(Family):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Those of images and of videos."""
+        """Return the tokens of images and of videos."""
         return (self.processor.image_token, self.processor.video_token)
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        """Placeholders of images and of videos."""
+        """Return which ids are placeholders of images or videos."""
         return (ids == self.image_token_id) | self._is_video(ids)
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""Qwen's ChatML without a system text, pictures in front of their turn, as the checkpoints' template has it.
+        r"""Write Qwen's ChatML without a system text, pictures before their turn, as the checkpoints' template does.
 
         ``<|im_start|>user\n<image>\nquestion<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. An
         answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
@@ -111,7 +111,7 @@ class LlavaOnevisionFamily(Family):
         return RenderedPrompt(text, spans, marker)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Patches and newlines of one image; of one among several, those of its whole and one newline.
+        """Count one image's patches and newlines; among several images, its whole and one newline.
 
         Raises:
             ValueError: see ``check_square``, which the processor makes of each of several.
@@ -121,7 +121,7 @@ class LlavaOnevisionFamily(Family):
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Pictures are scaled to the resolutions of the configuration.
+        """Refuse a cap: pictures are scaled to the resolutions of the configuration.
 
         Raises:
             ValueError: always.
@@ -129,14 +129,14 @@ class LlavaOnevisionFamily(Family):
         raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """A video has placeholders of its own."""
+        """Return placeholders; a video has its own kind."""
         if isinstance(picture, Video):
             video_token: str = self.processor.video_token
             return video_token * self.visual_rows((len(picture.frames), 0, 0))
         return super().picture_text(picture, marker, together)
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Tiles and frames of all pictures, [I, 3, side, side], and ``image_grid_I3``."""
+        """Return the tiles and frames of all pictures, [I, 3, side, side], and ``image_grid_I3``."""
         pixels, grid = [], []
         for picture, others in zip(images, together or [1] * len(images), strict=True):
             if isinstance(picture, Video):
@@ -151,12 +151,12 @@ class LlavaOnevisionFamily(Family):
         return torch.cat(pixels), torch.tensor(grid)
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Tiles and frames in the order of the prompts, without what pads them; ``given`` has ``input_ids`` too."""
+        """Read tiles and frames in the prompts' order, without padding; ``given`` has ``input_ids`` too."""
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         return read_pictures(given, kind_BN, self.layout, self.visual_rows)
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """By the names of LLaVA-OneVision's processor.
+        """Return them by the names of LLaVA-OneVision's processor.
 
         Raises:
             ValueError: videos of unequal numbers of frames, which transformers' model does not take.
@@ -165,11 +165,11 @@ class LlavaOnevisionFamily(Family):
         return written_pictures(pixels, grid_I3)
 
     def image_bytes(self) -> int:
-        """Bytes of the nominal image's tiles, fp32."""
+        """Return the bytes of the nominal image's tiles, fp32."""
         return self.layout.tiles(self.nominal_image) * self._tile_bytes()
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Most that is live at once, with patches of C channels and an MLP of M.
+        """Return the peak bytes, with patches of C channels and an MLP of M.
 
         At work is an MLP: the residual, its input to the GELU and the output, 2 C and 2 M in the tower's dtype; beside
         them the pixels (fp32 in ``pixel_bytes``) in that dtype.
@@ -181,7 +181,7 @@ class LlavaOnevisionFamily(Family):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Projected features with newlines; statistics are those of the layer that made them (see ``siglip_tower``).
+        """Return projected features with newlines; statistics are from the layer that made them (``towers``).
 
         There is no class token. What patches say is cropped, scaled and pooled as their features are.
         """
@@ -204,7 +204,7 @@ class LlavaOnevisionFamily(Family):
         return VisualStates(tokens, None, received, keys, tiles=[part_T.long() for part_T in tiles])
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """Nothing to do: the features are projected before they are resampled."""
+        """Return the features unchanged: they are projected before they are resampled."""
         return states_TC
 
     def _is_video(self, ids: Tensor) -> Tensor:
@@ -212,25 +212,25 @@ class LlavaOnevisionFamily(Family):
         return found
 
     def _tile_bytes(self) -> int:
-        """A tile's pixels, fp32."""
+        """Return the bytes of a tile's pixels, fp32."""
         return FP32_BYTES * 3 * self.layout.side**2
 
     def visual_rows(self, row: Sequence[int]) -> int:
-        """Visual tokens of a picture, by its row of ``image_grid_I3``."""
+        """Count the visual tokens of a picture, by its row of ``image_grid_I3``."""
         count, height, width = row
         if not height:
             return count * ((self.layout.patches + 1) // 2) ** 2 + 1
         return self.layout.placeholders((height, width), cut=count > 1)
 
     def _frames(self, video: Video) -> Tensor:
-        """Each frame as the whole of a picture, [frames, 3, side, side]."""
+        """Process each frame as the whole of a picture, [frames, 3, side, side]."""
         frames, side = list(video.frames), self.layout.side
         made = self.processor.image_processor(frames, image_grid_pinpoints=[[side, side]], return_tensors="pt")
         whole: Tensor = made["pixel_values"][:, 0]
         return whole
 
     def _packed(self, values_IPC: Tensor, grid: list[list[int]], newline_C: Tensor) -> list[Tensor]:
-        """What belongs to the patches of every tile in the order of placeholders, [T, C] for each image and frame."""
+        """Put every tile's patches in the order of placeholders, [T, C] for each image and frame."""
         packed = []
         for own, (_, height, width) in zip(torch.split(values_IPC, [row[0] for row in grid]), grid, strict=True):
             if height:
@@ -244,7 +244,7 @@ class LlavaOnevisionFamily(Family):
 def _published(
     width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
 ) -> LlavaOnevisionConfig:
-    """The tower, tiles and tokens are the class's defaults; the language model is Qwen2's.
+    """Return a configuration whose tower and tiles are the class's defaults, on a Qwen2.
 
     Its vocabulary is Qwen2's with two placeholders, padded to a multiple of 64, by transformers' conversion script.
     """

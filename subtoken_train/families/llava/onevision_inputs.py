@@ -26,7 +26,7 @@ Row = tuple[int, int, int]
 def read_pictures(
     given: Mapping[str, Tensor], kind_BN: Tensor, layout: TileLayout, tokens: Callable[[Row], int]
 ) -> GivenImages:
-    """From the processor's names to a batch.
+    """Turn a processor's output into a batch's pictures.
 
     Args:
         given: the processor's output; some of the names may be missing.
@@ -50,7 +50,7 @@ def read_pictures(
 
 
 def written_pictures(pixels_T3HW: Tensor, grid_I3: Tensor) -> dict[str, Tensor]:
-    """The inverse for one prompt, by the processor's names.
+    """Return one prompt's pictures by the processor's names: the inverse of ``read_pictures``.
 
     Raises:
         ValueError: videos of unequal numbers of frames, which transformers' model does not take.
@@ -76,7 +76,7 @@ def written_pictures(pixels_T3HW: Tensor, grid_I3: Tensor) -> dict[str, Tensor]:
 
 
 def _images(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tensor], list[Row]]:
-    """Every image's own tiles, and its row."""
+    """Return every image's own tiles, and its row."""
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
         return [], []
@@ -96,13 +96,13 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tenso
 
 
 def _are_sizes(sizes: Tensor) -> bool:
-    """Whether a tensor is [images, 2] of whole numbers above 0, of at least one image."""
+    """Return whether a tensor is [images, 2] of whole numbers above 0, of at least one image."""
     whole = sizes.dim() == 2 and sizes.shape[1] == 2 and len(sizes) > 0 and not sizes.is_floating_point()
     return whole and bool((sizes > 0).all())
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tensor], list[Row]]:
-    """Every video's frames, and its row."""
+    """Return every video's frames, and its row."""
     pixels = given.get("pixel_values_videos")
     if pixels is None:
         return [], []

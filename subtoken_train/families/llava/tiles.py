@@ -29,17 +29,17 @@ from transformers.models.llava_next.modeling_llava_next import (
 
 
 def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
-    """Every picture's own tiles, [T, 3, H, W]: what pads pictures of fewer tiles is left out."""
+    """Return every picture's own tiles, [T, 3, H, W], without the padding of pictures with fewer tiles."""
     return torch.cat([own[:count] for own, count in zip(padded_IM3HW, tiles, strict=True)])
 
 
 def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
-    """The inverse, [I, M, 3, H, W], zeros where a picture has fewer tiles."""
+    """Undo ``joined_tiles``: [I, M, 3, H, W], zeros if a picture has fewer tiles."""
     return torch.nn.utils.rnn.pad_sequence(list(torch.split(tiles_T3HW, list(tiles))), batch_first=True)
 
 
 def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:
-    """Which pictures each sample has, in the order of its prompt: their kinds, and their numbers among that kind.
+    """Return each sample's pictures in the order of its prompt: their kinds, and their numbers among that kind.
 
     Args:
         kind_BN: of what kind of picture each token is a placeholder, int64; 0 for text.
@@ -67,7 +67,7 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
 
 
 def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
-    """How many pictures each sample has, int64 [B], where all are of one kind, see ``ordered_pictures``."""
+    """Count each sample's pictures, int64 [B], if all are of one kind, see ``ordered_pictures``."""
     samples = ordered_pictures(visual_BN.long(), {1: tokens})
     return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
 
@@ -86,7 +86,7 @@ _TOO_MANY = 1.1
 
 @dataclass(frozen=True)
 class TileLayout:
-    """How a model cuts pictures.
+    """Cut of a model's pictures into tiles.
 
     Attributes:
         resolutions: (height, width) in pixels that pictures are scaled to, multiples of ``side``.
@@ -102,34 +102,34 @@ class TileLayout:
 
     @classmethod
     def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
-        """Of a configuration with ``image_grid_pinpoints`` and a ``vision_config``."""
+        """Return the layout of a configuration with ``image_grid_pinpoints`` and a ``vision_config``."""
         vision = config.vision_config
         resolutions = tuple((int(high), int(wide)) for high, wide in config.image_grid_pinpoints)
         return cls(resolutions, int(vision.image_size), int(vision.image_size // vision.patch_size), most_tiles)
 
     @property
     def whole(self) -> int:
-        """Patches of one tile, which are a picture's first placeholders."""
+        """Count the patches of one tile, which are a picture's first placeholders."""
         return self.patches**2
 
     def tiles(self, size: Sequence[int]) -> int:
-        """Tiles of a picture of (height, width) pixels, the whole among them."""
+        """Count the tiles of a picture of (height, width) pixels, the whole among them."""
         return int(image_size_to_num_patches(tuple(size), self._resolutions, self.side))
 
     def crop(self, size: Sequence[int]) -> tuple[int, int]:
-        """Rows and columns of patches that stay of a picture of (height, width) pixels; a newline follows each row."""
+        """Return the rows and columns of patches left of a picture of (height, width) pixels; newlines end the rows."""
         rows, columns = self._grid(size)
         grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
         high, wide = unpad_image(grid, tuple(size)).shape[1:]
         return self._limited(high, wide)
 
     def placeholders(self, size: Sequence[int], cut: bool = True) -> int:
-        """T of a picture of (height, width) pixels; of one that is not ``cut``, its whole and one newline."""
+        """Return T of a picture of (height, width) pixels; if it is not ``cut``, its whole and one newline."""
         high, wide = self.crop(size) if cut else (1, 0)
         return self.whole + high * (wide + 1)
 
     def pack(self, tiles_IPC: Tensor, size: Sequence[int], newline_C: Tensor) -> Tensor:
-        """What belongs to a picture's patches in the order of its placeholders, [T, C].
+        """Put a picture's patches in the order of its placeholders, [T, C].
 
         Args:
             tiles_IPC: of every tile, the whole first; I = 1 for a picture that is not cut.
@@ -153,12 +153,12 @@ class TileLayout:
         return list(self.resolutions)
 
     def _grid(self, size: Sequence[int]) -> tuple[int, int]:
-        """Rows and columns of tiles."""
+        """Return rows and columns of tiles."""
         rows, columns = get_anyres_image_grid_shape(tuple(size), self._resolutions, self.side)
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:
-        """Rows and columns of a crop, scaled down where it has too many patches."""
+        """Return rows and columns of a crop, scaled down if it has too many patches."""
         if self.most_tiles is None:
             return high, wide
         ratio = math.sqrt(high * wide / (self.most_tiles * self.whole))

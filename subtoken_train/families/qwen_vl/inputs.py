@@ -30,7 +30,7 @@ Runs = list[list[tuple[int, int]]]
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
+    """Return flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
 
     Args:
         processor: a PIL image processor of Qwen's, which repeats a frame to fill a patch's time.
@@ -51,7 +51,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
 
 
 def runs_of(kinds_BN: Tensor) -> Runs:
-    """The runs of placeholders of each prompt; 0 is text."""
+    """Return the runs of placeholders of each prompt; 0 is text."""
     return [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
 
 
@@ -69,19 +69,19 @@ class Grids:
         self._left = {IMAGE: images, VIDEO: images if grid_V3 is None else iter(grid_V3.tolist())}
 
     def next(self, kind: int) -> list[int] | None:
-        """The next picture's, of a kind; None where there is none."""
+        """Return the next picture of a kind; None if there is none."""
         return next(self._left[kind], None)
 
     @property
     def empty(self) -> bool:
-        """Whether all were taken; it takes the next ones."""
+        """Return whether all were taken; it takes the next ones."""
         return all(self.next(kind) is None for kind in (IMAGE, VIDEO))
 
 
 def pictures_in(
     runs: Runs, grids: Grids, runs_for: Callable[[int, list[int]], list[int]], names: list[str]
 ) -> tuple[list[int], list[int]]:
-    """Which pictures stand in some prompts.
+    """Match the runs of placeholders in some prompts with pictures.
 
     Args:
         runs: of each prompt.
@@ -118,7 +118,7 @@ def pictures_in(
 def check_pixels(
     name: str, given: Mapping[str, Tensor], pixels_name: str, grid_name: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Patches and grids of a processor's output, by their names, for a family.
+    """Return the patches and grids of a processor's output, by their names, for a family.
 
     Raises:
         ValueError: one is missing, or the grids do not count the patches.
@@ -138,7 +138,7 @@ def check_pixels(
 
 
 def split_by_kind(pixels: Tensor | None, grid_I3: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """(patches, grid [3]) of each picture; none where there are no pixels."""
+    """Return (patches, grid [3]) of each picture; none without pixels."""
     if pixels is None or grid_I3 is None:
         return []
     return list(zip(torch.split(pixels, grid_I3.prod(-1).tolist()), grid_I3, strict=True))
@@ -181,25 +181,25 @@ class QwenInputs(Family):
 
     @property
     def vision(self) -> Any:
-        """The tower's configuration."""
+        """Return the tower's configuration."""
         return self.model.config.vision_config
 
     @property
     def unit(self) -> int:
-        """Side of a visual token in pixels."""
+        """Return the side of a visual token in pixels."""
         return int(self.vision.patch_size * self.vision.spatial_merge_size)
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Those of images and of videos."""
+        """Return the tokens of images and of videos."""
         return self.processor.image_token, self.processor.video_token
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        """Placeholders of images and of videos."""
+        """Return which ids are placeholders of images or videos."""
         return self.kinds(ids).ne(0)
 
     def kinds(self, ids: Tensor) -> Tensor:
-        """``mm_token_type_ids``: 1 at images' placeholders, 2 at videos', 0 at text."""
+        """Return ``mm_token_type_ids``: 1 at images' placeholders, 2 at videos', 0 at text."""
         config = self.model.config
         kinds: Tensor = IMAGE * (ids == config.image_token_id).int() + VIDEO * (ids == config.video_token_id).int()
         return kinds
@@ -225,7 +225,7 @@ class QwenInputs(Family):
         return pad_to_square(image, mean_colour(self.processor.image_processor)) if self.pads else image
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Merged patches of one image of (height, width) pixels after resizing; the nominal image without a size.
+        """Count the merged patches of an image of (height, width) pixels after resizing; by default the nominal one.
 
         Raises:
             ValueError: the image is too long for its width, or too wide for its height, or its square is too large.
@@ -240,11 +240,11 @@ class QwenInputs(Family):
         return int(high * wide // self.unit**2)
 
     def layers(self, video: Video) -> int:
-        """Layers of a video's grid."""
+        """Count the layers of a video's grid."""
         return -(-len(video.frames) // int(self.vision.temporal_patch_size))
 
     def frame_size(self, video: Video) -> tuple[int, int]:
-        """(height, width) in pixels that the frames of a video are scaled to.
+        """Return (height, width) in pixels that the frames of a video are scaled to.
 
         Raises:
             ValueError: as for an image.
@@ -255,18 +255,18 @@ class QwenInputs(Family):
         return int(high), int(wide)
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Placeholders of an image or of a video, as many as it has visual tokens."""
+        """Return an image's or a video's placeholders, one per visual token."""
         if not isinstance(picture, Video):
             return super().picture_text(picture, marker, together)
         high, wide = self.frame_size(picture)
         return self.video_text(picture, high * wide // self.unit**2)
 
     def video_text(self, video: Video, tokens: int) -> str:
-        """What stands for a video whose layers have so many visual tokens each."""
+        """Return the text of a video whose layers have this many visual tokens each."""
         return str(self.processor.video_token) * self.layers(video) * tokens
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Flattened patches of all pictures, [num_patches, channels * pixels], and the grid of each in patches."""
+        """Return all pictures' flattened patches, [num_patches, channels * pixels], and the grid of each in patches."""
         made = [self._patches(image) for image in images]
         return torch.cat([patches for patches, _ in made]), torch.cat([grid for _, grid in made])
 
@@ -279,11 +279,11 @@ class QwenInputs(Family):
         return made["pixel_values"], made["image_grid_thw"]
 
     def video_runs(self, grid: list[int]) -> list[int]:
-        """Lengths of the runs of placeholders that stand for a video of (time, height, width) patches."""
+        """Return the lengths of the runs of placeholders of a video of (time, height, width) patches."""
         return [self.grid_tokens(grid)]
 
     def grid_tokens(self, grid: Sequence[int]) -> int:
-        """Visual tokens of a grid of (time, height, width) patches."""
+        """Count the visual tokens of a grid of (time, height, width) patches."""
         time, height, width = grid
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
@@ -291,7 +291,7 @@ class QwenInputs(Family):
         return self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Flattened patches and the grids that count them; images and videos in the order of the prompts."""
+        """Read flattened patches and the grids that count them; images and videos in the order of the prompts."""
         pixels_I, grid_I = check_pixels(self.name, given, "pixel_values", "image_grid_thw")
         pixels_V, grid_V = check_pixels(self.name, given, "pixel_values_videos", "video_grid_thw")
         runs = runs_of(self.kinds(given["input_ids"]) * visual_BN.int())
@@ -310,11 +310,11 @@ class QwenInputs(Family):
         )
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
-        """``Batch.seconds_I`` of a processor's output, for pictures of these kinds."""
+        """Return ``Batch.seconds_I`` of a processor's output, for pictures of these kinds."""
         return None
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """By the names of Qwen's processor."""
+        """Return them by the names of Qwen's processor."""
         assert grid_I3 is not None
         kinds_BN = self.kinds(input_ids_BN)
         kinds, _ = pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, ["the prompt"] * len(kinds_BN))
@@ -326,7 +326,7 @@ class QwenInputs(Family):
         return made
 
     def positions(self, batch: Batch) -> Tensor:
-        """MRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding.
+        """Return mRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding.
 
         Raises:
             ValueError: the runs of visual tokens are not the pictures' sizes, in order.

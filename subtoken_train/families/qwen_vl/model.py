@@ -48,7 +48,7 @@ class QwenVLFamily(QwenInputs):
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""Qwen's ChatML with its default system text, if it has one; pictures stand where the prompt has them.
+        r"""Write Qwen's ChatML with its default system text, if any; pictures stand where the prompt has them.
 
         ``<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|>
         <|vision_end|>question<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. White space beside
@@ -69,7 +69,7 @@ class QwenVLFamily(QwenInputs):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """The tower's merged embeddings, in raster order; statistics are those of its last block (see ``qwen_tower``).
+        """Return the tower's merged embeddings, in raster order; statistics are from its last block (``tower``).
 
         There is no class token.
         """
@@ -88,24 +88,24 @@ class QwenVLFamily(QwenInputs):
         return VisualStates(list(torch.split(made.pooler_output, sizes)), None, received, keys, deep)
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """Nothing to do: the tower ends in the language model's width."""
+        """Return the states unchanged: the tower ends in the language model's width."""
         return states_TC
 
     def image_bytes(self) -> int:
-        """Bytes of the nominal image's flattened patches, fp32."""
+        """Return the bytes of the nominal image's flattened patches, fp32."""
         return int(self.visual_tokens() * self.vision.spatial_merge_size**2 * self._patch_bytes())
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Most that is live at once: the pixels (fp32 in ``pixel_bytes``) in the tower's dtype, and ``block_bytes``."""
+        """Return the peak bytes: the pixels (fp32 in ``pixel_bytes``) in the tower's dtype, and ``block_bytes``."""
         patches, element = pixel_bytes // self._patch_bytes(), self.shape.element_bytes
         return int(copied_bytes(pixel_bytes, element) + patches * self.block_bytes(element))
 
     @abstractmethod
     def block_bytes(self, element: int) -> int:
-        """Most that is live at once in the tower's blocks for a patch, elements being of so many bytes."""
+        """Return the peak bytes in the tower's blocks for a patch, with elements of ``element`` bytes."""
 
     def attention_bytes(self, channels: int, element: int) -> int:
-        """Of an attention over patches of C channels, for a patch.
+        """Return the bytes of an attention over patches of C channels, for a patch.
 
         Queries and keys are turned in fp32: the two copies, the turned query, and three products of the key, 4 C each,
         beside query, key and value, the residual and the norm's output.
@@ -113,13 +113,13 @@ class QwenVLFamily(QwenInputs):
         return channels * (6 * FP32_BYTES + 5 * element)
 
     def _patch_bytes(self) -> int:
-        """A patch of flattened pixels, fp32."""
+        """Return the bytes of a patch of flattened pixels, fp32."""
         vision = self.vision
         return int(FP32_BYTES * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
 
 
 class Qwen2VLFamily(QwenVLFamily):
-    """``Qwen2VLForConditionalGeneration``: every block of its tower sees a whole frame; time counts layers."""
+    """Qwen2-VL (2B, 7B): every block of its tower sees a whole frame; time counts layers."""
 
     name = "qwen2_vl"
     title = "Qwen2-VL"
@@ -132,7 +132,7 @@ class Qwen2VLFamily(QwenVLFamily):
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     def block_bytes(self, element: int) -> int:
-        """An attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
+        """Return an attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
         channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
         return int(max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio)))
 
@@ -153,7 +153,7 @@ def _qwen2(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabul
 
 
 class Qwen25VLFamily(QwenVLFamily):
-    """``Qwen2_5_VLForConditionalGeneration``: a tower with windows, mRoPE whose time counts seconds."""
+    """Qwen2.5-VL (3B, 7B): a tower with windows, mRoPE whose time counts seconds."""
 
     name = "qwen2_5_vl"
     title = "Qwen2.5-VL"
@@ -172,13 +172,13 @@ class Qwen25VLFamily(QwenVLFamily):
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
-        """Seconds of a video's layer; None where there is no video."""
+        """Return the seconds of a video's layer; None without a video."""
         depth = self.vision.temporal_patch_size
         found = [depth / picture.fps if isinstance(picture, Video) else 0.0 for picture in pictures]
         return torch.tensor(found) if any(found) else None
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
-        """From ``second_per_grid_ts``, of the videos alone; a second where it was not given, as transformers reads it.
+        """Read ``second_per_grid_ts``, of the videos alone; one second if it is not given, as in transformers.
 
         Raises:
             ValueError: there are more or fewer of them than videos.
@@ -195,7 +195,7 @@ class Qwen25VLFamily(QwenVLFamily):
         return torch.tensor([next(seconds_V) if kind == VIDEO else 0.0 for kind in kinds])
 
     def block_bytes(self, element: int) -> int:
-        """An attention's."""
+        """Return an attention's."""
         return self.attention_bytes(self.vision.hidden_size, element)
 
 
@@ -218,7 +218,7 @@ def _qwen25(
 
 
 class Qwen3VLFamily(QwenVLFamily):
-    """``Qwen3VLForConditionalGeneration``: deep-stacked visual features, interleaved mRoPE, q/k norms.
+    """Qwen3-VL (4B, 8B): deep-stacked visual features, interleaved mRoPE, q/k norms.
 
     Features of three blocks of the tower (``deep``) are added to the visual rows after the first three decoder layers,
     to rows that are there: what a reducer drops or evicts takes its features along. A tower reducer's merged token
@@ -243,7 +243,7 @@ class Qwen3VLFamily(QwenVLFamily):
     paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 12}
 
     def frame_size(self, video: Video) -> tuple[int, int]:
-        """(height, width) in pixels, by the rule of its own video processor: all frames together are bounded."""
+        """Return (height, width) in pixels, by the rule of its video processor: all frames together are bounded."""
         self._check_aspect(*video.size)
         depth = int(self.vision.temporal_patch_size)
         frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
@@ -251,7 +251,7 @@ class Qwen3VLFamily(QwenVLFamily):
         return int(high), int(wide)
 
     def video_text(self, video: Video, tokens: int) -> str:
-        """The layers' times and placeholders."""
+        """Return the layers' times and placeholders."""
         depth, last = int(self.vision.temporal_patch_size), len(video.frames) - 1
         run = f"<|vision_start|>{self.processor.video_token * tokens}<|vision_end|>"
         starts = range(0, len(video.frames), depth)
@@ -259,11 +259,11 @@ class Qwen3VLFamily(QwenVLFamily):
         return "".join(f"<{(first + end) / 2:.1f} seconds>{run}" for first, end in ends)
 
     def video_runs(self, grid: list[int]) -> list[int]:
-        """A run per layer."""
+        """Return a run per layer."""
         return [self.grid_tokens([1, *grid[1:]])] * grid[0]
 
     def block_bytes(self, element: int) -> int:
-        """An attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
+        """Return an attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
         channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
         deep = len(self.vision.deepstack_visual_indexes) * self.hidden_size * element // merged
         embedding = channels * (5 * element + 4 * FP32_BYTES)

@@ -65,7 +65,7 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
 
 
 def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:
-    """Means over the patches of each visual token, [P, ...] to [T, ...] in fp32, from window order to raster order.
+    """Average the patches of each visual token, [P, ...] to [T, ...] in fp32, from window order to raster order.
 
     ``window_index_T``: the raster place of the token that stands at each place of the window order.
     """

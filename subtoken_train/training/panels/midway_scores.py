@@ -74,7 +74,7 @@ class MidwayEvaluation(Callback):
         self.evaluate, self.every_n_steps, self.watch = evaluate, every_n_steps, watch
 
     def due(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Whether the micro-batch that just ended is followed by an evaluation."""
+        """Return whether the micro-batch that just ended is followed by an evaluation."""
         return stepped(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0
 
     def on_train_batch_end(
@@ -121,7 +121,7 @@ class EarlyStoppingConfig:
         check_range("early_stopping.min_delta", self.min_delta, 0)
 
     def checked_mode(self, scores: list[str]) -> str:
-        """``min`` or ``max``.
+        """Return ``min`` or ``max``.
 
         Args:
             scores: names of the scores that the run will have.

@@ -105,7 +105,7 @@ class SilentTensors(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Compare, once the steps are over."""
+        """Compare when the steps are over."""
         if not self._initial or trainer.global_step < self._last:
             return
         now = self._watched(pl_module)
@@ -132,13 +132,13 @@ class SilentTensors(Callback):
 
 
 def _some(names: list[str], of: int) -> str:
-    """How many tensors, and the first of them."""
+    """Return the number of tensors, and the first few names."""
     more = ", ..." if len(names) > _NAMED else ""
     return f"{len(names)} of {of} trained tensors: {', '.join(names[:_NAMED])}{more}"
 
 
 def _layers_of(names: list[str]) -> str:
-    """``router of layers 0, 3 and lora_B of layers 1``."""
+    """Return names as words: ``router of layers 0, 3 and lora_B of layers 1``."""
     layers: dict[str, set[int]] = {}
     for kind, layer in map(kind_and_layer, names):
         layers.setdefault(kind, set()).add(layer)
@@ -171,7 +171,7 @@ class TrainedPanel(Callback):
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Norms by ``tag/kind/layer_N``."""
+    """Return norms by ``tag/kind/layer_N``."""
     return {
         f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
         for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()
@@ -191,7 +191,7 @@ class RoutingPanel(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Listen to the routers where the step is to be logged."""
+        """Listen to the routers if the step is to be logged."""
         assert isinstance(pl_module, SubTokenModule)
         bank = pl_module.parts.bank
         if bank is not None and bank.learned and logs_next(trainer):
@@ -214,7 +214,7 @@ class RoutingPanel(Callback):
         self._logits[layer] = logits_BNS.detach()
 
     def _statistics(self, module: SubTokenModule) -> dict[str, float]:
-        """Numbers by tag, read from the device together; none for a batch that routed nothing."""
+        """Return numbers by tag, read from the device together; none for a batch that routed nothing."""
         record = module.last_step
         if record is None or record.state is None or not bool(record.state.routed_BN.any()):
             return {}

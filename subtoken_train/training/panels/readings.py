@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None]:
-    """Gradients by name as they stand before the optimiser step, None where a tensor got none.
+    """Return gradients by name as they stand before the optimiser step, None for a tensor without one.
 
     Without any name under DeepSpeed, whose engine keeps them to itself.
     """
@@ -39,23 +39,23 @@ def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself; of a tensor sharded by FSDP2, all of it (every process must ask)."""
+    """Return the tensor itself; if FSDP2 sharded it, all of it (every process must ask)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def norms(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Euclidean norms of the whole tensors that are there, fp32 scalars on the tensors' device."""
+    """Return Euclidean norms of the whole tensors that are there, fp32 scalars on the tensors' device."""
     return {name: torch.linalg.vector_norm(whole(t).float()) for name, t in tensors.items() if t is not None}
 
 
 def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
-    """The scalars' values, in one read from the device."""
+    """Return the scalars' values, in one read from the device."""
     values = torch.stack(list(scalars.values())).tolist() if scalars else []
     return dict(zip(scalars, values, strict=True))
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """(``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
+    """Return (``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
 
     Raises:
         ValueError: a name of another kind.
@@ -68,7 +68,7 @@ def kind_and_layer(name: str) -> tuple[str, int]:
 
 
 def by_kind_and_layer(tensors: Mapping[str, T]) -> dict[tuple[str, int], list[T]]:
-    """Trained tensors of the same kind and layer together (q, v and o; weights and biases)."""
+    """Group trained tensors by kind and layer (q, v and o; weights and biases)."""
     groups: dict[tuple[str, int], list[T]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(kind_and_layer(name), []).append(tensor)
@@ -76,17 +76,17 @@ def by_kind_and_layer(tensors: Mapping[str, T]) -> dict[tuple[str, int], list[T]
 
 
 def stepped(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether the micro-batch that just ended completed an optimiser step."""
+    """Return whether the micro-batch that just ended completed an optimiser step."""
     return trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether the micro-batch that just ended completed a logging step."""
+    """Return whether the micro-batch that just ended completed a logging step."""
     return stepped(trainer, batch_idx) and _divides(trainer, trainer.global_step)
 
 
 def logs_next(trainer: L.Trainer) -> bool:
-    """Whether the optimiser step that is under way is a logging step."""
+    """Return whether the optimiser step under way is a logging step."""
     return _divides(trainer, trainer.global_step + 1)
 
 

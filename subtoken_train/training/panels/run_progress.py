@@ -16,11 +16,11 @@ class BarProgress(RichProgressBar):
     """Names the last epoch only where there is one, and no version of a logger."""
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """What modules log for the bar; runs are told apart by their folders, not by ``v_num``."""
+        """Return what modules log for the bar; runs are told apart by their folders, not by ``v_num``."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
     def _get_train_description(self, current_epoch: int) -> str:
-        """``Epoch 0/2``, or ``Epoch 0`` where ``max_steps`` ends the run (Lightning: ``Epoch 0/-2``)."""
+        """Return ``Epoch 0/2``, or ``Epoch 0`` if ``max_steps`` ends the run (Lightning: ``Epoch 0/-2``)."""
         described = str(super()._get_train_description(current_epoch))
         return described.replace("/-2", "") if self.trainer.max_epochs == -1 else described
 

@@ -38,7 +38,7 @@ class Stopwatch:
         self._start, self._paused = time.perf_counter(), 0.0
 
     def seconds(self) -> float:
-        """Time on the watch."""
+        """Return the time on the watch."""
         return max(time.perf_counter() - self._start - self._paused, 1e-9)
 
     @contextmanager
@@ -97,12 +97,12 @@ class Throughput(Callback):
             self._restart()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Validation is no training time."""
+        """Stop the clock: validation is no training time."""
         self._pause = self.watch.pause()
         self._pause.__enter__()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The clock goes on."""
+        """Start the clock again."""
         self._pause.__exit__(None, None, None)
 
     def _restart(self) -> None:
@@ -131,12 +131,12 @@ class Throughput(Callback):
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Peak FLOP/s of a CUDA device for matrix products in ``dtype``, from Lightning's table; None where unknown."""
+    """Return a CUDA device's peak FLOP/s for matrix products in ``dtype``, by Lightning's table; None if unknown."""
     return None if device.type != "cuda" else get_available_flops(device, dtype)
 
 
 def flops_of(module: SubTokenModule) -> TrainingFlops:
-    """The cost of rows in a module's decoder, with the weights that train in each layer."""
+    """Return the cost of rows in a module's decoder, with the weights that train in each layer."""
     config = module.family.decoder.config
     shape = module.family.shape
     size = DecoderSize(
@@ -155,7 +155,7 @@ def flops_of(module: SubTokenModule) -> TrainingFlops:
 
 
 def step_work(flops: TrainingFlops, record: StepRecord) -> Tensor:
-    """FLOPs of one micro-batch as if nothing were reduced, and as it ran: [2] in fp32, on the record's device."""
+    """Return a micro-batch's FLOPs as if nothing were reduced, and as it ran: [2] in fp32, on the record's device."""
     before_B, after_B = record.lengths_before(), record.rows.visible_BM.sum(-1)
     whole = flops.layers(before_B, 0, len(flops.trained)) + flops.head(before_B)
     spans = [flops.layers(rows.visible_BM.sum(-1), start, stop) for start, stop, rows in record.spans]

@@ -32,7 +32,7 @@ class Fsdp2Strategy(ModelParallelStrategy):
         super().setup_environment()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """As Lightning's, after a check; the trained tensors are in the result, as under any other strategy.
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy.
 
         Raises:
             ValueError: the file cannot be read, or it does not hold what the recipe trains.
@@ -62,7 +62,7 @@ _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 
 
 def build_strategy(name: str) -> Strategy | str:
-    """The strategy of a name, as the trainer takes it.
+    """Return the strategy of a name, as the trainer takes it.
 
     Raises:
         ValueError: unknown name (Lightning's other ones included), or DeepSpeed is asked for and not installed.
@@ -72,7 +72,7 @@ def build_strategy(name: str) -> Strategy | str:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The class behind a name.
+    """Return the class behind a name.
 
     Raises:
         ValueError: unknown name.
@@ -83,12 +83,12 @@ def strategy_class(name: str) -> type[Strategy]:
 
 
 def shares_weights(strategy: Strategy) -> bool:
-    """Whether the processes of a strategy hold parts of the weights, which no process may load before the others."""
+    """Return whether a strategy's processes hold parts of the weights, which none may load before the others."""
     return isinstance(strategy, Fsdp2Strategy) or (isinstance(strategy, ZeroStrategy) and strategy.zero_stage_3)
 
 
 def check_fit(trainer: Trainer, module: Any) -> None:
-    """Raise a worded ``ValueError`` where the trainer's strategy contradicts the machine or the module's recipe."""
+    """Raise ``ValueError`` if the trainer's strategy contradicts the machine or the module's recipe."""
     strategy = trainer.strategy
     if isinstance(strategy, ZeroStrategy):
         strategy.check_accelerator()
@@ -96,7 +96,7 @@ def check_fit(trainer: Trainer, module: Any) -> None:
 
 
 def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
-    """The same from the strategy's class alone, before there is a trainer, and without looking at the machine.
+    """Check the strategy's class alone, before there is a trainer, and without looking at the machine.
 
     Args:
         kind: the strategy's class.
@@ -140,7 +140,7 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
 
 
 def check_parts(kind: type[Strategy], parts: CompressedBackbone) -> None:
-    """Raise a worded ``ValueError`` where a strategy's class cannot run a model (built or laid out).
+    """Raise ``ValueError`` if a strategy's class cannot run a model (built or laid out).
 
     FSDP2 copies what it finds in a layer's arguments, so that a layer would note its routing in a copy of the split
     between context and query that no other layer sees.

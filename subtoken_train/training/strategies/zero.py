@@ -42,7 +42,7 @@ _RECIPE_SAYS = {
 
 
 def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """DeepSpeed's JSON for a stage.
+    """Return DeepSpeed's JSON for a stage.
 
     Args:
         stage: 1, 2 or 3.
@@ -151,14 +151,14 @@ class ZeroStrategy(DeepSpeedStrategy):
             self._hf_config = HfDeepSpeedConfig({**self.config, **load})
 
     def setup_distributed(self) -> None:
-        """As Lightning's, whose check of the device indices is in ``check_accelerator``."""
+        """Set up as Lightning does, whose check of the device indices is in ``check_accelerator``."""
         reset_seed()
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 
     @contextmanager
     def model_sharded_context(self) -> Generator[None]:
-        """Does nothing: LoRA and routers are made whole and split later, by ``setup``.
+        """Do nothing: LoRA and routers are made whole and split later, by ``setup``.
 
         Made inside ``deepspeed.zero.Init``, as Lightning has it, LoRA would miss its initialisation: every tensor in
         there is split, and empty, as soon as it is made.
@@ -173,7 +173,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
-        """As Lightning's, with the local rank where a device has no index, as a CPU has none."""
+        """Set up as Lightning does, with the local rank if a device has no index, as a CPU."""
         import deepspeed
 
         index = self.root_device.index
@@ -190,12 +190,12 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """No: Lightning calls for a step where a window ends, see ``pre_backward``."""
+        """Return False: Lightning calls for a step at a window's end, see ``pre_backward``."""
         return False
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None]:
-        """Does nothing: the end of the window, see ``pre_backward``, says when stage 1 reduces; 2 and 3 always do."""
+        """Do nothing: ``pre_backward`` says when stage 1 reduces; 2 and 3 always do."""
         yield
 
     def pre_backward(self, closure_loss: Tensor) -> None:
@@ -204,7 +204,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.deepspeed_engine.set_gradient_accumulation_boundary(last)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """As Lightning's, after a check; the trained tensors are in the result, as under any other strategy.
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy.
 
         Raises:
             ValueError: the folder is not whole, or it does not hold what the recipe trains.
@@ -220,7 +220,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         super().teardown()
 
     def _format_batch_size_and_grad_accum_config(self) -> None:
-        """Batch size, accumulation and clipping are the recipe's; Lightning would start a data loader to ask it."""
+        """Set batch size and clipping as the recipe has them; Lightning would start a data loader to ask."""
         assert isinstance(self.config, dict)
         trainer = _module(self).trainer
         self.config["gradient_accumulation_steps"] = 1  # Lightning divides already
@@ -228,7 +228,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
 
     def _format_config(self) -> None:
-        """Precision as in the class's text."""
+        """Set the precision as in the class's text."""
         assert isinstance(self.config, dict)
         self.config["bf16"] = {"enabled": False}
         if self.precision_plugin.precision == "bf16-mixed":
@@ -239,6 +239,6 @@ class ZeroStrategy(DeepSpeedStrategy):
 
 
 def _module(strategy: ZeroStrategy) -> Any:
-    """The ``SubTokenModule`` that is trained."""
+    """Return the ``SubTokenModule`` that is trained."""
     assert strategy.lightning_module is not None
     return strategy.lightning_module
