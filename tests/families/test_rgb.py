@@ -239,4 +239,4 @@ def test_nothing_else_opens_or_converts_pictures():
     package = Path(subtoken_train.__file__).parent
     call = re.compile(r"(?<!PIL\.)Image\.open\(|\.convert\(\"RGB\"\)|import (read|decode)_image")
     found = {path.name for path in package.rglob("*.py") if call.search(path.read_text())}
-    assert found == {"charts.py", "image_sources.py", "rgb.py"}
+    assert found == {"charts.py", "image_sources.py", "images.py"}

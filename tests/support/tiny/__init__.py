@@ -51,6 +51,7 @@ class TinyFamily:
         picture: draws a picture; None for a language model.
         without: reducers (levels of the matrix) that its tower cannot serve.
         windowed: whether layers attend in sliding windows, which some features do not go with.
+        order: its place in the matrices; new families come last.
     """
 
     name: str
@@ -58,9 +59,11 @@ class TinyFamily:
     picture: Draw | None = None
     without: frozenset[str] = frozenset()
     windowed: bool = False
+    order: int = 99
 
 
 def tiny_families() -> dict[str, TinyFamily]:
     """All of them, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    return {each.name: each for module in sorted(modules, key=lambda m: m.ORDER) for each in module.FAMILIES}
+    found = [each for module in modules for each in module.FAMILIES]
+    return {each.name: each for each in sorted(found, key=lambda family: family.order)}

@@ -8,8 +8,6 @@ from subtoken_train.families.family import Family
 from tests.support.internvl_tiny import SIDE, internvl_family
 from tests.support.tiny import TinyFamily, TinyPicture
 
-ORDER = 9
-
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
     """An image of 1, 3 or 4 tiles between its marks."""
@@ -19,4 +17,4 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
     return TinyPicture([family.image_token_id] * (4 * tiles), pixels, None, [start], [end])
 
 
-FAMILIES = (TinyFamily("internvl", internvl_family, picture),)
+FAMILIES = (TinyFamily("internvl", internvl_family, picture, order=9),)

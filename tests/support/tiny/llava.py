@@ -12,8 +12,6 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.llava.model import LlavaFamily
 from tests.support.tiny import TinyFamily, TinyPicture
 
-ORDER = 0
-
 
 def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
     """Of so many key-value heads; with a window, around a Mistral."""
@@ -53,7 +51,7 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
 
 
 FAMILIES = (
-    TinyFamily("llava", partial(build, 4), picture),
-    TinyFamily("llava_gqa", partial(build, 2), picture),
-    TinyFamily("llava_window", partial(build, 2, 20), picture, windowed=True),
+    TinyFamily("llava", partial(build, 4), picture, order=0),
+    TinyFamily("llava_gqa", partial(build, 2), picture, order=0),
+    TinyFamily("llava_window", partial(build, 2, 20), picture, windowed=True, order=0),
 )

@@ -9,8 +9,6 @@ from subtoken_train.families.llava.next import LlavaNextFamily
 from tests.support.next_tiny import SIDE, SIZES, next_family
 from tests.support.tiny import TinyFamily, TinyPicture
 
-ORDER = 3
-
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
     """Of another size each."""
@@ -21,4 +19,4 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
     return TinyPicture([family.image_token_id] * family.visual_tokens(size), pixels, [tiles, *size])
 
 
-FAMILIES = (TinyFamily("llava_next", next_family, picture),)
+FAMILIES = (TinyFamily("llava_next", next_family, picture, order=3),)

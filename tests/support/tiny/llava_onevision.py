@@ -11,8 +11,6 @@ from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
 from tests.support.onevision_tiny import SIDE, onevision_family
 from tests.support.tiny import TinyFamily, TinyPicture
 
-ORDER = 3
-
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
     """The second sample's first picture is a video of two frames; an image stands alone, or whole beside others.
@@ -32,4 +30,4 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
     return TinyPicture([placeholder] * family.visual_rows(row), pixels, row)
 
 
-FAMILIES = (TinyFamily("llava_onevision", partial(onevision_family, layers=3), picture),)
+FAMILIES = (TinyFamily("llava_onevision", partial(onevision_family, layers=3), picture, order=3),)

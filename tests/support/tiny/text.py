@@ -10,8 +10,6 @@ from subtoken_train.families.family import Family
 from tests.support.text_families import WINDOWED, text_family
 from tests.support.tiny import TinyFamily
 
-ORDER = 2
-
 
 def build(kind: str, seed: int) -> Family:
     """Its attention is less sharp than ``text_family`` makes it, which multiplies rounding errors."""
@@ -25,5 +23,5 @@ def build(kind: str, seed: int) -> Family:
 
 KINDS = ("llama", "qwen2", "mistral", "qwen3", "llama31", "mistral_window", "qwen2_window")
 FAMILIES = tuple(
-    TinyFamily(kind, partial(build, kind, 3 + i), windowed=kind in WINDOWED) for i, kind in enumerate(KINDS)
+    TinyFamily(kind, partial(build, kind, 3 + i), windowed=kind in WINDOWED, order=2) for i, kind in enumerate(KINDS)
 )

@@ -1,11 +1,12 @@
-"""Pictures of Qwen's tiny VLMs for the matrices: images, and videos of two layers every other time."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL; images of 3 x 4 visual tokens and more, and videos of two layers in turn."""
 
 from __future__ import annotations
 
 import torch
 
 from subtoken_train.families.qwen_vl.model import QwenVLFamily
-from tests.support.tiny import TinyPicture
+from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny import TinyFamily, TinyPicture
 
 FRAMES = (4, 2.0)
 """Frames of a video, and a second's."""
@@ -28,3 +29,10 @@ def qwen_picture(family: QwenVLFamily, generator: torch.Generator, sample: int, 
     seconds = 2 / FRAMES[1] if video else 0.0
     grid = [layers, 2 * high, 2 * wide]
     return TinyPicture(visual, pixels, grid, [start], [end], seconds if family.name == "qwen2_5_vl" else None)
+
+
+FAMILIES = (
+    TinyFamily("qwen2_5_vl", qwen_family, qwen_picture, order=1),
+    TinyFamily("qwen2_vl", qwen2_family, qwen_picture, order=10),
+    TinyFamily("qwen3_vl", qwen3_family, qwen_picture, order=11),
+)
