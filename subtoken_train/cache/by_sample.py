@@ -16,7 +16,7 @@ from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
 
 
 def chosen_samples(indices: Tensor, batch: int) -> Tensor:
-    """Numbers of the samples that an index of the batch axis names, int64 [n].
+    """Return the numbers of the samples that an index of the batch axis names, int64 [n].
 
     Args:
         indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
@@ -35,7 +35,7 @@ def chosen_samples(indices: Tensor, batch: int) -> Tensor:
 
 
 def repeated_samples(batch: int, repeats: int) -> Tensor:
-    """Every sample ``repeats`` times in a row, int64 [batch * repeats].
+    """Repeat every sample ``repeats`` times in a row, int64 [batch * repeats].
 
     Raises:
         ValueError: fewer than one copy.
@@ -46,7 +46,7 @@ def repeated_samples(batch: int, repeats: int) -> Tensor:
 
 
 def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
-    """Blocks of a batch that holds ``samples`` of the present one, in that order; a sample may come several times.
+    """Return the blocks of a batch of the chosen samples, in their order; a sample may come several times.
 
     Args:
         blocks: of one layer.
@@ -78,7 +78,7 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
 
 
 def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
-    """The rows' entries and pieces."""
+    """Copy the entries and pieces of some rows."""
     values = part.values
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
     places = part.position_RM
@@ -86,7 +86,7 @@ def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
-    """Stored pieces of the rows: each row's pieces lie together."""
+    """Copy the stored pieces of some rows: each row's pieces lie together."""
     pieces = len(values.piece_bit)
     ends = torch.cat([values.offsets[1:], values.offsets.new_tensor([len(values.pieces.data)])])
     counts_RP = (ends - values.offsets).view(-1, pieces)
@@ -110,9 +110,8 @@ class Share:
 
     Attributes:
         total_bytes: everything that is stored for it, index included.
-        routed_bytes: of entries whose values are stored in part: keys, pieces and what finds them, and what pieces that
-            are not stored read as.
-        index_bytes: of them, those that find the pieces.
+        routed_bytes: keys, pieces, index and fill of entries whose values are stored in part.
+        index_bytes: the index in ``routed_bytes``.
         routed_channels: value channels that are stored of those entries, in all heads.
         channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
         unread_bytes: of ``total_bytes``, what one new token does not read.
@@ -127,10 +126,10 @@ class Share:
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0) -> list[Share]:
-    """A share per sample of a layer's blocks; their ``total_bytes`` add up to its payload and index bytes.
+    """Return each sample's share of a layer's blocks; ``total_bytes`` add up to its payload and index bytes.
 
     What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
-    ``fill_bytes`` are those of ``StoredPrompt``.
+    ``fill_bytes`` are those of ``PackedLayer``.
     """
     batch, heads, _, width = tail_BhTd.shape
     beside = fill_bytes // batch

@@ -28,13 +28,13 @@ RESERVED = 1024
 
 
 class Evictor(Protocol):
-    """What evicts while tokens are decoded, every so many; ``evictions`` counts how often it did."""
+    """Evicts every ``every`` tokens while decoding; ``evictions`` counts how often it did."""
 
     every: int
     evictions: int
 
     def before_append(self, cache: PackedCache) -> None:
-        """Called before tokens are appended."""
+        """Prepare the cache for tokens that are about to be appended."""
 
 
 class PackedCache(Cache):  # type: ignore[misc]
@@ -47,8 +47,10 @@ class PackedCache(Cache):  # type: ignore[misc]
         evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
         written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
         appends: whether layers may append now: only while this package's own steps run.
-        workspace: scratch of the fused kernels, of all layers.
+        workspace: scratch of the fused kernels, shared by all layers.
     """
+
+    layers: list[PackedLayer]
 
     def __init__(self, num_layers: int) -> None:
         self.workspace = Workspace()
@@ -61,18 +63,16 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     @property
     def is_filled(self) -> bool:
-        """Whether a prompt is in."""
+        """Whether the cache holds a prompt."""
         return self.next_position is not None
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the unreduced prompt, padding included."""
-        layer = self.layers[0]
-        assert isinstance(layer, PackedLayer)
-        return layer.prompt_length
+        return self.layers[0].prompt_length
 
     def check_filled(self) -> None:
-        """Raise a worded ``ValueError`` where no prompt is in."""
+        """Raise a worded ``ValueError`` if the cache holds no prompt."""
         if not self.is_filled:
             raise ValueError(
                 "the cache is empty (no prompt was put in, or reset() took it out); generate from the whole prompt, "
@@ -100,7 +100,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             yield
 
     def branch(self) -> PackedCache:
-        """A cache of the same prompts that goes on by itself: what is appended to it does not change this one.
+        """Return a cache of the same prompts that grows by itself and never changes this one.
 
         The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
 
@@ -114,27 +114,25 @@ class PackedCache(Cache):  # type: ignore[misc]
         return own
 
     def pad_tail(self, padding_B: Tensor) -> None:
-        """Hide the first ``padding_B`` tokens that will be appended: texts of unequal length, padded on the left.
+        """Hide the first ``padding_B`` tokens that will be appended, for texts padded on the left.
 
         Only in front of everything else that is appended.
         """
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             assert layer.tail_length == 0
             layer.tail_start_B = padding_B.to(layer.device)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for tokens that will be appended, once, so that no step allocates any: for ``RESERVED`` at most.
+        """Allocate room for tokens to come, ``RESERVED`` at most, so that no step has to.
 
         Where tokens are evicted while decoding, for as many as come between two looks.
         """
         every = RESERVED if self.evictor is None else self.evictor.every
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.reserve(min(tokens, every, RESERVED))
 
     def fix_shape(self, tokens: int) -> None:
-        """Give steps one shape, for so many tokens at most: how many are written is ``written``, on the device.
+        """Give all steps one shape, for ``tokens`` at most; the device counts those written in ``written``.
 
         Until ``free_shape`` the cache cannot be cropped, reordered or appended to in any other way. All layers are on
         one device, and nothing is evicted while decoding.
@@ -142,24 +140,20 @@ class PackedCache(Cache):  # type: ignore[misc]
         assert self.evictor is None
         self.check_free()
         first = self.layers[0]
-        assert isinstance(first, PackedLayer)
         self.written = torch.full((1,), first.tail_length, device=first.device)
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.reserve(tokens)
             layer.written = self.written
 
     def count(self, tokens: int) -> None:
-        """Take note on the host of tokens that steps of one shape appended."""
+        """Record on the host the tokens that steps of one shape appended."""
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.tail_length += tokens
 
     def free_shape(self) -> None:
-        """An ordinary cache again."""
+        """Make it an ordinary cache again, whose steps grow."""
         self.written = None
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.written = None
 
     def check_free(self) -> None:
@@ -168,9 +162,8 @@ class PackedCache(Cache):  # type: ignore[misc]
             raise ValueError("a fixed step is open on this cache; leave its block before the cache is used otherwise")
 
     def choose_pages(self, chooses: bool) -> None:
-        """Whether the token that comes next reads the pages that it chooses, where there are pages, or everything."""
+        """Let the next token read only the pages that it chooses, where there are pages, or everything."""
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.chooses_pages = chooses
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -183,31 +176,30 @@ class PackedCache(Cache):  # type: ignore[misc]
             self._select(chosen_samples(indices, len(self.origin_B)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sample ``repeats`` times in a row; an empty cache stays empty."""
+        """Repeat every sample ``repeats`` times in a row; an empty cache stays empty."""
         if self.origin_B is not None:
             self._select(repeated_samples(len(self.origin_B), repeats))
 
     def prepare(self) -> None:
-        """Make what the fused kernels need of a prompt's entries, once all layers are filled."""
+        """Build what the fused kernels need of a prompt's entries, once all layers are filled."""
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.prepare()
 
     @property
     def kernel_bytes(self) -> int:
         """Bytes of the fused kernels' tables and scratch; 0 where others run."""
-        tables = (layer.fused.table for layer in self.layers if isinstance(layer, PackedLayer))
+        tables = (layer.fused.table for layer in self.layers)
         return self.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget tokens of the tail, see ``PackedLayer.crop``."""
+        """Drop tokens of the tail, see ``PackedLayer.crop``."""
         self.check_free()
         super().crop(tokens_to_remove)
         if self.next_position is not None:
             self.next_position = self.next_position + tokens_to_remove
 
     def reset(self) -> None:
-        """Empty again: the next prompt fills it."""
+        """Empty the cache; the next prompt fills it."""
         super().reset()
         self.next_position = self.origin_B = self.evictor = self.written = None
 
@@ -220,7 +212,6 @@ class PackedCache(Cache):  # type: ignore[misc]
         moves = origin.shape != self.origin_B.shape or not torch.equal(origin, self.origin_B)
         moves = moves or self.evictor is not None  # which packs the tails, so that copies of a prompt differ
         for layer in self.layers:
-            assert isinstance(layer, PackedLayer)
             layer.select(samples, with_prompt=moves)
         self.origin_B = origin
         self.next_position = self.next_position.index_select(-2, samples)

@@ -34,7 +34,7 @@ STAYS = 128
 
 @dataclass
 class EntryRecord:
-    """Of one layer.
+    """Decode-time eviction state of one layer's entries.
 
     Attributes:
         place_RM: number of each entry among all tokens that the layer has seen of its sample, from 0, int32; -1 pads.
@@ -68,7 +68,7 @@ class EntryRecord:
         observed: int | None,
         carried_BkM: Tensor | None,
     ) -> EntryRecord:
-        """Of a layer as ``pack_layer`` packs it: routed entries first, of both kinds first those with cut keys.
+        """Build the record of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first.
 
         Args:
             plan: what was packed.
@@ -109,11 +109,11 @@ class EntryRecord:
         )
 
     def copy(self) -> EntryRecord:
-        """Another record of the same entries, which goes its own way."""
+        """Return an independent record of the same entries."""
         return replace(self, queries=deque(self.queries))
 
     def note(self, query_BHqd: Tensor) -> None:
-        """Keep the queries of new tokens, as long as they are wanted."""
+        """Keep the queries of new tokens while a method wants them."""
         if self.observed == 0:
             return
         self.queries.append(query_BHqd)
@@ -122,7 +122,7 @@ class EntryRecord:
             self.held -= self.queries.popleft().shape[2]
 
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(places, regions with ``STAYS``) of all entries and of the tail's tokens, [R, N] each, int64.
+        """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
 
         Args:
             tail: tokens of the tail.
@@ -139,19 +139,19 @@ class EntryRecord:
         return place_RN, region_RN
 
     def carry(self, carried_RkN: Tensor | None) -> None:
-        """Take what the method noted of all entries and the tail's tokens; the queries are read and let go."""
+        """Store what the method noted of all entries and tail tokens, and drop the queries that it has read."""
         self.carried_RkN = carried_RkN
         self.queries.clear()
         self.held = 0
 
     def carried(self, tail: int) -> Tensor | None:
-        """What the method noted, 0 for the tail's tokens since, [R, k, N]."""
+        """Return what the method noted, 0 for the tail's tokens since, [R, k, N]."""
         if self.carried_RkN is None:
             return None
         return F.pad(self.carried_RkN, (0, self.place_RM.shape[1] + tail - self.carried_RkN.shape[2]))
 
     def keep(self, keep_RN: Tensor, tail: int, start_B: Tensor | None) -> None:
-        """Keep the marked entries and tail tokens, which are stored in the order that they have."""
+        """Keep the marked entries and tail tokens, in their order."""
         index_RM, valid_RM = kept_index(keep_RN, pad_left=False)
         place_RN, region_RN = self.with_tail(tail, start_B)
         self.place_RM = place_RN.gather(1, index_RM).masked_fill(~valid_RM, -1).int()
@@ -176,18 +176,18 @@ class EntryRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of all tensors of the record."""
         parts = [self.place_RM, self.region_RM, self.seen_B, self.budget_B, *self.queries]
         return sum(part.nbytes for part in parts) + (0 if self.carried_RkN is None else self.carried_RkN.nbytes)
 
 
 def read_keys(blocks: list[Block], rows: int) -> Tensor:
-    """Keys of all rows in the order of storage, [R, c, M, d]; 0 in cut channels, and after a row's last entry."""
+    """Return all rows' keys in the order of storage, [R, c, M, d]; 0 in cut channels and after a row's last entry."""
     return _dense(blocks, rows, dense_keys)
 
 
 def read_values(blocks: list[Block], rows: int, fill: Fill | None = None) -> Tensor:
-    """Their values, ``fill`` (or 0) where a piece is not stored."""
+    """Return their values; a piece that is not stored reads as ``fill``, or as 0 without one."""
 
     def read(part: BlockPart, block: Block, width: int) -> Tensor:
         values = dense_values(part)
@@ -210,7 +210,7 @@ def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int
 
 
 def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, form: Format) -> list[Block]:
-    """Blocks of the marked entries of a layer and its tail.
+    """Return blocks of the marked entries of a layer and its tail.
 
     Args:
         blocks: of the layer.
@@ -218,7 +218,7 @@ def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_
             to lie in the same order.
         tail: by row, in the model's dtype.
         settles_R: rows whose tail is stored in ``form``; that of the others stays in the model's dtype meanwhile,
-            bool. Without rounding they are alike.
+            bool. Without rounding it makes no difference.
         form: in which tails are stored.
     """
     stored = keep_RN.shape[1] - tail.entries
@@ -251,7 +251,7 @@ WHOLE, FRESH = 3, 4
 
 
 def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, BlockPart]:
-    """Parts in the order of storage, one of each kind, as ``pack_layer`` orders them, then what is not rounded yet.
+    """Join parts by kind, in the order of ``pack_layer``, then those that are not rounded yet.
 
     Only ``WHOLE`` may be empty, and is always there.
     """
@@ -268,7 +268,7 @@ def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, B
 
 
 def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
-    """The marked entries of some rows, as many of each."""
+    """Return the marked entries of some rows, equally many of each."""
     if len(rows) < len(mark_RM):
         part, mark_RM = select_part(part, rows), mark_RM[rows]
     index_RM = mark_RM.nonzero()[:, 1].view(len(rows), -1)
@@ -282,13 +282,13 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
 
 
 def _found(pieces: Payload, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
-    """``with_index`` from the flags of every piece: a bit is that of the first piece which it rules."""
+    """Call ``with_index`` from the flags of every piece: a bit is that of the first piece it rules."""
     ruled = (piece_bit == torch.arange(int(piece_bit.max()) + 1, device=piece_bit.device)[:, None]).int()
     return with_index(pieces, flags_RPM.index_select(1, ruled.argmax(1)), piece_bit, keys)
 
 
 def _take(payload: Payload, index_RM: Tensor) -> Payload:
-    """Entries of every head of rows."""
+    """Return chosen entries of every head."""
 
     def taken(vectors: Tensor) -> Tensor:
         return vectors.gather(2, index_RM[:, None, :, None].expand(-1, vectors.shape[1], -1, vectors.shape[-1]))
@@ -297,7 +297,7 @@ def _take(payload: Payload, index_RM: Tensor) -> Payload:
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:
-    """Entries (axis 2) or rows (axis 0) of all parts, which are of one kind."""
+    """Join the entries (axis 2) or rows (axis 0) of parts of one kind."""
     if len(parts) == 1:
         return parts[0]
     keys = concatenated([part.keys for part in parts], axis)
@@ -314,7 +314,7 @@ def _payload(part: BlockPart) -> Payload:
 
 
 def _block(members: list[_Rows], count: int) -> Block:
-    """One block of all members' rows, ascending."""
+    """Return one block of all members' rows, ascending."""
     parts = [_joined(list(of_kind), 0) for of_kind in zip(*(each.parts for each in members), strict=True)]
     rows = torch.cat([each.rows for each in members])
     channels = None

@@ -49,8 +49,8 @@ class PlanMarks:
         rows_RM: the row of the prompt that each entry is, int64.
         kinds: routed ones first, of these the cut ones; without those that a plan has none of.
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
-        piece_bit: which of the bits rules each piece, int64 [P]; None alike.
-        bit_of: the same on the host; empty alike.
+        piece_bit: which of the bits rules each piece, int64 [P]; None where no value is cut.
+        bit_of: ``piece_bit`` on the host; empty where no value is cut.
         cut: which keys are cut; None: none.
     """
 
@@ -62,7 +62,7 @@ class PlanMarks:
     cut: CutKeys | None
 
     def numbers(self) -> Tensor:
-        """Of every row the entries of each kind, of routed ones the set bits, then a cut key's channels, [R, n]."""
+        """Count each row's entries by kind, the set bits of routed ones, and a cut key's channels, [R, n]."""
         counts = [torch.stack([kind.marks_RM.sum(-1) for kind in self.kinds], -1)]
         if self.flags_RSM is not None:
             counts += [(self.flags_RSM & kind.marks_RM[:, None]).sum(-1) for kind in self.kinds if kind.routed]
@@ -87,7 +87,7 @@ class RowCounts:
 
 
 def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> PlanMarks:
-    """A plan's entries by how they are stored.
+    """Sort a plan's entries by how they are stored.
 
     Args:
         plan: of one layer.
@@ -121,7 +121,7 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> Pl
 
 
 def read_counts(layers: Sequence[PlanMarks]) -> list[RowCounts]:
-    """What layers store, read from the device at once."""
+    """Read what layers store from the device, all at once."""
     if not layers:
         return []
     numbers = [layer.numbers() for layer in layers]
@@ -144,7 +144,7 @@ def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
 
 
 def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[int]:
-    """Which group rules each piece of an entry's whole value."""
+    """Return the group that rules each piece of an entry's whole value."""
     if layout == "per_head":
         return list(range(num_groups)) * kv_heads
     group_width = kv_heads * width // num_groups
@@ -152,7 +152,7 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 
 
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
-    """What says which pieces of an entry are stored: flags bool [R, S, M], and each piece's flag, int64 [P].
+    """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int64 [P].
 
     Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
     pieces.
@@ -198,7 +198,7 @@ def pack_layer(
     counts: RowCounts | None = None,
     fill_BV: Tensor | None = None,
 ) -> list[Block]:
-    """Blocks with the kept entries of a layer.
+    """Pack the kept entries of a layer into blocks.
 
     Args:
         key_BhNd: rotated keys of the prompt's rows.
@@ -206,7 +206,7 @@ def pack_layer(
         plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
         position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
-        counts: what ``read_counts`` read of this plan; None: it is read now, the only time that a device is waited for.
+        counts: of ``read_counts``; None: they are read now, which alone waits for the device.
         fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
             go without it. None: zero.
 
@@ -265,14 +265,14 @@ def pack_layer(
 
 
 def _order(marks: PlanMarks) -> Tensor:
-    """The rows, int64 [R]: those with equal counts beside each other, where the first of them stands."""
+    """Order rows so that those with equal counts lie together, at the place of the first, int64 [R]."""
     counts_RK = torch.stack([kind.marks_RM.sum(-1) for kind in marks.kinds], -1)
     same_RR = (counts_RK[:, None] == counts_RK).all(-1)
     return same_RR.int().argmax(-1).sort(stable=True).indices
 
 
 def _channels(plan: LayerPlan, count: int) -> Tensor | None:
-    """Numbers of the ``count`` channels that cut keys keep, [R, c, k]; None where no key is cut."""
+    """Return the numbers of the ``count`` channels that cut keys keep, [R, c, k]; None where no key is cut."""
     if plan.cut_keys is None:
         return None
     batch, heads, width = plan.cut_keys.channels_Bhd.shape
@@ -282,12 +282,12 @@ def _channels(plan: LayerPlan, count: int) -> Tensor | None:
 
 
 def _places(chosen_RM: Tensor, count: int) -> Tensor:
-    """Places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
+    """Return the places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
     return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
 
 
 def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
-    """Entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
+    """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
     rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
     taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
     if channels_Rck is None:
@@ -298,7 +298,7 @@ def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = 
 def _routed_values(
     value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int]
 ) -> RoutedValues:
-    """Keep the pieces that the flags name, piece by piece, and find them by the faster index that is small enough."""
+    """Keep the flagged pieces, with the faster index that is small enough."""
     rows, heads, entries, _ = value_RcMd.shape
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
     stored_n3 = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1])
@@ -309,7 +309,7 @@ def _routed_values(
 def with_index(
     pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
 ) -> RoutedValues:
-    """Stored pieces with what finds their entries.
+    """Index stored pieces by their entries.
 
     Args:
         pieces: in the order of ``RoutedValues.pieces``.
@@ -347,7 +347,7 @@ class PageReading:
 
 
 def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
-    """The blocks with their page indices; samples that read unlike numbers of pages come to lie in blocks of their own.
+    """Return the blocks with page indices; samples that read other numbers of pages get their own blocks.
 
     A block without an index is read in full: it has no more than a step may read.
 
@@ -379,7 +379,7 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
 
 
 def _page_counts(reading: PageReading, rows_R: Tensor, chosen_RM: Tensor, forced_RP: Tensor) -> Tensor:
-    """Whole pages that a step reads of each row, int64 [R]."""
+    """Return how many whole pages a step reads of each row, int64 [R]."""
     pages, size = forced_RP.shape[1], reading.size
     free_R = (~forced_RP).sum(-1)
     always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; pages that are not forced hold no others

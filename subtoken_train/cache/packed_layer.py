@@ -31,37 +31,60 @@ from subtoken_train.kernels.tail import Fill, Reach, Tail
 SLACK = 64  # tokens by which a full tail grows
 
 
-class TailRoom(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values [B, h, T, d], the first ``tail_length`` places of which are tokens.
+class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer: packed blocks of the prompt, and the tail.
+
+    Under a ``window`` every token sees what stands less than so many positions before it. Entries that leave the window
+    while tokens are decoded stay stored, and count as such: a cropped cache sees them again.
 
     Attributes:
-        reserved: places that stay, whether tokens are there or not.
+        keys: of the tail, [B, h, T, d]; the first ``tail_length`` places are tokens.
+        values: of the tail, in the same places.
+        reserved: places of the tail that stay, whether tokens are there or not.
         tail_start_B: see ``Tail``.
-        written: see ``Tail``; of all layers of a cache, which counts it up before a step.
+        written: see ``Tail``; shared by all layers of a cache, which counts it up before a step.
+        fused: state of the fused kernels, with the scratch of the cache that the layer belongs to.
+        filler: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
+        prompt_length: tokens of the unreduced prompt, padding included.
+        settled_length: tokens that were in the tail before it was packed.
+        record: which token each entry is; None where nothing is evicted while decoding.
+        begins_B: position of the tail's first token, in a layer with a window.
+        extent: positions from the oldest entry of any sample to the latest first token of a tail.
     """
 
-    def __init__(self) -> None:
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__()
-        self.tail_length = 0
-        self.reserved = 0
+        self.tail_length = self.reserved = 0
         self.tail_start_B: Tensor | None = None
         self.written: Tensor | None = None
+        self.fused = FusedState(workspace or Workspace())
+        self.filler: Fill | None = None
+        self.blocks = []
+        self.prompt_length = self.settled_length = 0
+        self.record: EntryRecord | None = None
+        self.chooses_pages = False
+        self.window: int | None = None
+        self.begins_B: Tensor | None = None
+        self.extent = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """An empty tail like the given [B, h, q, d] states."""
+        """Begin an empty tail like the given [B, h, q, d] states."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
         self.values = self.keys.clone()
         self.is_initialized = True
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many more tokens at once; it stays, and counts as slack until they come."""
+        """Allocate room for ``tokens`` more at once; it stays, and counts as slack until they come."""
         self.reserved = max(self.reserved, self.tail_length + tokens)
         if self.reserved > self.keys.shape[2]:
             self._widen(self.reserved)
 
     def write(self, key_Bhqd: Tensor, value_Bhqd: Tensor) -> None:
-        """Append states. A step copies neither the prompt nor, in most steps, the tail."""
+        """Append states to the tail. A step never copies the prompt, and seldom the tail."""
         new = key_Bhqd.shape[2]
         if self.written is not None:
             places_q = self.written + torch.arange(-new, 0, device=self.written.device)
@@ -76,20 +99,20 @@ class TailRoom(CacheLayerMixin):  # type: ignore[misc]
         self.tail_length = length
 
     def shorten(self, tokens: int) -> None:
-        """Forget the last tokens; more than a slack of room that was not reserved is given back."""
+        """Drop the last tokens; more than a slack of room that was not reserved is freed."""
         self.tail_length -= tokens
         if self.keys is not None and self.keys.shape[2] - max(self.tail_length, self.reserved) >= SLACK:
             self._narrow(max(-(-self.tail_length // SLACK) * SLACK, self.reserved))
 
     def clear(self) -> None:
-        """Forget all tokens; room that was not reserved is given back."""
+        """Drop all tokens; room that was not reserved is freed."""
         self.tail_length, self.tail_start_B = 0, None
         if self.keys.shape[2] > self.reserved:
             self._narrow(self.reserved)
 
     @property
     def tail(self) -> Tail:
-        """As attention reads it."""
+        """The tail as attention reads it."""
         return Tail(self.keys, self.values, self.tail_length, self.tail_start_B, self.written)
 
     @property
@@ -113,77 +136,41 @@ class TailRoom(CacheLayerMixin):  # type: ignore[misc]
     def _narrow(self, places: int) -> None:
         self.keys, self.values = (states[:, :, :places].clone() for states in (self.keys, self.values))
 
-
-class StoredPrompt(CacheLayerMixin):  # type: ignore[misc]
-    """Blocks of a prompt's entries; ``workspace`` is the scratch of the cache that the layer belongs to.
-
-    Attributes:
-        filler: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
-    """
-
-    def __init__(self, workspace: Workspace | None = None) -> None:
-        super().__init__()
-        self.fused = FusedState(workspace or Workspace())
-        self.filler: Fill | None = None
-        self.blocks = []
-
     @property
     def blocks(self) -> list[Block]:
-        """The prompt's entries; set anew, never changed in place."""
+        """The prompt's entries; replaced, never changed in place."""
         return self._blocks
 
     @blocks.setter
     def blocks(self, blocks: list[Block]) -> None:
-        """What was made of the earlier ones is forgotten."""
+        """Replace the entries, and drop the table of the earlier ones."""
         self._blocks, self.fused.table = blocks, None
 
     def prepare(self) -> None:
-        """Make what the fused kernels need of the entries, so that no step does; nothing where others run."""
+        """Build the table of the fused kernels, so that no step has to; nothing where other kernels run."""
         if choose_kernel(self.device.type).path == "triton" and unserved(self.blocks, self.keys) is None:
             batch, kv_heads, _, width = self.keys.shape
             self.fused.table_of(self.blocks, batch, kv_heads, width, self.filler)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the prompt's keys and values, and of what pieces that are not stored read as."""
+        """Bytes of the prompt's keys, values and fill."""
         return sum(payload.nbytes for block in self.blocks for payload in block.payloads) + self.fill_bytes
 
     @property
     def fill_bytes(self) -> int:
-        """Of them, those of what pieces that are not stored read as: as many for each sample."""
+        """Bytes of the fill vectors, equal for every sample."""
         return 0 if self.filler is None else self.filler.nbytes
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the blocks' row numbers."""
+        """Bytes of the pieces' index and of the blocks' row numbers."""
         return sum(block.index_bytes for block in self.blocks)
 
     @property
     def unread_bytes(self) -> int:
         """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
         return sum(block.unread_bytes for block in self.blocks)
-
-
-class PackedLayer(StoredPrompt, TailRoom):
-    """One layer: packed blocks of the prompt, and the tail.
-
-    ``record`` is None where nothing is evicted while decoding. Under a ``window`` every token sees what stands less
-    than so many positions before it, ``begins_B`` being the position of the tail's first token. What leaves the window
-    while tokens are decoded stays stored, and counts as such: a cropped cache sees it again.
-    """
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, workspace: Workspace | None = None) -> None:
-        super().__init__(workspace)
-        self.prompt_length = 0
-        self.settled_length = 0  # tokens that were in the tail before it was packed
-        self.record: EntryRecord | None = None
-        self.chooses_pages = False
-        self.window: int | None = None
-        self.begins_B: Tensor | None = None
-        self.extent = 0  # positions from the oldest entry of any sample to the latest first token of a tail
 
     def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor, filler: Fill | None = None) -> None:
         """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
@@ -193,7 +180,7 @@ class PackedLayer(StoredPrompt, TailRoom):
         self.blocks, self.prompt_length = blocks, prompt_length
 
     def branch(self) -> PackedLayer:
-        """A layer with the same prompt, which both read and neither changes, and an empty tail of its own."""
+        """Return a layer that shares the prompt, which neither changes, and has an empty tail of its own."""
         assert self.tail_length == self.settled_length == 0
         own = PackedLayer(self.fused.workspace)
         own.fill(self.blocks, self.prompt_length, self.keys, self.filler)
@@ -203,7 +190,7 @@ class PackedLayer(StoredPrompt, TailRoom):
         return own
 
     def begin_tail(self, position_B: Tensor) -> None:
-        """Say where the first token of every sample's tail stands, in a layer with a window."""
+        """Set the position of every sample's first tail token, in a layer with a window."""
         assert self.window is not None
         position_B = position_B.to(self.device)
         places = [part.position_RM for block in self.blocks for part in block.parts if part.position_RM is not None]
@@ -211,14 +198,14 @@ class PackedLayer(StoredPrompt, TailRoom):
         self.begins_B, self.extent = position_B, int(position_B.amax() - oldest) + 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append [B, h, q, d] states to the tail; returns the layer twice, in the place of keys and values."""
+        """Append [B, h, q, d] states to the tail; return the layer twice, in place of keys and values."""
         if not self.is_initialized:
             raise ValueError("a packed cache is filled before it grows; SubTokenModel.generate makes and fills it")
         self.write(key_states, value_states)
         return self, self
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
-        """Attention of the last q tokens over everything stored, [B, H, q, d]; ``update`` comes first."""
+        """Attend from the last q tokens to everything stored, [B, H, q, d]; call ``update`` first."""
         if self.record is not None:
             self.record.note(query_BHqd)
         blocks = self.blocks
@@ -232,19 +219,19 @@ class PackedLayer(StoredPrompt, TailRoom):
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.filler)
 
     def get_seq_length(self) -> int:
-        """Tokens seen, padding and evicted ones included."""
+        """Return the number of tokens seen, padding and evicted ones included."""
         return self.prompt_length + self.settled_length + self.tail_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As transformers asks; no mask is built from it."""
+        """Return the sizes that transformers asks for; no mask is built from them."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """No maximum."""
+        """Return -1: there is no maximum."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
+        """Drop the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
 
         Raises:
             ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
@@ -277,16 +264,16 @@ class PackedLayer(StoredPrompt, TailRoom):
             self.select(chosen_samples(indices, len(self.keys)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """The same, as beam search asks for it."""
+        """Take the samples ``beam_idx``, as beam search asks."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sample ``repeats`` times in a row."""
+        """Repeat every sample ``repeats`` times in a row."""
         if self.is_initialized:
             self.select(repeated_samples(len(self.keys), repeats))
 
     def offload(self) -> None:
-        """Not served.
+        """Refuse to leave the device.
 
         Raises:
             ValueError: always; attention reads the packed pieces where they lie.
@@ -294,7 +281,7 @@ class PackedLayer(StoredPrompt, TailRoom):
         raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
 
     def prefetch(self) -> None:
-        """Not served, see ``offload``."""
+        """Refuse, see ``offload``."""
         self.offload()
 
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
@@ -311,7 +298,7 @@ class PackedLayer(StoredPrompt, TailRoom):
             self.record.select(samples.to(self.keys.device))
 
     def tail_rows(self) -> BlockPart:
-        """The tail by rows of the record: samples, or heads of samples."""
+        """Return the tail by the record's rows: samples, or heads of samples."""
         assert self.record is not None
         used = [tail[:, :, : self.tail_length] for tail in (self.keys, self.values)]
         if len(self.record.place_RM) != len(self.keys):
@@ -330,5 +317,5 @@ class PackedLayer(StoredPrompt, TailRoom):
         self.clear()
 
     def reset(self) -> None:
-        """Empty again."""
+        """Empty the layer."""
         self.__init__(self.fused.workspace)  # type: ignore[misc]

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.formats import Format, Payload
@@ -31,13 +30,13 @@ _NAMED = 3
 
 
 class TensorReader:
-    """Tensors by name, each taken once and as what it must be."""
+    """Hands out tensors by name, each once and checked."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._left = dict(tensors)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
-        """A tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given.
+        """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given.
 
         Raises:
             ValueError: it is missing, of another dtype or shape, or holds NaN or infinity.
@@ -59,14 +58,14 @@ class TensorReader:
         return tensor
 
     def check_all_taken(self) -> None:
-        """Raise a worded ``ValueError`` where tensors are left."""
+        """Raise a worded ``ValueError`` if tensors are left."""
         if self._left:
             names = [name[:80] for name in sorted(self._left)[:_NAMED]]
             raise ValueError(f"{len(self._left)} tensors are not expected: {names}")
 
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
-    """Raise a worded ``ValueError`` unless whole numbers lie from 0 to below a number."""
+    """Raise a worded ``ValueError`` unless all numbers lie from 0 to ``below - 1``."""
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
         raise ValueError(f"tensor {name} holds numbers outside of 0 to {below - 1:,}")
 
@@ -94,7 +93,7 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
 def check_routed(
     place: str, index: Tensor, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
 ) -> None:
-    """Raise a worded ``ValueError`` unless what finds the stored pieces of routed entries finds each of them once.
+    """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once.
 
     Args:
         place: for messages.
@@ -130,7 +129,7 @@ def check_routed(
 
 
 def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> None:
-    """Raise a worded ``ValueError`` unless a page index is that of one part that is stored whole."""
+    """Raise a worded ``ValueError`` unless a page index fits one part that is stored whole."""
     number = pages.low.shape[2]
     fits = (
         len(parts) == 1
@@ -152,7 +151,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Of a ``BlockPart``: whether its values are routed, and its keys cut."""
+    """Record of a ``BlockPart``: whether its values are routed and its keys cut."""
 
     routed: bool
     cut: bool
@@ -160,7 +159,7 @@ class PartRecord:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Of a ``Block``: whether it names its rows, its parts, and its pages as (entries of each, pages of a step)."""
+    """Record of a ``Block``: whether it names its rows, its parts, entries of a page and pages of a step."""
 
     rows: bool
     parts: list[PartRecord]
@@ -170,7 +169,7 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """Of a ``PackedLayer``; ``fill``: ``stored`` by the cache, a ``weight`` of the model, or None."""
+    """Record of a ``PackedLayer``; ``fill``: ``stored`` by the cache, a ``weight`` of the model, or None."""
 
     blocks: list[BlockRecord]
     fill: Literal["stored", "weight"] | None = None
@@ -178,7 +177,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class PackedRecord:
-    """Of a ``PackedCache``.
+    """Record of a ``PackedCache``.
 
     Attributes:
         prompt_length: tokens of the unreduced prompts, padding included.
@@ -191,7 +190,7 @@ class PackedRecord:
 
 @dataclass(frozen=True)
 class PackedShape:
-    """What a cache of a model is like.
+    """Shape of a model's cache.
 
     Attributes:
         batch: B.
@@ -213,13 +212,12 @@ class PackedShape:
 
 
 def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]:
-    """A filled cache, to which nothing was appended, as a record and tensors; these are the cache's own."""
+    """Return a filled cache, to which nothing was appended, as a record and its own tensors."""
     assert cache.evictor is None
     assert cache.next_position is not None
     tensors = {"next_position": cache.next_position}
     layers = []
     for number, layer in enumerate(cache.layers):
-        assert isinstance(layer, PackedLayer)
         assert layer.tail_length == layer.settled_length == 0
         blocks = [_write_block(f"{number}.{i}.", block, tensors) for i, block in enumerate(layer.blocks)]
         filler = layer.filler
@@ -252,7 +250,7 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
 def packed_cache(
     record: PackedRecord, tensors: Mapping[str, Tensor], shape: PackedShape, devices: list[torch.device]
 ) -> PackedCache:
-    """The inverse.
+    """Build a cache from its record and tensors.
 
     Args:
         record: what there is.
@@ -271,7 +269,6 @@ def packed_cache(
     position = reader.take("next_position", (torch.int64,), *axes, shape.batch, 1)
     check_within("next_position", position, MAX_TOKENS)
     for number, (own, layer, device) in enumerate(zip(record.layers, cache.layers, devices, strict=True)):
-        assert isinstance(layer, PackedLayer)
         layer.window = shape.windows[number]
         blocks = [
             _read_block(f"{number}.{i}.", block, reader, shape, layer.window is not None)
@@ -300,7 +297,7 @@ def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedS
 
 
 def _read_block(place: str, record: BlockRecord, reader: TensorReader, shape: PackedShape, placed: bool) -> Block:
-    """A block on the CPU; ``placed``: its entries have positions."""
+    """Build a block on the CPU; ``placed``: its entries have positions."""
     if not record.parts:
         raise ValueError(f"{place[:-1]}: a block without a part")
     rows = reader.take(f"{place}rows", (torch.int64,), None) if record.rows else None

@@ -198,6 +198,7 @@ class OnlineEviction:
     def before_append(self, cache: PackedCache) -> None:
         """Evict if it is time; tokens of the prompt that were appended after its context are not counted."""
         first = cache.layers[0]
+        assert first.record is not None
         generated = first.tail_length - first.record.given
         if generated < self.due:
             return

@@ -1,4 +1,4 @@
-"""Which path attends over packed storage, and why; said here and nowhere else. Imports nothing heavy."""
+"""Chooses the path that attends over packed storage, and says why. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KernelChoice:
 
 
 def choose_kernel(device: str) -> KernelChoice:
-    """The path for storage on a device of a type (``cuda``, ``cpu``, ...).
+    """Choose the path for storage on a type of device (``cuda``, ``cpu``, ...).
 
     Raises:
         ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.

@@ -46,7 +46,7 @@ class Integers:
 
 
 def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first entry, integers [X, m, d], scales [X, m, 1]) of a payload [R, c, M, d], stretch after stretch."""
+    """Yield (first entry, integers [X, m, d], scales [X, m, 1]) of a payload [R, c, M, d], stretch after stretch."""
     length, step = payload.entries, min(payload.entries, payload.stretch)
     rows, heads = payload.data.shape[:2]
     integers = Integers(payload, rows * heads * step)
@@ -61,7 +61,7 @@ FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch
 
 
 def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
-    """Scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
+    """Return scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
     thin = query_XGd if block.channels is None else _channels_of(query_XGd, block.channels.flatten(0, 1))
     return [
         scores for part in block.parts if part.entries for scores in _part_scores(thin if part.cut else query_XGd, part)
@@ -69,7 +69,7 @@ def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
 
 
 def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
-    """The queries in the channels of each head that cut keys keep, [X, G, k]."""
+    """Take the queries' channels that cut keys keep in each head, [X, G, k]."""
     return query_XGd.gather(2, channels_Xk.long()[:, None].expand(-1, query_XGd.shape[1], -1))
 
 
@@ -89,12 +89,12 @@ def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
 
 
 def in_dtype(vectors: Tensor, dtype: torch.dtype) -> Tensor:
-    """In a dtype: a prompt that ran under autocast left keys and values of unlike ones. A call costs time."""
+    """Convert only where needed (autocast leaves keys and values of other dtypes), because a call costs time."""
     return vectors if vectors.dtype == dtype else vectors.to(dtype)
 
 
 def _halved(query_1Gd: Tensor, halves: Tensor, entries: int) -> list[Tensor]:
-    """Scores [1, m, G] of one head.
+    """Return scores [1, m, G] of one head.
 
     A CPU multiplies a matrix and a vector at a fraction of the memory's speed, and two of both in a batch at all of it.
     """
@@ -105,7 +105,7 @@ def _halved(query_1Gd: Tensor, halves: Tensor, entries: int) -> list[Tensor]:
 
 
 def causal(scores_XTG: Tensor, own_q: Tensor, start_X: Tensor | None) -> Tensor:
-    """Hide from each new token, which stands at its own place, those that come after it.
+    """Hide from each new token those that come after its own place.
 
     The query axis is G * new, new fastest. Padding before ``start_X`` is hidden too; a row of padding sees itself,
     because one that sees nothing turns NaN.
@@ -123,7 +123,7 @@ MANY = 4  # query rows of a head from which one product per piece beats one bag 
 
 
 def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
-    """Sums of a part's values, [X, G, d]; at least one entry."""
+    """Return the weighted sums of a part's values, [X, G, d]; it has at least one entry."""
     if isinstance(values, RoutedValues):
         return _of_pieces(weight_XMG, values)
     if values.format.rounds:
@@ -144,7 +144,7 @@ def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
 
 
 def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
-    """Whole values; the scales go into the weights."""
+    """Sum whole rounded values; the scales go into the weights."""
     sums = [
         (weight_XMG.narrow(1, start, codes.shape[1]) * scale.float()).mT.bmm(codes)
         for start, codes, scale in rounded_stretches(values)
@@ -154,7 +154,7 @@ def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
 
 
 def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
-    """One bag of pieces per (row, piece), weighted by its probabilities."""
+    """Sum one bag of pieces per (row, piece), weighted by its probabilities."""
     columns, pieces = weight_XMG.shape[2], values.pieces
     if columns == 1:  # one axis is gathered faster than two
         weight_nG = weight_XMG.reshape(-1).index_select(0, values.places()).unsqueeze(1)
@@ -172,7 +172,7 @@ def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
 
 
 def _of_rounded_pieces(weight_nG: Tensor, values: RoutedValues) -> Tensor:
-    """Sums [R * P, G, w] in ``stored_order``, run after run of bags; the scales are in the weights."""
+    """Return sums [R * P, G, w] in ``stored_order``, run after run of bags; the scales are in the weights."""
     bounds, codes = values.bounds, values.pieces.data
     runs = list(_runs(bounds, formats.CHUNK // codes.shape[-1]))
     integers, sums = Integers(values.pieces, max(bounds[last] - bounds[first] for first, last in runs)), []
@@ -185,7 +185,7 @@ def _of_rounded_pieces(weight_nG: Tensor, values: RoutedValues) -> Tensor:
 
 
 def _runs(bounds: list[int], most: int) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) of consecutive bags that hold at most so many vectors, or of one bag."""
+    """Yield (first, last + 1) of consecutive bags that hold ``most`` vectors at most, or of one bag."""
     first = 0
     for bag in range(1, len(bounds) - 1):
         if bounds[bag + 1] - bounds[first] > most:
@@ -195,7 +195,7 @@ def _runs(bounds: list[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
-    """Sums [bags, G, w] of bags that start at ``offsets``; ``bounds`` are the same and n, on the host."""
+    """Return sums [bags, G, w] of bags that start at ``offsets``; ``bounds`` are the same and n, on the host."""
     columns = weight_nG.shape[1]
     if columns == 1:
         return _bags(stored_nw, offsets, weight_nG.view(-1)).unsqueeze(1)
@@ -208,7 +208,7 @@ def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: lis
 
 
 def _bags(vectors_nw: Tensor, offsets: Tensor, weight_n: Tensor) -> Tensor:
-    """Weighted sums of consecutive vectors; each bag starts at its offset."""
+    """Return weighted sums of consecutive vectors; each bag starts at its offset."""
     index = torch.arange(len(vectors_nw), dtype=torch.int32, device=vectors_nw.device)
     sums: Tensor = torch.embedding_bag(vectors_nw, index, offsets, False, 0, False, weight_n)[0]
     return sums
@@ -222,7 +222,7 @@ def packed_attention(
     reach: Reach | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
-    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``."""
+    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``."""
     batch, kv_heads, heads = len(query_BHqd), tail.room_keys_BhTd.shape[1], blocks[0].heads
     per_sample = kv_heads // heads  # rows of a sample: where heads have entries of their own, a row is one head
     query_XGd = query_BHqd.reshape(batch * kv_heads, -1, query_BHqd.shape[3])
@@ -255,7 +255,7 @@ def _by_block(
     reach: Reach | None,
     per_sample: int,
 ) -> tuple[Tensor, Tensor]:
-    """What ``_attend`` gives, of blocks that hold some of the rows each.
+    """Call ``_attend`` for blocks that hold some of the rows each, and join what it returns.
 
     ``states`` are its arguments for all rows: queries, scaled ones, scores of the tails and, where there is any, fill.
     """
@@ -290,7 +290,7 @@ def _attend(
     reach: Reach | None,
     fill_x1d: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Weights of a block's tails, [x, T, G], and sums of its values, [x, G, d]; None where it has no entries.
+    """Return the weights of a block's tails, [x, T, G], and its value sums, [x, G, d] (None: no entries).
 
     Args:
         block: scores over all its parts, one softmax, then each part's values.
@@ -319,7 +319,7 @@ def _attend(
 
 
 def _softmax(scores_xNG: Tensor) -> Tensor:
-    """Over N, in fp32."""
+    """Return the softmax over N, computed in fp32."""
     (rows, length, columns), dtype = scores_xNG.shape, scores_xNG.dtype
     if columns == 1:  # the last axis is the fast one
         scores_xNG = scores_xNG.view(rows, length)

@@ -1,4 +1,4 @@
-"""Attention on packed storage by the path that fits: the one door that the cache knows.
+"""Attention on packed storage by the path that fits: the only entry point for the cache.
 
 Legend: B batch, H query heads, q new tokens, d head width.
 """
@@ -30,7 +30,7 @@ def attend(
     state: FusedState | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
-    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d].
+    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d].
 
     Args:
         query_BHqd: rotated queries of the new tokens.
@@ -84,6 +84,6 @@ def _fused(
 
 @lru_cache
 def _say(reason: str) -> None:
-    """Warn of a fall-back, once for each reason."""
+    """Warn of a fall-back once per reason."""
     words = f"decoding runs without the fused kernels, which do not serve {reason}; it is slower"
     warnings.warn(words, SubTokenWarning, stacklevel=3)

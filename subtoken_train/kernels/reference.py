@@ -25,7 +25,7 @@ def reference_attention(
     reach: Reach | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
-    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``."""
+    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``."""
     (batch, _, new, width), (kv_heads, room) = query_BHqd.shape, tail.keys.shape[1:3]
     most = max([sum(part.entries for part in block.parts) for block in blocks], default=0)
     shape, device = (batch * kv_heads, most + room), query_BHqd.device

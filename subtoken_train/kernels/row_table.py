@@ -1,4 +1,4 @@
-"""Where the fused kernels find a layer's packed entries: addresses of rows, and the stretches that programs take.
+"""Table of a layer's packed entries for the fused kernels: addresses of rows, and the stretches of programs.
 
 Made once when a layer is packed, and anew by the first step after its blocks changed. A *stretch* is a run of entries
 of one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
@@ -46,7 +46,7 @@ class Field(IntEnum):
 
 
 def fill_fields(fill: Fill | None, sample: int, head: int) -> dict[Field, int]:
-    """Where the fill of a row of a sample lies, whose first head is ``head``; none without one."""
+    """Return the columns that address a row's fill, whose first head is ``head``; none without a fill."""
     if fill is None:
         return {}
     vectors = fill.vectors_Bhd
@@ -82,7 +82,7 @@ class RowTable:
         cut: whether any keys are cut.
         fill_dtype: of what pieces that are not stored read as; None: as zero.
         held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
-        nbytes: bytes that the table takes beside the blocks.
+        nbytes: bytes of the table, without the blocks.
     """
 
     rows: Tensor
@@ -102,21 +102,21 @@ class RowTable:
     nbytes: int = 0
 
     def facts(self) -> list[int]:
-        """What is no tensor, as numbers: a node of a compiled graph takes nothing else."""
+        """Return all that is no tensor as numbers: a node of a compiled graph takes nothing else."""
         dtypes = [DTYPES.index(each) for each in (self.key_dtype, self.value_dtype)]
         fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
         return [self.stretch, self.slots, self.heads, self.piece, self.bits, *dtypes, self.aligned, int(self.cut), fill]
 
     @classmethod
     def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
-        """A table again; it holds no blocks, so that another must live as long."""
+        """Rebuild a table from ``facts``; it holds no blocks, so the original must outlive it."""
         stretch, slots, heads, piece, bits, key, value, aligned, cut, fill = facts
         fixed = stretch, slots, heads, piece, bits, DTYPES[key], DTYPES[value], aligned, bool(cut)
         return cls(rows, items, owners, *fixed, fill_dtype=None if fill < 0 else DTYPES[fill])
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
-    """Why the fused kernels cannot read these blocks, in words; None: they can.
+    """Say in words why the fused kernels cannot read these blocks; None: they can.
 
     Args:
         blocks: of one layer.
@@ -135,7 +135,7 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
 
 
 def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:
-    """The table of a layer's blocks; nothing is read from the device.
+    """Build the table of a layer's blocks; nothing is read from the device.
 
     Args:
         blocks: every row of the batch is in exactly one.
@@ -188,13 +188,13 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
 
 
 def _stretch(total: int, device: torch.device) -> int:
-    """Entries of a stretch: as many stretches as keep the device busy."""
+    """Return the entries of a stretch, so that there are enough stretches to keep the device busy."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return max(1, -(-total // (PROGRAMS * units * SHORTEST))) * SHORTEST
 
 
 def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:
-    """(of the first row, step from row to row) of each column; what is made for it is put into ``held``."""
+    """Return (first row's number, step from row to row) of each column; tensors made for it go into ``held``."""
     count = block.num_rows
 
     def of_rows(states: Tensor | None) -> tuple[int, int]:
@@ -241,7 +241,7 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
 
 
 def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int) -> Tensor:
-    """The number of the first piece that each stretch stores, int32 [R, P, J]."""
+    """Return the number of the first piece that each stretch stores, int32 [R, P, J]."""
     padded = torch.nn.functional.pad(flags_RSM, (0, -flags_RSM.shape[-1] % stretch))
     counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
     before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
@@ -252,7 +252,7 @@ def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int)
 def _slots(
     rows: list[list[int]], stretches: list[list[tuple[int, int, int]]], heads: int
 ) -> tuple[list[list[int]], list[list[int]], int]:
-    """Items and owners of a ``RowTable``, and the number of slots; writes the rows' ``SLOTS``."""
+    """Return items and owners of a ``RowTable`` and the number of slots; write the rows' ``SLOTS``."""
     items, owners, slots = [], [], 0
     for of_row in stretches:
         for number, (row, first, stretch) in enumerate(of_row):
@@ -265,12 +265,12 @@ def _slots(
 
 @dataclass
 class Workspace:
-    """Scratch of the fused kernels, one piece a device; grows where a launch needs more, and stays."""
+    """Scratch of the fused kernels, one buffer per device, which grows when a launch needs more."""
 
     held: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def take(self, size: int, device: torch.device) -> Tensor:
-        """``size`` numbers in fp32, whatever they were."""
+        """Return ``size`` uninitialised fp32 numbers."""
         there = self.held.get(device)
         if there is None or len(there) < size:
             there = self.held[device] = torch.empty(size, dtype=torch.float32, device=device)
@@ -278,13 +278,13 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes of all buffers."""
         return sum(x.nbytes for x in self.held.values())
 
 
 @dataclass
 class FusedState:
-    """Of one layer; the table is made when it is asked for, and forgotten when the layer's blocks change.
+    """Fused kernels' state of one layer; its table is built on demand and dropped when the blocks change.
 
     Attributes:
         workspace: of the cache.
@@ -295,13 +295,13 @@ class FusedState:
     table: RowTable | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the table: a copy's entries lie elsewhere."""
+        """Leave out the table: a copy's entries lie elsewhere."""
         return vars(self) | {"table": None}
 
     def table_of(
         self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None
     ) -> RowTable:
-        """The layer's table; arguments as of ``row_table``."""
+        """Return the layer's table; arguments as of ``row_table``."""
         if self.table is None:
             self.table = row_table(blocks, batch, kv_heads, width, fill)
         return self.table

@@ -32,7 +32,7 @@ _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
 def pack_bits(flags_RSM: Tensor) -> Tensor:
-    """Eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
+    """Pack eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
     missing = -flags_RSM.shape[-1] % 8
     padded_RSM = torch.nn.functional.pad(flags_RSM.to(torch.uint8), (0, missing))
     places = torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
@@ -41,13 +41,13 @@ def pack_bits(flags_RSM: Tensor) -> Tensor:
 
 
 def unpack_bits(packed_RSm: Tensor, entries: int) -> Tensor:
-    """The flags of ``pack_bits``, bool [R, S, M]."""
+    """Return the flags of ``pack_bits``, bool [R, S, M]."""
     places = torch.arange(8, dtype=torch.uint8, device=packed_RSm.device)
     return (packed_RSm[..., None] >> places & 1).bool().flatten(-2)[..., :entries]
 
 
 def prepare_bits(device: torch.device) -> None:
-    """Make the tables of a device, once, before a step reads them."""
+    """Build the tables of a device once, before a step reads them."""
     if device not in _tables:
         bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
         nth = (1 - bits).sort(dim=1, stable=True).indices
@@ -55,7 +55,7 @@ def prepare_bits(device: torch.device) -> None:
 
 
 def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: int, stored: int) -> Tensor:
-    """(row * c + head) * M + entry of every stored piece, ordered by row, then piece, then entry, int32 [n].
+    """Return (row * c + head) * M + entry of each stored piece, by row, piece and entry, int32 [n].
 
     Args:
         packed_RSm: of ``pack_bits``.
@@ -80,7 +80,7 @@ def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: i
 
 @dataclass
 class PageIndex:
-    """Whole pages of consecutive entries; what is left over after the last one is no page and always read.
+    """Index of whole pages of consecutive entries; entries after the last whole page are always read.
 
     Attributes:
         size: entries of a page.
@@ -97,7 +97,7 @@ class PageIndex:
     forced: Tensor
 
     def select(self, index_R: Tensor) -> PageIndex:
-        """The index of some rows, copied."""
+        """Copy the index of some rows."""
         return PageIndex(self.size, self.count, *(x[index_R] for x in (self.low, self.high, self.forced)))
 
     @property
@@ -108,7 +108,7 @@ class PageIndex:
 
 @dataclass
 class RoutedValues:
-    """Values of routed entries: the stored pieces, piece by piece of every row, and what finds their entries.
+    """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
 
     Attributes:
         index: one of two forms, whichever ``cache/pack.py`` chose. ``int32 [n]``: for each stored piece the place
@@ -137,7 +137,7 @@ class RoutedValues:
             prepare_bits(self.index.device)
 
     def places(self) -> Tensor:
-        """The place of every stored piece's probability, int32 [n], in the order of ``pieces``."""
+        """Return the place of each stored piece's probability, int32 [n], in the order of ``pieces``."""
         if self.index.dtype == torch.int32:
             return self.index
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
@@ -149,7 +149,7 @@ class RoutedValues:
 
 
 def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
-    """(row * c + head) * M + entry of every stored piece, int64 [n], from what is stored, n of them."""
+    """Return (row * c + head) * M + entry of each of the ``count`` stored pieces, int64 [n]."""
     _, pieces, entries = flags_RPM.shape
     stored = torch.nonzero_static(flags_RPM.flatten(), size=count).squeeze(1)
     per_head = pieces // heads * entries
@@ -189,12 +189,12 @@ class BlockPart:
 
     @property
     def payloads(self) -> list[Payload]:
-        """What is stored of keys and values."""
+        """Payloads of keys and values."""
         return [self.keys, self.values.pieces if isinstance(self.values, RoutedValues) else self.values]
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, and of the positions."""
+        """Bytes of the pieces' index and of the positions."""
         places = 0 if self.position_RM is None else self.position_RM.nbytes
         return places + (self.values.index_bytes if isinstance(self.values, RoutedValues) else 0)
 
@@ -225,7 +225,7 @@ class Block:
 
     @cached_property
     def in_full(self) -> Block:
-        """The same without pages: every entry is read."""
+        """The block without pages: every entry is read."""
         return self if self.pages is None else replace(self, pages=None)
 
     @property
@@ -240,18 +240,18 @@ class Block:
 
     @property
     def payloads(self) -> list[Payload]:
-        """What is stored of all parts' keys and values."""
+        """Payloads of all parts' keys and values."""
         return [payload for part in self.parts for payload in part.payloads]
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what finds the stored pieces, of positions, pages, and the numbers of rows and key channels."""
+        """Bytes of the pieces' index, positions, pages, and the numbers of rows and key channels."""
         beside = sum(0 if x is None else x.nbytes for x in (self.rows, self.channels, self.pages))
         return sum(part.index_bytes for part in self.parts) + beside
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that one new token does not read: keys and values of the pages that it does not choose."""
+        """Bytes of the pages that one new token does not choose."""
         if self.pages is None:
             return 0
         entries = self.pages.size * (self.pages.low.shape[2] - self.pages.count)
@@ -259,7 +259,7 @@ class Block:
 
 
 def dense_keys(part: BlockPart, block: Block, width: int) -> Tensor:
-    """A part's keys, [R, c, M, d] with d = ``width``, in the model's dtype."""
+    """Return a part's keys, [R, c, M, d] with d = ``width``, in the model's dtype."""
     keys = part.keys.read()
     if not part.cut:
         return keys
@@ -269,7 +269,7 @@ def dense_keys(part: BlockPart, block: Block, width: int) -> Tensor:
 
 
 def dense_values(part: BlockPart) -> Tensor:
-    """A part's values, [R, c, M, d], in the model's dtype."""
+    """Return a part's values, [R, c, M, d], in the model's dtype."""
     values = part.values
     if isinstance(values, Payload):
         return values.read()
@@ -281,7 +281,7 @@ def dense_values(part: BlockPart) -> Tensor:
 
 
 def stored_flags(values: RoutedValues) -> Tensor:
-    """Which pieces each entry stores, bool [R, P, M]."""
+    """Mark the pieces that each entry stores, bool [R, P, M]."""
     bounds = torch.tensor(values.bounds, device=values.offsets.device)
     bag_n = torch.arange(len(values.offsets), device=bounds.device).repeat_interleave(bounds.diff())
     flags = torch.zeros(len(values.offsets), values.entries, dtype=torch.bool, device=bounds.device)
@@ -290,7 +290,7 @@ def stored_flags(values: RoutedValues) -> Tensor:
 
 
 def read_pages(block: Block, query_RcGd: Tensor) -> Block:
-    """A block of the entries that one new token reads; every head has chosen its own pages.
+    """Return a block of the entries that one new token reads; every head chooses its own pages.
 
     Args:
         block: with a page index, of one part that is stored whole.
@@ -310,7 +310,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
 
 
 def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
-    """Pages of every head, int64 [R, c, n]: the forced ones, then by Quest's bound, as its group's mean.
+    """Choose pages for every head, int64 [R, c, n]: the forced ones, then by Quest's bound, as its group's mean.
 
     In fp32, because in lower precision many pages tie; ties go to the earlier page.
     """

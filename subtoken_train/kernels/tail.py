@@ -21,15 +21,15 @@ from subtoken_train.kernels.storage import Block
 
 @dataclass(frozen=True)
 class Tail:
-    """Keys and values in full, causal; the q new tokens are the last that are there.
+    """Keys and values appended since the prompt, in full and causal; the q new tokens are the last.
 
     Attributes:
         room_keys_BhTd: keys; places after the last token hold finite numbers that nothing reads.
-        room_values_BhTd: values, alike.
+        room_values_BhTd: values, laid out like the keys.
         length: tokens that are there.
         start_B: first real token of each sample, where tails are padded on the left; padding is seen by nothing but
             itself. None: none is.
-        written: the same number as ``length``, int64 [1] on the device, where a step must have one shape whatever it is
+        written: the same number as ``length``, int64 [1] on the device, where all steps must have one shape
             (captured, compiled): then ``length`` is not read. None otherwise.
     """
 
@@ -46,18 +46,18 @@ class Tail:
 
     @property
     def values(self) -> Tensor:
-        """Values, alike."""
+        """Values that are there, [B, h, T, d]; under ``written`` the whole room."""
         return self.room_values_BhTd if self.written is not None else self.room_values_BhTd.narrow(2, 0, self.length)
 
     def own_places(self, new: int) -> Tensor:
-        """Places of the new tokens, int64 [q]."""
+        """Return the places of the new tokens, int64 [q]."""
         offsets = torch.arange(new, device=self.room_keys_BhTd.device)
         return offsets + (self.length - new if self.written is None else self.written - new)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A window over a cache.
+    """Sliding window over a cache.
 
     Attributes:
         size: positions that a token sees, its own included.
@@ -68,12 +68,12 @@ class Reach:
     first_B: Tensor
 
     def of_rows(self, rows: Tensor | None, heads: int = 1) -> Reach:
-        """That of a block's rows, which are samples, or ``heads`` heads of each; None: of all."""
+        """Return the window of a block's rows (None: all rows): samples, or ``heads`` heads of each."""
         first_R = self.first_B if heads == 1 else self.first_B.repeat_interleave(heads)
         return Reach(self.size, first_R if rows is None else first_R[rows])
 
     def hidden(self, block: Block, tail: int, own_q: Tensor, columns: int) -> Tensor:
-        """What the query rows of a block do not see for the window's sake, bool [R, 1, N, G].
+        """Mark what the window hides from the query rows of a block, bool [R, 1, N, G].
 
         Args:
             block: whose parts have positions.
@@ -91,7 +91,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Fill:
-    """A value vector per sample.
+    """Value vector per sample that stands for pieces that are not stored.
 
     Attributes:
         vectors_Bhd: of every sample, the last axis contiguous; a view of [1, h, d] where all have the same.
@@ -103,19 +103,19 @@ class Fill:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache holds of it."""
+        """Bytes of the vectors that the cache holds."""
         return self.vectors_Bhd.nbytes if self.stored else 0
 
     def select(self, samples: Tensor) -> Fill:
-        """Of the samples, int64, in their order."""
+        """Return the fill of chosen samples, int64, in their order."""
         if not self.stored:
             return Fill(self.vectors_Bhd[:1].expand(len(samples), -1, -1), False)
         return Fill(self.vectors_Bhd.index_select(0, samples.to(self.vectors_Bhd.device)), True)
 
     def of_heads(self, dtype: torch.dtype) -> Tensor:
-        """Of every head of every sample, [X, 1, d]."""
+        """Return the vectors by heads of samples, [X, 1, d]."""
         return self.vectors_Bhd.to(dtype).flatten(0, 1)[:, None]
 
     def of_rows(self, heads: int, dtype: torch.dtype) -> Tensor:
-        """Of every row of the cache, with so many heads, [R, c, 1, d]."""
+        """Return the vectors by rows of ``heads`` heads, [R, c, 1, d]."""
         return self.vectors_Bhd.to(dtype).reshape(-1, heads, 1, self.vectors_Bhd.shape[-1])

@@ -32,7 +32,7 @@ def fused_decoding(
     reach: Reach | None,
     workspace: Workspace,
 ) -> Tensor:
-    """Attention of the last q tokens over packed entries and the tail, [B, H, q, d]; arguments as of ``attend``.
+    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``.
 
     Args:
         query_BHqd: in fp32, fp16 or bf16; the last axis is contiguous.
@@ -76,7 +76,7 @@ def _in_graph(
     window: int,
     scale: float,
 ) -> Tensor:
-    """The same as one node of a compiled graph, with scratch that the graph plans; the entries lie behind the table."""
+    """Run ``fused_decoding`` as one node of a compiled graph, which plans the scratch."""
     tail = Tail(keys_BhTd, values_BhTd, length, start_B, written)
     reach = None if first_B is None else Reach(window, first_B)
     table = RowTable.of_facts(rows, items, owners, facts)
@@ -136,7 +136,7 @@ def _launch(
 
 
 def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Sizes of a program's tiles, powers of 2: no fewer than 16 rows, entries and channels, as products need.
+    """Return the sizes of a program's tiles, powers of 2; products need at least 16 rows, entries and channels.
 
     Args:
         width: of a head.
@@ -155,16 +155,16 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
 
 
 def entries_of_tile(width: int, pieces: int, dtype: torch.dtype) -> int:
-    """Entries of a tile: as many as leave keys, values and their places in registers (benchmarks/kernel_builds.py)."""
+    """Return the entries of a tile that leave keys, values and places in registers (benchmarks/kernel_builds.py)."""
     vector = _power(width) * dtype.itemsize
     return 16 if vector > 512 else 32 if vector > 256 or pieces > 32 else 64
 
 
 def warps(dtype: torch.dtype) -> int:
-    """Warps of a program."""
+    """Return the warps of a program."""
     return 8 if dtype == torch.float32 else 4
 
 
 def _power(number: int) -> int:
-    """The smallest power of 2 that is no smaller."""
+    """Round up to a power of 2."""
     return 1 << (number - 1).bit_length()

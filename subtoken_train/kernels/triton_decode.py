@@ -45,20 +45,20 @@ def load_queries(
     query, query_b, query_h, query_q, sample, head, row, channel, real, new,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Query rows ``row`` [r] of a key-value head, new tokens fastest, in channels ``channel`` [m], [r, m]."""
+    """Load query rows ``row`` [r] of a key-value head, new tokens fastest, in channels ``channel`` [m], [r, m]."""
     own = query + sample * query_b + (head * GROUP + row // new) * query_h + row % new * query_q
     return tl.load(own[:, None] + channel[None, :], mask=(row < GROUP * new)[:, None] & real[None, :], other=0)
 
 
 @triton.jit
 def _unpacked(codes, place):
-    """The 4-bit codes at places ``place`` of a vector, two a byte, low half first, in fp32."""
+    """Return the 4-bit codes at places ``place`` of a vector, two a byte, low half first, in fp32."""
     return (((codes.to(tl.int32) >> (place % 2 * 4)) & 15) - 8).to(tl.float32)
 
 
 @triton.jit
 def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """Vectors ``vector`` [n] in channels ``channel`` [m], [n, m] in DTYPE; rounded ones as ``Payload.read`` reads."""
+    """Load vectors ``vector`` [n] in channels ``channel`` [m], [n, m] in DTYPE, as ``Format.read`` reads them."""
     mask, vector = inside[:, None] & real[None, :], vector.to(tl.int64)
     if BITS == 0:
         return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(DTYPE)
@@ -72,7 +72,7 @@ def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.co
 
 @triton.jit
 def load_pieces(data, scales, number, stored, within, WIDTH: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """Pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not."""
+    """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not."""
     there, number = stored != 0, number.to(tl.int64)
     mask, place = there[:, :, None] & (within < WIDTH)[None, None, :], within[None, None, :]
     if BITS == 0:
@@ -90,7 +90,7 @@ def stored_scores(
     asked, keys, scales, vector, inside, channel, stored, width, positions, entry, own, window, scale,
     BITS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Scores [r, n] of one tile of stored keys, and which of its entries each query row sees, [r, n] or [1, n]."""
+    """Return scores [r, n] of a tile of stored keys, and which entries each query row sees, [r, n] or [1, n]."""
     key = load_vectors(keys, scales, vector, inside, channel, stored, width, BITS, asked.dtype)
     scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
     seen = inside[None, :]
@@ -102,7 +102,7 @@ def stored_scores(
 
 @triton.jit
 def running_softmax(scores, seen, peak, total, sums):
-    """Weights of one more tile, and the running maximum, total and sums brought to its scale (base 2)."""
+    """Return the weights of one more tile, and the running maximum, total and sums at its scale (base 2)."""
     scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest)  # nothing seen so far: no NaN
@@ -112,7 +112,7 @@ def running_softmax(scores, seen, peak, total, sums):
 
 @triton.jit
 def value_channels(WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr):
-    """Value channels in the order of a tile's columns, piece by piece, and which columns are any."""
+    """Return the value channels of a tile's columns, piece by piece, and which columns are real."""
     column = tl.arange(0, PIECE_COUNT * PIECE_TILE)
     channel = column // PIECE_TILE * PIECE + column % PIECE_TILE
     return channel, (column % PIECE_TILE < PIECE) & (channel < WIDTH)
@@ -125,7 +125,7 @@ def routed_entries(
     WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Entries ``first`` to ``stop`` of a row whose values are stored in part: (maximum, total, sums) with theirs."""
+    """Add routed entries ``first`` to ``stop`` of a row to (maximum, total, sums)."""
     dtype = asked.dtype
     flag_bytes = tl.load(row + FLAG_BYTES)
     flags = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8))
@@ -159,7 +159,7 @@ def filled_sums(
     FILL_DTYPE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr,
     PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a stretch of routed entries with what pieces that are not stored read as: once, by their total."""
+    """Add the fill of a stretch of routed entries to its sums: once, weighed by their total."""
     channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     fill = (tl.load(row + FILL) + of_row * tl.load(row + FILL_STEP)).to(tl.pointer_type(FILL_DTYPE))
     fill_v = tl.load(fill + channel_v, mask=real_v, other=0).to(tl.float32)
@@ -173,7 +173,7 @@ def whole_entries(
     WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """The same of entries that are stored whole."""
+    """Add entries ``first`` to ``stop`` that are stored whole to (maximum, total, sums)."""
     dtype = asked.dtype
     channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     for start in range(first, stop, BLOCK):
@@ -197,7 +197,7 @@ def tail_entries(
     PIECE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """A stretch of the tail: (slot, maximum, total, sums). The tail is causal; a padded place sees itself."""
+    """Return (slot, maximum, total, sums) of a stretch of the tail; it is causal, and a padded place sees itself."""
     dtype = query.dtype.element_ty
     channel_k = tl.arange(0, KEY_TILE)
     channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
@@ -235,7 +235,7 @@ def _packed(
     ALIGNED: tl.constexpr, CUT: tl.constexpr, FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """A stretch of packed entries: (slot, maximum, total, sums) of the tile's query rows."""
+    """Return (slot, maximum, total, sums) of a stretch of packed entries for a tile of query rows."""
     channel_k = tl.arange(0, KEY_TILE)
     item, of_row = items + program // ROW_HEADS * 4, program % ROW_HEADS
     row, first = rows + tl.load(item).to(tl.int64) * FIELDS, tl.load(item + 1)
@@ -296,7 +296,7 @@ def attend_stretch(
     TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr,
     PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """One stretch of one head, for a tile of its query rows: unnormalised sums, their maximum and total.
+    """Attend to one stretch of one head for a tile of query rows; store unnormalised sums, maximum and total.
 
     Programs of axis 0 are the packed stretches' heads, then the tail's stretches; axis 1 is the tile. ``scale`` holds
     log2(e). ``later`` appended tokens come after the last of these ``new``; ``share`` is a stretch's entries.
@@ -333,7 +333,7 @@ def join_stretches(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one head's query rows: its stretches' sums, brought to one maximum, over their totals."""
+    """Join the stretches of one head for a tile of query rows: sums at one maximum, over their totals."""
     owner, row_r = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     first, count = tl.load(owners + owner * 2), tl.load(owners + owner * 2 + 1)
     channel, real_r = tl.arange(0, TILE), row_r < GROUP * new

@@ -7,7 +7,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import RESERVED, PackedCache
-from subtoken_train.cache.packed_layer import SLACK, PackedLayer, TailRoom
+from subtoken_train.cache.packed_layer import SLACK, PackedLayer
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 
@@ -204,7 +204,7 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
     inherited = {"supports_early_init", "is_compileable"}
     for name in {*vars(CacheLayerMixin), *vars(DynamicLayer)}:
         if name[0] != "_" and name not in inherited:
-            assert any(name in vars(ours) for ours in (PackedLayer, TailRoom)), name
+            assert name in vars(PackedLayer), name
     cache, _ = filled("own")
     assert not cache.is_compileable
     assert cache.is_croppable
