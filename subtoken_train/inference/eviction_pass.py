@@ -65,8 +65,8 @@ def entries_for_bytes(
     needed_B = (fixed_B + (cost_BM * competes_BM).amax(-1)) * shape.num_layers
     if bool((needed_B > allowed).any()):
         raise ValueError(
-            f"eviction_keep={int(allowed)} bytes cannot hold the entries that always stay (text, and at least one "
-            f"other entry per layer); {int(needed_B.max().ceil())} bytes would"
+            f"eviction_keep={int(allowed)} bytes is too small for the entries that always stay (text, and at least "
+            f"one other entry per layer); it needs at least {int(needed_B.max().ceil())} bytes"
         )
     return (sums_BM <= (allowed / shape.num_layers - fixed_B)[:, None]).sum(-1)
 
@@ -101,8 +101,8 @@ def largest_choice(
     kept = choose(low_B)
     if bool(((needed_B := bytes_of(kept)) > allowed).any()):
         raise ValueError(
-            f"eviction_keep={int(allowed)} bytes cannot hold what always stays and an entry for each head; "
-            f"{int(needed_B.max())} bytes would"
+            f"eviction_keep={int(allowed)} bytes is too small for what always stays and an entry for each head; "
+            f"it needs at least {int(needed_B.max())} bytes"
         )
     return kept
 

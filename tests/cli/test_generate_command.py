@@ -175,7 +175,7 @@ def test_mistakes_that_the_vision_model_finds(capsys, dummy_evictions, vlm_adapt
     message = error(capsys, *common, "hi", "--show", tmp_path / "a.png", "--show-layers", "0,3")
     assert "--show-layers 0,3: layers are numbers from 0 to 2, with commas between them" in message
     evicted = ["--eviction", "first_visual", "--eviction-keep"]
-    assert re.search(r"cannot hold .*; \d+ bytes would", error(capsys, *common, "hi", *evicted, "100B"))
+    assert re.search(r"too small for .*; it needs at least \d+ bytes", error(capsys, *common, "hi", *evicted, "100B"))
     assert "'prompt 0' has no image" in error(capsys, *common[:2], "--prompt", "hi", *evicted, "0.5")
     assert not (tmp_path / "a.png").exists()
 

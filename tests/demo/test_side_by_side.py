@@ -76,7 +76,7 @@ def test_an_eviction_spares_the_backbone(models, asked):
         ("is there a 7 ?", "snpakv", "0.5", "unknown eviction method 'snpakv'. Did you mean 'snapkv'?"),
         ("is there a 7 ?", "snapkv", "", "'' is no budget; write a fraction"),
         ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
-        ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes cannot hold"),
+        ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes is too small for"),
     ],
 )
 def test_refusals_are_words_and_the_next_question_is_answered(models, asked, question, eviction, keep, words):

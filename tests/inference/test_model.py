@@ -263,7 +263,7 @@ def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_e
     model = SubTokenModel.from_pretrained(
         vlm_adapter, eviction="first_visual", eviction_keep=30_000, eviction_unit="bytes"
     )
-    with pytest.raises(ValueError, match=r"cannot hold the entries that always stay .*; \d+ bytes would"):
+    with pytest.raises(ValueError, match=r"too small for the entries that always stay .*; it needs at least \d+ bytes"):
         model.chat("is there a 0 ? " * 10, [PICTURE])
     model.chat("hi", [PICTURE], max_new_tokens=2)
     assert model.cache_report().payload_bytes < 30_000 + model.cache_report().tail_bytes
