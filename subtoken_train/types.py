@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Layout = Literal["contiguous", "per_head"]
-"""Of value groups: pieces of the whole value vector, or the same piece of every head."""
+"""Layout of value groups: pieces of the whole value vector, or the same piece of every head."""
 
 Fill = Literal["zero", "mean"]
 """Value that a dropped value group reads as (``routing/bank.py``)."""
@@ -23,7 +23,7 @@ Protocol = Literal["query_aware", "context_first"]
 
 
 class Region(IntEnum):
-    """What a position of the sequence holds. Made once, where the prompt is built; nothing re-derives spans.
+    """Content of a position of the sequence. Made once, where the prompt is built; nothing re-derives spans.
 
     PADDING is stored nowhere. Only retained VISUAL tokens (VLM) or CONTEXT tokens (LLM) are ever routed.
     """
@@ -95,7 +95,7 @@ class CutKeys:
 
 @dataclass
 class LayerPlan:
-    """What one layer keeps.
+    """Entries and groups that one layer keeps.
 
     Attributes:
         entries_BN: positions of the original sequence that stay, int64 [B, N_kept], ascending; -1 pads a row.
@@ -127,7 +127,7 @@ class LayerPlan:
 
 @dataclass
 class Plan:
-    """Which entries per layer and which value groups per entry: the one currency of reducers, routers and caches.
+    """Kept entries per layer and value groups per entry: the one currency of reducers, routers and caches.
 
     Made once per prompt, by ``PromptPass.plan``: the cache is packed from it, and ledger, reports and pictures read it.
     """
@@ -179,7 +179,7 @@ class Batch:
 
 
 TowerStatistics = Literal["received", "class", "unsplit"]
-"""What a tower reducer reads beside the tokens; each kind is computed for one layer of the tower.
+"""Statistics that a tower reducer reads beside the tokens; each kind is computed for one layer of the tower.
 
 ``received``: attention from the class token, or from all patches where there is none, in the layer that made the
 tokens (heads summed or averaged); keys averaged over heads. ``class``: the same, from a class token only. ``unsplit``:
@@ -189,7 +189,7 @@ from the class token, queries and keys being of one head as wide as the layer, i
 
 @dataclass
 class VisualStates:
-    """What the vision tower made of a batch's images, before the projector; one entry per image, T tokens each.
+    """Output of the vision tower for a batch's images, before the projector; one entry per image, T tokens each.
 
     Attributes:
         tokens: [T, C], in the order of the placeholders.
@@ -215,7 +215,7 @@ class VisualStates:
 
 @dataclass
 class MergedStates:
-    """What a tower reducer leaves of ``VisualStates``.
+    """Tokens that a tower reducer leaves of ``VisualStates``.
 
     Attributes:
         tokens: per image [k, C].

@@ -32,7 +32,7 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Where prompts come from.
+    """Source of the prompts.
 
     Attributes:
         name: a data set's, or a file's.
@@ -99,7 +99,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """How one method is calibrated; a frozen dataclass whose fields are the settings.
+    """Calibration of one method; a frozen dataclass whose fields are the settings.
 
     Attributes:
         samples: prompts that are read.
@@ -110,7 +110,7 @@ class Calibrator(ABC):
 
     name: ClassVar[str]
     answers: ClassVar[bool] = False
-    """Whether the prompts' answers are read too."""
+    """True where the prompts' answers are read too."""
 
     samples: int = 10
     batch_size: int = 2
@@ -124,7 +124,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> CalibratedNumbers:
-        """What the method reads, from prompts of ``samples``; ``check`` passed."""
+        """Return the numbers that the method reads, from prompts of ``samples``; ``check`` passed."""
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""

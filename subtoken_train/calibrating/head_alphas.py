@@ -39,12 +39,12 @@ from subtoken_train.functional.objective import predicting_rows
 from subtoken_train.types import Batch, Region
 
 DIGITS = 6
-"""Of an alpha in the file."""
+"""Digits of an alpha in the file."""
 
 
 @dataclass(frozen=True)
 class DuoCalibrator(Calibrator):
-    """How the alphas are trained: one step per batch; see ``Calibrator`` for the other settings.
+    """Training of the alphas, one step per batch; see ``Calibrator`` for the other settings.
 
     Attributes:
         sinks: first entries that a streaming head sees.

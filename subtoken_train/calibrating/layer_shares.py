@@ -25,7 +25,7 @@ from subtoken_train.view.view import Scope
 
 KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
 DIGITS = 6
-"""Of a share in the file."""
+"""Digits of a share in the file."""
 
 
 @dataclass(frozen=True)

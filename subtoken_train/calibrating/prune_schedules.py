@@ -32,7 +32,7 @@ TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
 TOLERANCE = 0.01
 """Of alpha."""
 DIGITS = 6
-"""Of a share in the file."""
+"""Digits of a share in the file."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
 
 @dataclass(frozen=True, kw_only=True)
 class BearableCuts(DecoderReducer):
-    """What leaves one batch of prompts after each layer at some alpha.
+    """Return what leaves one batch of prompts after each layer at some alpha.
 
     Attributes:
         alpha: share of each layer's attention that may go missing.
@@ -124,7 +124,7 @@ class BearableCuts(DecoderReducer):
         return tuple(range(1, num_layers))
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """What stays is not known before."""
+        """Raise: how many tokens stay is not known before."""
         return [tokens] * num_layers
 
     def cut(self, view: CutView) -> Cut:

@@ -20,7 +20,7 @@ from subtoken_train.evictions.q_filter import HeadDirections, directions, query_
 from subtoken_train.types import Batch
 
 DIGITS = 6
-"""Of a number in the file."""
+"""Digits of a number in the file."""
 
 
 @dataclass(frozen=True)

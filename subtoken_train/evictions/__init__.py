@@ -58,10 +58,10 @@ WRAPPERS: Registry[Wrapper] = Registry(
         "per_layer": "per_layer:PerLayer",
     },
 )
-"""What can be put around a method, and around each other."""
+"""Wrappers for methods and for each other."""
 
 LARGEST = 2**31 - 1
-"""Of the whole numbers among settings; no prompt has as many entries."""
+"""Largest whole number among settings; no prompt has as many entries."""
 
 
 def build_eviction(notation: str, **options: Any) -> Eviction:
@@ -203,7 +203,7 @@ def notation_names(notation: str) -> tuple[str, ...]:
         raise ValueError(f"eviction {shown} must be text; {example}")
     opened, closed = notation.count("("), notation.count(")")
     if opened != closed:
-        raise ValueError(f"eviction {shown} has {opened:,} of ( and {closed:,} of ); {example}")
+        raise ValueError(f'eviction {shown} has unbalanced parentheses: {opened:,} "(" and {closed:,} ")"; {example}')
     if opened >= DEEPEST:
         raise ValueError(f"eviction {shown} has {opened + 1:,} methods inside each other; at most {DEEPEST} are read")
     body = notation[: len(notation) - closed]

@@ -111,7 +111,7 @@ class Ada(Wrapper):
 def pair_counts(
     scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, total_B: Tensor, floor_B: Tensor
 ) -> Tensor:
-    """How many of the ``total_B`` best (head, entry) pairs each head has, int64 [B, h].
+    """Count the ``total_B`` best (head, entry) pairs by head, int64 [B, h].
 
     Args:
         scores_BhN: fp32; ties go to the lower head, then to the lower index.

@@ -39,9 +39,9 @@ class Eviction(ABC):
     heads_share: ClassVar[bool] = False
     """One set for all heads of a layer: scores, at their budget at the latest, are [B, 1, N]."""
     second_pass_advice: ClassVar[str] = ""
-    """What to change where a second pass needs more positions than the model has."""
+    """Advice where a second pass needs more positions than the model has."""
     merges: ClassVar[Merge] = "none"
-    """What becomes of evicted entries unless a compression says otherwise, see ``functional/merging.py``."""
+    """Treatment of evicted entries unless a compression says otherwise, see ``functional/merging.py``."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
@@ -50,17 +50,17 @@ class Eviction(ABC):
 
     @property
     def reads_question(self) -> bool:
-        """Whether it says nothing of a prompt whose question is not there yet: refused under ``context_first``."""
+        """Return whether it needs the question to be there; such a method is refused under ``context_first``."""
         return self.needs_image
 
     @property
     def online(self) -> Online | None:
-        """How it evicts while tokens are decoded, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        """Return how it evicts while decoding, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
         return None
 
     @property
     def across_layers(self) -> bool:
-        """Whether what a layer keeps depends on other layers, so that none is packed before all have run.
+        """Return whether what a layer keeps depends on other layers, so that none is packed before all have run.
 
         A method is asked to ``keep`` one layer at a time where it does not. Refused in chunks where it does.
         """
@@ -81,7 +81,7 @@ class Eviction(ABC):
 
     @property
     def may_empty(self) -> bool:
-        """Whether a layer or head may keep nothing of what competes; otherwise one entry stays at least."""
+        """Return whether a layer or head may keep nothing of what competes; otherwise at least one entry stays."""
         return False
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
@@ -105,7 +105,7 @@ class Eviction(ABC):
         raise AssertionError(f"{self.name} needs no second pass")
 
     def pages(self, layer: int) -> tuple[int, int] | None:
-        """Where ``reads``: (entries of a page, pages that a step reads at least) in a layer; None: it reads all."""
+        """Return (entries of a page, fewest pages a step reads) in a layer of a method that ``reads``; None: all."""
         return None
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
@@ -182,7 +182,7 @@ def keep_best_entries(
 
 
 def best_facts(scores_BhN: Tensor, count: Tensor, least: int) -> Tensor:
-    """What ``keep_best_entries`` has to know on the host, int64 [3]: whether a score is NaN, the fewest, the most."""
+    """Return the host facts of ``keep_best_entries``, int64 [3]: whether a score is NaN, the fewest, the most."""
     fewest, most = _entries_of_heads(count, least, scores_BhN.shape[-1]).aminmax()
     return torch.stack([scores_BhN.isnan().any().long(), fewest, most])
 

@@ -126,7 +126,7 @@ def aligned(curves: list[Tensor]) -> Tensor:
 
 
 def pooled_counts(curve_BRN: Tensor, total_B: Tensor, lower_bound: int) -> Tensor:
-    """How many of each run are among the best of all (equations 20 to 22), int64 [B, R].
+    """Count the entries of each run that are among the best of all (equations 20 to 22), int64 [B, R].
 
     Args:
         curve_BRN: falling curves of importance, -inf after the last entry.

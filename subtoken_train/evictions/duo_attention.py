@@ -34,12 +34,12 @@ from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
 SINKS, RECENT = 128, 256
-"""Of a streaming head, in the published training."""
+"""Entries of a streaming head in the published training."""
 
 
 @dataclass(frozen=True)
 class HeadAlphas(CalibratedNumbers):
-    """How much every head needs its whole cache.
+    """Alphas: the need of every head for its whole cache.
 
     Attributes:
         alpha: in [0, 1], per layer and key-value head, [L, h]; 1 is a retrieval head, 0 a streaming head.

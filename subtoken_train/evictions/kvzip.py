@@ -146,7 +146,7 @@ class KVzip(Eviction):
 
 
 def repeated_context(regions_BN: Tensor) -> Tensor:
-    """What is repeated, bool [B, N]: from the first visual or context token to the last; without any, all of a prompt.
+    """Mark what is repeated, bool [B, N]: from the first visual or context token to the last; without any, the prompt.
 
     ``regions_BN`` are those of a prompt, or of a layer's rows.
     """

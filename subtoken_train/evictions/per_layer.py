@@ -22,7 +22,7 @@ from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.view.scores import Candidates, Scores
 
 LARGEST = 1e100
-"""Of the shares, whose products with a budget and sums stay finite."""
+"""Largest share, so that products with a budget and sums stay finite."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PerLayer(Wrapper):
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """What the base counts when every layer has its share of the budget."""
+        """Return what the base counts when every layer has its share of the budget."""
         budget_LB = candidates.budget_LB
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()
         least_LB = torch.ones_like(budget_LB)

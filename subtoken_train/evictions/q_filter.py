@@ -30,7 +30,7 @@ from subtoken_train.view.view import View
 
 @dataclass(frozen=True)
 class HeadDirections(CalibratedNumbers):
-    """Where the queries of every head point.
+    """Direction of the queries of every head.
 
     Attributes:
         direction: per layer and key-value head, [L, h, d].

@@ -100,14 +100,14 @@ class VLCache(Eviction):
         return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """How much a layer keeps says how long its window is, which is protected."""
+        """Protect the window, whose length follows from what the layer keeps."""
         kept_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
         window_B = share_of(kept_B, self.recent)
         return protect_last(scores, scores.notes["entries"], window_B)
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """What each entry receives from the post-vision rows, and how dense their attention is.
+    """Return what each entry receives from the post-vision rows, and how dense their attention is.
 
     Args:
         blocks: attention of the post-vision rows over the entries, at least one row in the whole batch.

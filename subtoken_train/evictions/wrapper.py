@@ -1,4 +1,4 @@
-"""What a wrapper around an eviction method is: it changes how much stays or what counts, and its base scores.
+"""Base class of wrappers around evictions: they change how much stays or what counts, and their base scores.
 
 Wrappers stand in each other, ``ada(critical(expected_attention))``. All that is not said otherwise is the base's: what
 it reads, its passes, its scores, its counts, what it does at a budget.

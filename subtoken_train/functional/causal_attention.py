@@ -111,7 +111,7 @@ def _computed_in(query: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Seen:
-    """What rows see of the places up to their own.
+    """Visibility: what rows see of the places up to their own.
 
     Attributes:
         places_BK: places that are seen by what stands after them, bool; every place sees itself (padding would see
@@ -134,7 +134,7 @@ class Seen:
         return 0 if self.window is None or self.places_BK is not None else max(0, row + 1 - self.window.size)
 
     def of_rows(self, first: int, end: int, device: torch.device) -> Tensor:
-        """What rows ``first`` to ``end`` see of the places from ``first_column`` to ``end``, bool [B or 1, q, K']."""
+        """Mark what rows ``first`` to ``end`` see of places ``first_column`` to ``end``, bool [B or 1, q, K']."""
         left = self.first_column(first)
         rows_q1 = torch.arange(first, end, device=device)[:, None]
         columns_K = torch.arange(left, end, device=device)

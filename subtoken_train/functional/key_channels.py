@@ -1,4 +1,4 @@
-"""Which channels of a head's keys stay: those that the last queries and the kept keys meet in with the most energy.
+"""Choose the channels of a head's keys that stay: those where the last queries and the kept keys have most energy.
 
 Source: ThinK (Xu et al., 2024, *ThinK: Thinner Key Cache by Query-Driven Pruning*), as released
 (``SalesforceAIResearch/ThinK``, ``key_pruner_query_driven``): a channel's score is the mean of q_d^2 over the last rows

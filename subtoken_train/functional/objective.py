@@ -12,7 +12,7 @@ IGNORE_INDEX = -100
 
 
 def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows predict a label; the head need not run on the others.
+    """Mark the rows that predict a label; the head need not run on the others.
 
     Args:
         labels_BN: token ids of the rows of the *reduced* sequence; ``IGNORE_INDEX`` (-100) where there is no loss.

@@ -26,7 +26,7 @@ def dense_shape(weight: Tensor) -> tuple[int, ...]:
 
 
 def is_readable(linear: nn.Module) -> bool:
-    """Whether ``dense_weight`` can read a linear layer: floating point, or quantised by bitsandbytes."""
+    """Return whether ``dense_weight`` can read a linear layer: floating point, or quantised by bitsandbytes."""
     weight: Any = getattr(linear, "weight", None)
     if not isinstance(weight, Tensor):
         return False
@@ -71,5 +71,5 @@ def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
 
 
 def is_quantised(weight: Tensor) -> bool:
-    """Whether a weight is held in 4 or 8 bits."""
+    """Return whether a weight is held in 4 or 8 bits."""
     return weight.dtype in (torch.uint8, torch.int8)

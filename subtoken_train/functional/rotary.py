@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotation:
-    """What turns the vectors of some rows by their positions, in Llama's form: channel i goes with i + d / 2.
+    """Rotation of the vectors of some rows by their positions, in Llama's form: channel i goes with i + d / 2.
 
     Attributes:
         cos_BNd: cosine of every row and channel, fp32; times the factor by which some scalings stretch vectors.
@@ -29,7 +29,7 @@ class Rotation:
         return vectors * self.cos_BNd[:, None] + _quarter(vectors) * self.sin_BNd[:, None]
 
     def turn_back(self, vectors_BhNd: Tensor) -> Tensor:
-        """What ``turn`` made these vectors [B, h, N, d] of, fp32. A mean of rotations cannot be undone."""
+        """Undo ``turn``: return the vectors [B, h, N, d] it was given, fp32. A mean of rotations cannot be undone."""
         vectors = vectors_BhNd.float()
         back = vectors * self.cos_BNd[:, None] - _quarter(vectors) * self.sin_BNd[:, None]
         return back / (self.cos_BNd.square() + self.sin_BNd.square())[:, None]

@@ -1,4 +1,4 @@
-"""What routing does with its budget: how often each group is kept, how many groups a token keeps, and which tokens.
+"""Statistics of routing's budget: how often each group is kept, how many groups a token keeps, and which tokens.
 
 Legend: B batch, N positions, S value groups. ``routed_BN`` (bool) marks the tokens that count; masks: bool [B, N, S].
 """
@@ -14,7 +14,7 @@ from subtoken_train.functional.masks import top_indices
 
 
 def group_counts(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """How many routed tokens keep each group, int64 [S]."""
+    """Count the routed tokens that keep each group, int64 [S]."""
     return (mask_BNS & routed_BN[..., None]).sum((0, 1))
 
 
@@ -63,7 +63,7 @@ def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
 
 
 def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """How much masks differ from token to token, a scalar in 0..1.
+    """Measure how much masks differ from token to token, a scalar in 0..1.
 
     The mean over groups of the binary entropy of "a routed token keeps this group", over its largest value at the same
     number of kept pairs: 0 where all tokens keep the same groups (a static mask would do), 1 where every group is kept

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def in_window(row_position: Tensor, column_position: Tensor, size: int) -> Tensor:
-    """Which columns lie in the window of which rows, bool [..., q, N], from their positions [..., q] and [..., N].
+    """Mark the columns that lie in each row's window, bool [..., q, N], from their positions [..., q] and [..., N].
 
     What stands after a row is in its window too; causality is the caller's.
     """
@@ -33,10 +33,10 @@ class SlidingWindow:
     position_BN: Tensor
 
     def of_rows(self, first: int, stop: int, left: int = 0) -> Tensor:
-        """Which of rows ``left`` to ``stop`` lie in the windows of rows ``first`` to ``stop``, bool [B, q, N]."""
+        """Mark rows ``left`` to ``stop`` that lie in the windows of rows ``first`` to ``stop``, bool [B, q, N]."""
         return in_window(self.position_BN[:, first:stop], self.position_BN[:, left:stop], self.size)
 
     def of_index(self, index_BW: Tensor) -> Tensor:
-        """Which rows lie in the windows of chosen ones, bool [B, W, N]."""
+        """Mark the rows that lie in the windows of chosen ones, bool [B, W, N]."""
         position_BN = self.position_BN.to(index_BW.device)
         return in_window(position_BN.gather(1, index_BW), position_BN, self.size)

@@ -34,7 +34,7 @@ REDUCERS: Registry[Reducer] = Registry(
     },
 )
 DEFAULT_REDUCER = "fastv"
-"""Of a recipe that names none."""
+"""Reducer of a recipe that names none."""
 ONCE_OF_ALL = {
     "stage": ("fastv", "embeds"),
     "layer": ("fastv", 2),

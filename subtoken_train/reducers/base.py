@@ -93,7 +93,7 @@ _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 @dataclass
 class ReducerView:
-    """What a reducer may look at.
+    """Input of a reducer that ranks before the language model's layers.
 
     Attributes:
         regions_BN: ``Region`` codes.
@@ -129,9 +129,9 @@ class Reducer:
     matches: float | None = None
 
     staged: ClassVar[bool] = False
-    """Whether it cuts at several layers; its keep ratio is then an average over layers."""
+    """True where it cuts at several layers; its keep ratio is then an average over layers."""
     ranks: ClassVar[bool] = False
-    """Whether its scores order the tokens that stay, which is what a ranked budget reads."""
+    """True where its scores order the tokens that stay, which a ranked budget reads."""
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -148,17 +148,17 @@ class Reducer:
 
     @property
     def acts(self) -> bool:
-        """Whether it leaves tokens out: at a keep ratio of 1 no reducer does."""
+        """Return whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
         return self.keep_ratio < 1
 
     @property
     def fixed_count(self) -> bool:
-        """Whether ``kept_tokens`` is what stays of every prompt; else it is the most that does."""
+        """Return whether every prompt keeps exactly ``kept_tokens``; otherwise it keeps at most that many."""
         return True
 
     @property
     def stage(self) -> Stage:
-        """Where it acts."""
+        """Return the stage it acts at."""
         return "embeds"
 
     def cut_layer(self, num_layers: int) -> int:
@@ -177,12 +177,12 @@ class Reducer:
 
     @property
     def frozen_scout(self) -> bool:
-        """Whether the rows that it reads before the model runs are the backbone's alone, without LoRA."""
+        """Return whether the scout's rows come from the backbone alone, without LoRA."""
         return False
 
     @property
     def merges_dropped(self) -> bool:
-        """Whether what it drops of a sample goes on as one token, their mean, inside the budget."""
+        """Return whether the dropped tokens of a sample go on as one token, their mean, inside the budget."""
         return False
 
     @property
@@ -207,7 +207,7 @@ class Reducer:
         return [tokens] * cut + [self.kept_tokens(tokens)] * (num_layers - cut)
 
     def kept_words(self, tokens: int, num_layers: int) -> str:
-        """What stays of ``tokens``, for people: a number, or those after the first and the last cut."""
+        """Say how many of ``tokens`` stay: a number, or those after the first and the last cut."""
         return count_words(self.layer_tokens(tokens, num_layers), tokens)
 
     def mean_share(self, num_layers: int) -> Fraction:
@@ -277,7 +277,7 @@ class RankingReducer(Reducer, ABC):
 
     @torch.no_grad()
     def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Which positions stay, in which order they were chosen, and which of them holds what was dropped.
+        """Choose the positions that stay, rank them, and name the one that holds what was dropped.
 
         Returns:
             (keep_BN, rank_BN, joins_BN): bool, every real token but the visual ones that lost, all images of a sample
@@ -304,9 +304,9 @@ class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
 
     statistics: ClassVar[TowerStatistics] = "received"
-    """What it reads; a family says what its tower gives (``Family.tower_statistics``)."""
+    """Statistics that it reads; a family declares what its tower gives (``Family.tower_statistics``)."""
     keeps_places: ClassVar[bool] = False
-    """Whether each token that stays is one of the image's, in its own slot, whatever the family."""
+    """True where each token that stays is one of the image's, in its own slot, in every family."""
 
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()

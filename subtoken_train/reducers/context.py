@@ -21,9 +21,9 @@ class ContextReducer(Reducer, ABC):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """What it reads of a view beside queries and keys, as an eviction declares it."""
+    """Needs beside queries and keys, declared as an eviction declares them."""
     reads_question: ClassVar[bool] = True
-    """Whether the rows that ask choose; then a context cannot be compressed before its question is there."""
+    """True where the asking rows choose; a context then cannot be compressed before its question is there."""
 
     @property
     def stage(self) -> Stage:

@@ -45,7 +45,7 @@ class FasterVLM(TowerReducer):
         return MergedStates(tokens, slots)
 
     def _kept(self, received_T: Tensor, read_T: Tensor, kept: int) -> Tensor:
-        """Which tokens stay, bool [T]."""
+        """Mark the tokens that stay, bool [T]."""
         count = read_T.sum().clamp(min=kept)
         scores_1T = received_T.masked_fill(read_T, torch.inf)[None]
         return keep_best(scores_1T, torch.ones_like(read_T)[None], count[None])[0]

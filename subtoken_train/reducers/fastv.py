@@ -67,7 +67,7 @@ class FastV(RankingReducer, RankedCuts):
 
     @property
     def scout_layers(self) -> int:
-        """Those up to the ranking one."""
+        """Return the number of layers up to the ranking one."""
         return self.layer
 
     @property

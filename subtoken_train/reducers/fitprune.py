@@ -45,7 +45,7 @@ PUBLISHED = (
     (128, 127, 118, 35, 26, 8, 13, 3, 2, 1, 0, 0, 0, 2, 1, 8, 7, 8, 5, 11, 2, 6, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0),
     (262, 153, 80, 19, 13, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0),
 )
-"""Of 576 tokens those that leave after each of LLaVA-1.5-7B's layers: the release's 10 to 90 % of FLOPs, with 55."""
+"""Tokens, of 576, that leave after each of LLaVA-1.5-7B's layers: the release's 10 to 90 % of FLOPs, with 55."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ class FitPrune(StagedReducer):
         super().check_fit(backbone, sees_images, num_layers, tower)
 
     def cut_scores(self, view: CutView) -> Tensor:
-        """What visual rows pay times what text rows after the image pay, [B, M]."""
+        """Multiply what visual rows pay by what text rows after the image pay, [B, M]."""
         self_BM, cross_BM, asks_B = attention_masses(view)
         return self_BM * cross_BM.where(asks_B[:, None], 1.0)
 
 
 def attention_masses(view: CutView) -> tuple[Tensor, Tensor, Tensor]:
-    """What visual rows pay to each row, and what prompt text after the image pays, each a mean over its rows, [B, M].
+    """Return what visual rows pay each row, and what prompt text after the image pays, as means over rows, [B, M].
 
     Of each row's heads the largest counts. The third is whether there is such text, bool [B].
     """

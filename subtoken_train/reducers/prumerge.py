@@ -152,7 +152,7 @@ class PruMerge(TowerReducer):
         return MergedStates(tokens, slots)
 
     def _chosen(self, received_T: Tensor, most: int) -> Tensor:
-        """Which tokens of an image stay, at most ``most``, [k]."""
+        """Return the tokens of an image that stay, at most ``most``, [k]."""
         tokens = len(received_T)
         if not self.adaptive:
             return chosen_count(received_T, most) if self.plus else chosen_tokens(received_T, most, None)

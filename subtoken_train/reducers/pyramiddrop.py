@@ -72,7 +72,7 @@ class PyramidDrop(StagedReducer):
 
 @lru_cache
 def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> Fraction:
-    """What each stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30.
+    """Return the share that each stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30.
 
     Args:
         depths: layers of each stage.

@@ -90,7 +90,7 @@ LISTS: dict[int, tuple[tuple[int, int, int], ...]] = {
 
 
 def text_raters(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
-    """Which text tokens rate, bool [T], by input embeddings: those that the image is nearest to; at least one."""
+    """Mark the text tokens that rate, bool [T]: those nearest to the image by input embeddings; at least one."""
     with torch.autocast(text_TD.device.type, enabled=False):
         mean_T = (visual_VD.float() @ text_TD.float().T).softmax(-1).mean(0)
     raters_T = mean_T > mean_T.mean()
@@ -98,7 +98,7 @@ def text_raters(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
 
 
 def recycled_counts(dropped: int) -> tuple[int, int]:
-    """Of tokens that leave: how many are recycled, and into how many clusters; none of none."""
+    """Return how many of the tokens that leave are recycled, and into how many clusters; none of none."""
     recycled = int(dropped * 0.3) + 1 if dropped else 0
     return recycled, recycled // 10 + 1 if dropped else 0
 

@@ -29,7 +29,7 @@ AttentionBlocks = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 @dataclass
 class CutView:
-    """What a cut may look at: the rows that are still there.
+    """Input of a cut: the rows that are still there.
 
     Attributes:
         layer: the first one that will see what stays.
@@ -75,7 +75,7 @@ class CutView:
 
 @dataclass
 class Cut:
-    """What a cut decided.
+    """Decision of a cut.
 
     Attributes:
         keep_BM: rows that stay, bool; in every sample all but visual ones.
@@ -107,7 +107,7 @@ class DecoderReducer(Reducer, ABC):
 
     @abstractmethod
     def cut(self, view: CutView) -> Cut:
-        """Which rows stay."""
+        """Decide which rows stay."""
 
     def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
         """Rows that later cuts ask, chosen before layer 0; None where the cuts need none.

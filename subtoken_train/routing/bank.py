@@ -69,7 +69,7 @@ class FeatureMap(nn.Module):
         init_router(self)
 
     def forward(self, view: SelectorInput, routed_BN: Tensor) -> Tensor:
-        """What is added to a router's logits, [B, N, S] in fp32; ``routed_BN`` are the tokens that are compared."""
+        """Return what is added to a router's logits, [B, N, S] in fp32; ``routed_BN`` marks the compared tokens."""
         found = []
         for name in self.names:
             if name == "norm":
@@ -108,17 +108,17 @@ class RouterBank(nn.Module):
 
     @property
     def learned(self) -> bool:
-        """Whether the selectors or gates have parameters to train."""
+        """Return whether the selectors or gates have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
     def reads_query(self) -> bool:
-        """Whether what is chosen depends on the question."""
+        """Return whether the choice depends on the question."""
         return "attention" in self.config.features or any(part.query_conditioned for part in self.selectors)
 
     @property
     def neutral(self) -> bool:
-        """Whether every group is kept as it is."""
+        """Return whether every group is kept as it is."""
         return self.config.kept_groups == self.config.num_groups and not self.config.value_gate
 
     def attach(
@@ -242,7 +242,7 @@ class RouterBank(nn.Module):
         return fixed_mask(scores_BNS, config.kept_groups)
 
     def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
-        """What a learned router multiplies groups by, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
+        """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
         chosen = self.config.kept_groups < self.config.num_groups
         factors_BNS = mask_BNS.to(logits_BNS.dtype)
         if chosen:

@@ -1,4 +1,4 @@
-"""What a group selector is, and the settings of routing.
+"""Base class of group selectors, and the settings of routing.
 
 Legend: B batch, N positions, D model width, S value groups, g channels of a group.
 """
@@ -99,7 +99,7 @@ class RoutingConfig:
 
     @property
     def token_budget(self) -> KVBudget:
-        """What a routed token stores, and what is stored beside all of them; without a keep ratio."""
+        """Return what a routed token stores, and what is stored beside all of them; without a keep ratio."""
         return KVBudget(1.0, self.num_groups, self.kept_groups, fill=cast("Fill", self.fill))
 
     def of_routers(self) -> list[str]:
@@ -125,7 +125,7 @@ def _retired(setting: str, value: object, remedy: str) -> ValueError:
 
 @dataclass
 class SelectorInput:
-    """What a selector may look at, in one layer, for prompt tokens only.
+    """Input of a selector in one layer, for prompt tokens only.
 
     Attributes:
         hidden_BND: the hidden state that ``v_proj`` sees.
@@ -157,7 +157,7 @@ class Selector(nn.Module, ABC):
     learned: bool = False
     query_conditioned: bool = False
     reads_output: bool = False
-    """Whether it calls ``SelectorInput.output_norms``."""
+    """True where it calls ``SelectorInput.output_norms``."""
 
     @abstractmethod
     def forward(self, view: SelectorInput) -> Tensor:

@@ -1,4 +1,4 @@
-"""What routers read of one prompt pass, and what they did: the choice of every layer and its balance loss.
+"""Routing in one prompt pass: what routers read, and what they did (every layer's choice and its balance loss).
 
 Legend: B batch, N positions, S value groups.
 """

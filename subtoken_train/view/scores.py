@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class Scores:
-    """What a method says of the entries of one layer.
+    """Scores of one layer's entries, and what a method notes beside them.
 
     Attributes:
         scores_BhN: the higher, the sooner an entry stays; fp32, [B, h, N], or [B, 1, N] where all heads share a set.

@@ -172,7 +172,7 @@ class View:
         return self.rotate(self.position)
 
     def viewers(self) -> Tensor:
-        """How many rows can see each entry, int64 [B, N]."""
+        """Count the rows that can see each entry, int64 [B, N]."""
         return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
@@ -270,12 +270,12 @@ class TaskView:
 
 
 _OF_PROMPTS = frozenset({"position", "next_position", "rotate", "output_weight"})
-"""Of a ``View``, what there is of a prompt's rows alone."""
+"""Fields of a ``View`` that only a prompt's rows have."""
 
 
 @dataclass(frozen=True)
 class Online:
-    """How a method evicts while tokens are decoded.
+    """Rows that a method reads when it evicts while tokens are decoded.
 
     Attributes:
         rows: last query rows that it reads, at most those since the last eviction; None: all of these.

@@ -33,8 +33,12 @@ def test_wrappers_stand_in_each_other_and_settings_find_their_method():
 @pytest.mark.parametrize(
     ("notation", "words"),
     [
-        ("ada(snapkv", r"'ada\(snapkv' has 1 of \( and 0 of \); write a method, or wrappers around one: ada\("),
-        ("ada(critical(snapkv)))", r"has 2 of \( and 3 of \)"),
+        (
+            "ada(snapkv",
+            r"'ada\(snapkv' has unbalanced parentheses: 1 \"\(\" and 0 \"\)\"; write a method, or "
+            r"wrappers around one: ada\(",
+        ),
+        ("ada(critical(snapkv)))", r"has unbalanced parentheses: 2 \"\(\" and 3 \"\)\""),
         ("ada(snapkv)x", "cannot be read"),
         (")ada(", "cannot be read"),
         ("ada()", "parentheses without a name"),
