@@ -1,4 +1,4 @@
-"""What a call changes for its duration is undone after it, and in a process that was forked in the middle of it.
+"""Undo what a call changes for its duration, after it and in a process that was forked in the middle of it.
 
 A fork copies a model while another thread uses it, and that thread does not exist in the copy: nothing there would end
 what it began.

@@ -51,7 +51,7 @@ Words = str | None
 
 @dataclass(frozen=True)
 class ArmSettings:
-    """Which model answers, and how its prompts are compressed."""
+    """Settings of which model answers and how its prompts are compressed."""
 
     adapter: Annotated[Words, Setting("folder or Hub id of an adapter", "DIR|ID")] = None
     backbone: Annotated[Words, Setting("a backbone alone; with `adapter`: where its backbone is", "PATH")] = None

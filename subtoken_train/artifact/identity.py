@@ -1,4 +1,4 @@
-"""Which backbone an adapter belongs to: name, revision, and a hash of its configuration and tensor shapes.
+"""Identity of the backbone that an adapter belongs to: name, revision, and a hash of configuration and tensor shapes.
 
 And what an adapter folder holds, as one number: two trainings never have the same. And which model made a cache: there
 the weights themselves count.

@@ -63,7 +63,7 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     @property
     def is_filled(self) -> bool:
-        """Whether the cache holds a prompt."""
+        """Return whether the cache holds a prompt."""
         return self.next_position is not None
 
     @property

@@ -178,7 +178,7 @@ MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits a
 
 @dataclass(frozen=True)
 class Packing:
-    """How a layer is stored.
+    """Settings by which a layer is stored.
 
     Attributes:
         layout: of the value groups.
@@ -331,7 +331,7 @@ def with_index(
 
 @dataclass(frozen=True)
 class PageReading:
-    """How much of a layer a step reads.
+    """Settings of how much of a layer a step reads.
 
     Attributes:
         size: entries of a page.

@@ -1,4 +1,4 @@
-"""Which backbone a recipe or a command names, checked without looking anything up."""
+"""Settings that name a recipe's or a command's backbone, checked without looking anything up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub answers: asked once per process, where its client would ask for every file.
+"""Ask whether the Hugging Face Hub answers: once per process, where its client would ask for every file.
 
 The client waits half a minute for each file that it cannot ask for, and a processor alone has six.
 """

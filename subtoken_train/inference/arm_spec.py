@@ -146,7 +146,7 @@ class ArmSpec(ArmSettings):
 
     @property
     def overrides(self) -> bool:
-        """Whether reducer or selector are others than the adapter was trained under."""
+        """Return whether reducer or selector differ from those that the adapter was trained under."""
         return self.adapter is not None and any(
             (self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector)
         )

@@ -1,4 +1,4 @@
-"""What attention reads of a layer beside its packed entries: the tail, the window over both, and the fill.
+"""Tail, window and fill: all that attention reads of a layer beside its packed entries.
 
 The *tail* is everything appended since the prompt. A *reach* hides by position what a sliding window has passed. A
 *fill* is what pieces of routed entries that are not stored read as: an entry's piece is stored without it, and the sum

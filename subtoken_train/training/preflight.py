@@ -1,4 +1,4 @@
-"""What a recipe trains, for how long, on which prompt and which devices, computed before weights are loaded.
+"""Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded.
 
 The architecture lies on the meta device; only ``seconds_per_batch`` measures the real model.
 """

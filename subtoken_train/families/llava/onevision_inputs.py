@@ -1,4 +1,4 @@
-"""What LLaVA-OneVision's processor makes of images and videos, and the same as a batch holds it.
+"""Images and videos as LLaVA-OneVision's processor makes them, and as a batch holds them.
 
 The processor pads images to the largest one's tiles (``pixel_values``, [images, tiles, 3, side, side], with
 ``image_sizes``), says how many images each prompt with images has (``batch_num_images``; where it is missing each image

@@ -1,4 +1,4 @@
-"""What VisionZip reads in a Qwen-VL tower, recomputed for its last block: the tower keeps its fast attention.
+"""Recompute what VisionZip reads for a Qwen-VL tower's last block, so that the tower keeps its fast attention.
 
 There is no class token: a patch counts by the attention it receives, summed over the patches of its own image (of a
 video: of its own layer of two frames, as the towers attend) and averaged over heads; a visual token is the mean of its

@@ -1,1 +1,1 @@
-"""What a run shows. ``docs/watching.md`` describes every tag."""
+"""Callbacks that show how a run goes. ``docs/watching.md`` describes every tag."""

@@ -1,4 +1,4 @@
-"""What panels share: the trained tensors by kind and layer, their gradients, when to read, and where numbers go.
+"""Parts that panels share: the trained tensors by kind and layer, their gradients, when to read, and where numbers go.
 
 A panel may read the device at the end of a logging step, and nowhere else. Logging steps are Lightning's: those whose
 number ``trainer.log_every_n_steps`` divides; 0 means none.

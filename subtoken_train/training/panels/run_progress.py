@@ -1,4 +1,4 @@
-"""How far a run is, on terminals and in logs, and what it is, in every logger."""
+"""Show how far a run is, on terminals and in logs, and what it is, in every logger."""
 
 from __future__ import annotations
 
