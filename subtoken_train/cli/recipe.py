@@ -104,12 +104,33 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
 
 def recipe_keys(parser: LightningArgumentParser) -> list[str]:
     """List every key that a recipe may hold, also those in optional groups (``model.routing``); no group itself."""
-    keys: set[str] = set()
+    keys = {key for key, _ in _typed_keys(parser)}
+    return sorted(keys - _groups(keys))
+
+
+def never_null(parser: LightningArgumentParser) -> set[str]:
+    """Return the keys and groups whose types hold no None; the parser itself takes null for any of them."""
+    typed = dict(_typed_keys(parser))
+    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
+    optional = {key for key, hint in hints.items() if hint is not None and _holds_none(hint)}
+    groups = {group for group in _groups(typed) if not any(group.startswith(f"{each}.") for each in optional)}
+    return {key for key, hint in typed.items() if not _holds_none(hint)} | groups - optional
+
+
+def _typed_keys(parser: LightningArgumentParser) -> Iterator[tuple[str, Any]]:
+    """Yield every key that a recipe may hold, and its type; None: not known."""
     for action in parser._actions:
-        keys.update(_keys_below(action.dest, getattr(action, "_typehint", None)))
-    keys = {key for key in keys if key.rpartition(".")[2] != "help"}
-    groups_of_keys = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
-    return sorted(keys - groups_of_keys)
+        for key, hint in _keys_below(action.dest, getattr(action, "_typehint", None)):
+            if key.rpartition(".")[2] != "help":
+                yield key, hint
+
+
+def _groups(keys: Iterable[str]) -> set[str]:
+    return {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+
+
+def _holds_none(hint: Any) -> bool:
+    return hint is None or hint is Any or hint is type(None) or any(map(_holds_none, get_args(hint)))
 
 
 def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
@@ -124,7 +145,7 @@ def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") 
         ValueError: there is one.
     """
     keys = set(keys)
-    groups = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    groups = _groups(keys)
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
@@ -135,11 +156,21 @@ def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") 
             raise ValueError(unknown_key("key", key, keys))
 
 
-def _keys_below(name: str, hint: Any) -> Iterator[str]:
-    """Yield the keys of the optional groups in a type hint, nested ones too, or ``name`` itself."""
+def check_nulls(content: dict[str, Any], whole: set[str], prefix: str = "") -> None:
+    """Raise a worded ``ValueError`` for a null where it is no value; ``whole``: see ``never_null``."""
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            check_nulls(value, whole, f"{key}.")
+        elif value is None and key in whole:
+            raise ValueError(f"{key} is null; give it a value, or leave the key out")
+
+
+def _keys_below(name: str, hint: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of the optional groups in a type hint, nested ones too, or ``name`` itself; each with its type."""
     groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
     if not groups:
-        yield name
+        yield name, hint
     for group in groups:
         for key, inner in get_type_hints(group).items():
             yield from _keys_below(f"{name}.{key}", inner)
@@ -198,9 +229,11 @@ class RecipeCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; a mistake in a recipe becomes one line."""
-        keys = recipe_keys(parser)
+        keys, whole = recipe_keys(parser), never_null(parser)
         for content in self.source.contents:
             check_known(content, keys)
+        for content in (*self.source.contents, *self.source.pieces):
+            check_nulls(content, whole)
         try:
             super().parse_arguments(parser, args)
         except ValueError as error:

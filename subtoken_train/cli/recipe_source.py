@@ -40,12 +40,14 @@ class RecipeSource:
     Attributes:
         words: the command line.
         contents: of each recipe file, without flags.
+        pieces: each option with a value, as the recipe that would say the same.
         unlisted: what only ``--allow-code`` lets through, in words.
         reducer: name of the token reducer that they speak of.
     """
 
     words: Words
     contents: tuple[dict[str, Any], ...]
+    pieces: tuple[dict[str, Any], ...]
     unlisted: tuple[str, ...]
     reducer: str
 
@@ -92,7 +94,9 @@ def read_source(argv: list[str]) -> RecipeSource:
         )
     named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
-    return RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(unlisted), reducer)
+    whole = tuple(_with_own(content, reducer) for content in contents)
+    given = tuple(piece for piece, (_, text) in zip(pieces, words.options, strict=True) if text is not None)
+    return RecipeSource(words, whole, given, tuple(unlisted), reducer)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

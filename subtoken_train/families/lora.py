@@ -34,9 +34,6 @@ class LoraSettings:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("rank", "alpha", "dropout"):
-            if getattr(self, name) is None:  # which the parser of recipes lets pass
-                raise ValueError(f"lora {name} is null; it must be a number")
         check_range("lora rank", self.rank, 1, MAX_RANK)
         check_range("lora alpha", self.alpha, 1, 10**6)
         check_range("lora dropout", self.dropout, 0, MAX_DROPOUT)

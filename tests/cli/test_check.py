@@ -5,6 +5,7 @@ import socket
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from subtoken_train.cli.main import main
@@ -259,7 +260,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
         (["--model.lora.rank", "0"], ["lora rank is 0"]),
-        (["--model.lora.rank", "null"], ["lora rank is null; it must be a number"]),
+        (["--model.lora.rank", "null"], ["model.lora.rank is null; give it a value, or leave the key out"]),
     ],
     ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )
@@ -268,12 +269,32 @@ def test_wrong_settings(capsys, tiny, changed, words):
     assert all(word in line for word in words), line
 
 
+@pytest.mark.parametrize("key", ["output_dir", "seed_everything", "model.backbone", "model.reducer", "data.seed"])
+def test_a_null_where_none_is_no_value(tmp_path, capsys, key):
+    content = yaml.safe_load(recipe("tiny_fastv25_s16k4").read_text())
+    *groups, last = key.split(".")
+    band = content
+    for group in groups:
+        band = band[group]
+    band[last] = None
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert main(["check", "--config", str(path), "--offline"]) == 2
+    assert f"{key} is null; give it a value, or leave the key out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["model.lora", "model.routing", "trainer.gradient_clip_val"])
+def test_a_null_where_none_is_a_value(tiny, capsys, key):
+    assert main(["check", *tiny, "--offline", f"--{key}=null"]) == 0
+    assert "ready: subtoken-train fit" in capsys.readouterr().out
+
+
 def test_a_recipe_that_names_no_backbone(tmp_path, capsys):
     text = recipe("tiny_fastv25_s16k4").read_text()
     path = tmp_path / "recipe.yaml"
     path.write_text(text.replace("path: checkpoints/tiny-llava", "path: null"))
     assert main(["check", "--config", str(path)]) == 2
-    assert "backbone.path is null; name a folder or a Hub id" in capsys.readouterr().err
+    assert "model.backbone.path is null; give it a value, or leave the key out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
