@@ -103,12 +103,13 @@ class SceneMemory:
             return VisualStates(tokens)
         return VisualStates(tokens, *(list(self.parts[part][at_B]) for part in _PARTS[1:]))
 
-    def _scouted_row(self, family: Family, layer: int, *rest: Any) -> Tensor:
+    def _scouted_row(
+        self, family: Family, layer: int, *, visible_BN: Tensor, row_B: Tensor, frozen: bool, **rest: Any
+    ) -> Tensor:
         """See ``engine.attention_rows.scouted_row``; a frozen scout's rows of known records are made once."""
-        _, visible_BN, _, row_B, _, _, frozen = rest
 
         def made() -> Tensor:
-            return scouted_row(family, layer, *rest)
+            return scouted_row(family, layer, visible_BN=visible_BN, row_B=row_B, frozen=frozen, **rest)
 
         assert self.batch is not None
         names = self.batch.record_ids

@@ -79,5 +79,6 @@ def test_the_router_is_described_with_what_was_set():
     reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
     card = model_card(record("somebody/else", routing=routing, reducer=reducer))
     words = "bilinear, S=64, K=16, global budget, value_norm prior, value gate, reads attention, fill mean"
+    words += " (a value vector per layer and sample, beside the nominal KV)"
     assert f"| routing | {words} |" in card
     assert "| token reducer | fastv, keep ratio 0.25, ranked by the base weights |" in card

@@ -89,7 +89,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("routing.num_groups", 10**9, "10"),
         ("routing.value_gate", 0, "value_gate is 0; it must be true or false"),
         ("routing.budget", "none", "unknown value 'none'"),
-        ("routing.fill", "median", "unknown value 'median'"),
+        ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
         ("routing.selector", "nope", "unknown"),
         ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
         ("reducer.keep_ratio", 0, "keep_ratio"),

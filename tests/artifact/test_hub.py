@@ -111,7 +111,9 @@ def test_loading_by_revision_and_then_offline(hub, session, home, pushed):
         unknown = refused(offline.run("-c", program.replace("alice/mine", "alice/elsewhere")))
         assert "alice/elsewhere@v1 is not in the local cache" in unknown
         assert "HF_HUB_OFFLINE is set" in unknown
-        assert "HF_HUB_OFFLINE is set" in refused(offline.run("export", folder, folder / "x", *to_hub("alice/y")))
+        assert "HF_HUB_OFFLINE is set" in refused(
+            offline.run("export", folder, folder.parent / "x", *to_hub("alice/y"))
+        )
     finally:
         offline.close()
     assert hub.requests == []

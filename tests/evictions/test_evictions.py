@@ -106,7 +106,7 @@ def test_any_scope(method, scope):
 
 
 def test_bf16_inputs_score_as_their_values(method, prompts):
-    views = layer_views(prompts, method.needs | {"values"}, dtype=torch.bfloat16)
+    views = layer_views(prompts, method.needs | {"values", "asks"}, dtype=torch.bfloat16)  # replace() reads all
     for view in views:
         wide = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
         query, key, value = wide

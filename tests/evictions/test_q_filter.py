@@ -85,6 +85,6 @@ def test_directions_that_fit_no_model(direction, words):
 def test_another_width_is_refused(tmp_path):
     path = written(tmp_path / "q.json", "q_filter", HeadDirections([[[1.0, 0.0]]]))
     made = build_eviction("q_filter", calibration=path).calibrated
-    made.check_backbone(NOBODY.digest, 1, 1, 2)
+    made.check_backbone(NOBODY.model_type, NOBODY.digest, 1, 1, 2)
     with pytest.raises(ValueError, match="direction has 1 layers of 1 heads of width 2, and the backbone 1 of 1 of 4"):
-        made.check_backbone(NOBODY.digest, 1, 1, 4)
+        made.check_backbone(NOBODY.model_type, NOBODY.digest, 1, 1, 4)

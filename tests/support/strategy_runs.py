@@ -61,7 +61,7 @@ class Arena:
 
     def argv(self, output: str, *extra: str, strategy: str | None = None) -> list[str]:
         """The command line of a run, as it is on any number of processes, with a strategy's shipped overlay."""
-        overlay = [] if strategy is None else ["--config", str(RECIPE.parent.parent / "strategy" / f"{strategy}.yaml")]
+        overlay = [] if strategy is None else ["--config", str(RECIPE.parent / "strategy" / f"{strategy}.yaml")]
         return [
             "fit",
             "--config",
