@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.moved import keep_moved_modules
 from subtoken_train.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _HOMES = {
     "KVBudget": "subtoken_train.ledger.kv_budget",
     "SubTokenModel": "subtoken_train.inference.model",
 }
+
+
+keep_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

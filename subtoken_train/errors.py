@@ -94,7 +94,7 @@ _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 
 
 MAX_SEED = 2**32 - 1
-"""What every generator of random numbers takes."""
+"""Largest seed that every generator of random numbers takes."""
 MAX_TOKENS = 2**24
 """More than any model reads; a length past it is a slip of the hand, and would be allocated."""
 MAX_COUNT = 10**9

@@ -23,7 +23,7 @@ from subtoken_train.errors import system_words
 
 _MARK = ".subtoken-"
 STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
-"""What ends the name of a stage, behind a dot and the name of its target."""
+"""Ending of a stage's name, after its target's name and a dot."""
 _MARKER, _CONTENT = ".subtoken-stage", "content"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""

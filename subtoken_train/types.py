@@ -19,7 +19,7 @@ Fill = Literal["zero", "mean"]
 """Value that a dropped value group reads as (``routing/bank.py``)."""
 
 Protocol = Literal["query_aware", "context_first"]
-"""What a prompt's compression sees: the whole prompt, or its context before the question (``inference/prefill.py``)."""
+"""Part of a prompt that its compression sees: all, or the context before its question (``inference/prefill.py``)."""
 
 
 class Region(IntEnum):

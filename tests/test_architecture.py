@@ -1,6 +1,7 @@
 """Rules of the source tree that a program can check: import direction, function length, docstrings."""
 
 import ast
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ ROOMS = [
         "types",
         "errors",
         "forks",
+        "moved",
         "recipe_names",
         "resources",
         "documents",
@@ -206,9 +208,12 @@ OPENINGS = ("What", "How", "Where", "Which", "Whether", "Of", "Those", "That", "
 
 
 def odd_openings(tree: ast.AST) -> list[str]:
-    """Return the first lines of docstrings, public and private, that open with a word of ``OPENINGS``."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    """Return the first lines of docstrings, attributes' and private ones too, that open with a word of ``OPENINGS``."""
+    docstrings = [
+        inspect.cleandoc(node.value.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
     return [words.splitlines()[0] for words in docstrings if re.match(rf"(?:{'|'.join(OPENINGS)})\b", words)]
 
 
@@ -218,10 +223,9 @@ def test_docstrings_say_what_a_thing_does():
 
 
 def test_the_opening_rule_itself():
-    tree = ast.parse(
-        '"""Offer words."""\nclass A:\n    """Whose."""\n    def _b(self):\n        """Of one.\n\n        No."""\n'
-    )
-    assert odd_openings(tree) == ["Whose.", "Of one."]
+    method = '    def _b(self):\n        """Of one.\n\n        No."""\n'
+    tree = ast.parse(f'"""Offer words."""\nB = 1\n"""How many."""\nclass A:\n    """Whose."""\n{method}')
+    assert sorted(odd_openings(tree)) == ["How many.", "Of one.", "Whose."]
 
 
 def long_functions(tree: ast.AST) -> dict[str, int]:

@@ -130,7 +130,7 @@ _SINCE = {
     "merged": 3,
 }
 _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any]}
-"""What is read of ``training`` beside the card."""
+"""Keys of ``training`` that are read beside the card."""
 
 
 @dataclass
@@ -143,11 +143,11 @@ class AdapterConfig:
     routing: RoutingConfig | None
     identity: Identity
     training: dict[str, Any] = field(default_factory=dict)
-    """How it came to be: recipe digest, steps, seed; for the reader, never for loading."""
+    """Origin of the adapter: recipe digest, steps, seed; for the reader, never for loading."""
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
     merged: bool = False
-    """Whether the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+    """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
 
 
 def read_config(folder: Path) -> AdapterConfig:

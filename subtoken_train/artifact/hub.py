@@ -38,9 +38,9 @@ NO_TOKEN = (
 BAD_TOKEN = "the Hub does not know this token (401): run 'hf auth login' again, or correct HF_TOKEN"
 OFFLINE = "HF_HUB_OFFLINE is set, so nothing is asked of the Hub; unset it"
 KNOWN = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, LocalTokenNotFoundError)
-"""What ``worded`` understands."""
+"""Errors that ``worded`` understands."""
 _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PICTURE_FILE]
-"""What an earlier push may have left and a new one has not: it would make the folder disagree with itself."""
+"""Files that an earlier push may have left and a new one has not: it would make the folder disagree with itself."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _status(error: HfHubHTTPError, repo_id: str) -> str:
 
 
 RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
-"""Of a run's folder."""
+"""Folders of a run."""
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 """Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
 

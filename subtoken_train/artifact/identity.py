@@ -43,7 +43,7 @@ def check_identity(wanted: Identity, found: Identity) -> None:
 
 
 _FILES = ("*.json", "*.safetensors")
-"""What a model is made of; the card and the recipe beside it may be written anew."""
+"""Files that a model is made of; the card and the recipe beside it may be written anew."""
 
 
 def adapter_digest(folder: Path) -> str:

@@ -80,7 +80,7 @@ def names_of(items: list[Path], root: Path) -> str:
 
 
 CONFIG_FILE = "subtoken_config.json"
-"""What makes a folder an adapter folder."""
+"""Layout of an adapter folder."""
 RECIPE_FILE = "recipe.yaml"
 """In an adapter's folder and in a run's."""
 PICTURE_FILE = "training.png"
@@ -102,7 +102,7 @@ ADAPTER = Layout(
 )
 """An adapter folder, or one with merged weights."""
 DATA_MARKER = ".subtoken-data.json"
-"""What makes a folder a data set that ``data`` or ``init`` wrote; those of version 0.1 have none."""
+"""Layout of a data set that ``data`` or ``init`` wrote; those of version 0.1 have none."""
 
 
 def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> None:

@@ -30,7 +30,7 @@ from subtoken_train.types import Batch, Region
 
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
 TOLERANCE = 0.01
-"""Of alpha."""
+"""Width of alpha's interval at which its search ends."""
 DIGITS = 6
 """Digits of a share in the file."""
 

@@ -130,7 +130,10 @@ def _groups(keys: Iterable[str]) -> set[str]:
 
 
 def _holds_none(hint: Any) -> bool:
-    return hint is None or hint is Any or hint is type(None) or any(map(_holds_none, get_args(hint)))
+    """Return whether None is a value of a type; True where the parser does not know the type."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(_holds_none, get_args(hint)))
+    return hint in (None, Any, type(None))
 
 
 def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:

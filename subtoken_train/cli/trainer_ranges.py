@@ -15,7 +15,7 @@ from subtoken_train.cli.class_check import ALLOWED
 from subtoken_train.typed import shown
 
 Check = Callable[[Any], str | None]
-"""What is wrong with a value in words ("it must be ..."); None: nothing, or nothing that a range could say."""
+"""Says what is wrong with a value ("it must be ..."); None: nothing, or nothing that a range could say."""
 _MANY = 10**9
 _DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
 _CLOCK = re.compile(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d")

@@ -27,7 +27,7 @@ _SPEAKERS = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
     "system": "system",
 }
-"""Whose turn a role is."""
+"""Speaker, human or gpt, of each role."""
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
 CONVERSATION_LISTS = ("conversations", "messages")
 """Under which a record keeps its messages."""

@@ -28,7 +28,7 @@ MAX_PIXELS = 89_478_485
 MOST_PIXELS = 2 * MAX_PIXELS
 """Pillow opens no larger one."""
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-"""Of Pillow's readers; that of EPS would call another program."""
+"""Pillow's readers that are used; its reader of EPS would call another program."""
 
 
 @dataclass(frozen=True)

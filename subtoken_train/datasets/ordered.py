@@ -243,7 +243,7 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
 
 
 MAX_WORKERS = 64
-"""Of ``num_workers``: each is a process with the training process's memory, started anew for every epoch."""
+"""Largest ``num_workers``: each is a process with the training process's memory, started anew for every epoch."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

@@ -255,7 +255,7 @@ def _digest(path: Path) -> bytes:
 
 
 SHARE = 0.1
-"""Of the pictures (or questions, or texts) that dev gets, and test; one at least, ``MOST_HELD`` at most."""
+"""Share of the pictures (or questions, or texts) that dev and test each get; one at least, ``MOST_HELD`` at most."""
 MOST_HELD = 1000
 SPLITS = ("train", "dev", "test")
 T = TypeVar("T")

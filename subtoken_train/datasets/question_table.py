@@ -32,7 +32,7 @@ NAMES = {
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
 _FURTHER = ("input", "context")
-"""What belongs to a question, below it, where there is any (Alpaca's records, Dolly's)."""
+"""Columns that stand below a question as a part of it (Alpaca's records, Dolly's)."""
 _PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
 

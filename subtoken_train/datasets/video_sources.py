@@ -16,7 +16,7 @@ from subtoken_train.families.images import Picture, Video
 MAX_FRAMES = 32
 """Frames of a video that are opened unless a setting says more."""
 MOST_FRAMES = 4096
-"""What that setting may say."""
+"""Values of that setting."""
 VIDEO_SUFFIXES = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
 
 
@@ -36,7 +36,7 @@ class VideoSource:
 
 
 PictureSource = ImageSource | VideoSource
-"""What ``<image>`` of a record stands for."""
+"""Media that ``<image>`` of a record stands for."""
 
 
 def refuse_video_file(name: str) -> str | None:

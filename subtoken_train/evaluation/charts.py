@@ -24,7 +24,7 @@ from subtoken_train.errors import plain
 INK = "#1d2127"
 COLORS = ("#189cd8", "#c0249c", "#0ca83c", "#783cfc", "#846c54", "#fc1818", "#6084fc", "#cc789c")
 MARKERS, FILLS = "osD^vP", (1.0, 0.5, 0.25, 0.0)
-"""Of the first series of a colour, of the second, ...: the shape of points, and how far the colour fills a bar."""
+"""Shape of points and filling of bars, for the first series of a colour, the second, and so on."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "subtoken_train",

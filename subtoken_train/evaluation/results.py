@@ -25,6 +25,7 @@ from subtoken_train.outputs import append_whole, write_whole
 from subtoken_train.typed import shown, typed
 from subtoken_train.types import Protocol
 
+__path__: list[str] = []  # names below it are looked for: those of ``moved.py`` lay there
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
@@ -34,7 +35,7 @@ _WRITTEN = {
     "groups": re.compile(r"-|S\d+K\d+ \w+"),
     "eviction": re.compile(r"\S.*"),
 }
-"""How ``ArmFacts`` that are read again are written."""
+"""Forms of those ``ArmFacts`` that are read again."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ _AROUND = {
     "mistral_instruct": ("[INST] ", " [/INST]", " ", " "),
     "chatml_direct": ("<|im_start|>user\n", f"{_END}<|im_start|>assistant\n", "", ""),
 }
-"""What stands before a question, after it, between turns, and before an answer; ``llava_v1`` is as ``vicuna_v1``."""
+"""Texts before a question, after it, between turns, and before an answer; ``llava_v1`` is as ``vicuna_v1``."""
 _MARKER = "<image>"
 _LEADING = re.compile(rf"(?:{_MARKER}\n)*")
 

@@ -32,7 +32,7 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 
 
 PREFIX = "subtoken_"
-"""Of the names of attention functions that also read packed storage."""
+"""Prefix of attention functions that also read packed storage."""
 WINDOWED = ("mistral", "qwen2", "qwen3")
 """Language models whose windows are served."""
 _GEMMA = "its windowed layers turn positions by a rotary base of their own, and one base for all layers is served here"
@@ -95,7 +95,7 @@ class DecoderStack:
 
     model: Any
     windows: list[int | None]
-    """Of every layer the positions that a row sees, its own included; None where it sees all before it."""
+    """Positions that a row sees in each layer, its own included; None where it sees all before it."""
     _length: Tensor | None = None
 
     @property

@@ -80,26 +80,26 @@ class Family(DecoderStack, ABC):
     sees_images: ClassVar[bool] = True
     """False for a language model."""
     takes_videos: ClassVar[bool] = False
-    """Whether a prompt may show videos."""
+    """True where a prompt may show videos."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
     auto_processor: Any = AutoProcessor
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    """What its processor makes of pictures, by the names that transformers' ``generate`` takes."""
+    """Outputs of its processor for pictures, by the names that transformers' ``generate`` takes."""
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
     in_tiles: ClassVar[bool] = False
-    """Whether a picture's tokens are those of several tiles, which make no one grid."""
+    """True where a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
     chooses_chat: ClassVar[bool] = False
-    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
+    """True where ``choose_chat`` takes names: the family was published with several chat formats."""
 
     may_pad: ClassVar[bool] = False
-    """Whether ``pad_images`` is a choice: images keep their shape otherwise."""
+    """True where ``pad_images`` is a choice: images keep their shape otherwise."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.windows = layer_windows(model.config, self.tower_positions == "mrope")

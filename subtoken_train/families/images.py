@@ -31,7 +31,7 @@ from torch import Tensor
 from subtoken_train.errors import SubTokenWarning
 
 _LOST = ("Corrupt EXIF data", "Truncated File Read")
-"""How Pillow's warnings begin after which it reads no further tag."""
+"""Beginnings of Pillow's warnings after which it reads no further tag."""
 _WHITE_16 = 65_535
 _DIMMEST_8 = 16
 """Floats above 1 that are all below this are no greys of 8 bits, which would be black."""
@@ -185,7 +185,7 @@ class Video:
 
 
 Picture = Image.Image | Video
-"""What ``<image>`` stands for in a prompt."""
+"""Media that ``<image>`` stands for in a prompt."""
 
 
 def count_images(pictures: Sequence[Picture]) -> int:

@@ -24,7 +24,7 @@ _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
 _HIDDEN = {IMAGE_MARK: "\udfd0" * len(IMAGE_MARK), VIDEO_MARK: "\udfd1" * len(VIDEO_MARK)}
 """Halves of characters, which texts are refused for."""
 _RENAMED = {IMAGE_MARK: "\ufdd0" + "\ufdd2" * 5 + "\ufdd1", VIDEO_MARK: "\ufdd0" + "\ufdd3" * 5 + "\ufdd1"}
-"""What the copy calls tokens of these names; characters that Unicode keeps for such use."""
+"""Names of such tokens in the copy; characters that Unicode keeps for such use."""
 
 
 def picture_marks(text: str) -> list[str]:

@@ -25,7 +25,7 @@ from subtoken_train.types import Protocol
 DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
-"""How an option is spelled: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
+"""Spellings of an option: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Format:
     bits: int
 
     rounds = False
-    """Whether vectors are stored as integer codes, with one scale per vector."""
+    """True where vectors are stored as integer codes, with one scale per vector."""
     per_code = 1
     """Channels of a stored number."""
 

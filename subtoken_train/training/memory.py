@@ -177,7 +177,7 @@ class ActivationBytes:
 
 _STATE_BLOCK = 256
 _DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}
-"""What strategies divide over processes: 1 the optimiser's state, 2 gradients too, 3 weights too; others nothing."""
+"""Parts that a strategy divides over processes: 1 the optimiser's state, 2 gradients too, 3 weights too; 0 nothing."""
 
 
 @dataclass(frozen=True)

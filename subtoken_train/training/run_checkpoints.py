@@ -121,7 +121,7 @@ FAULTS = (
     "a gradient was not finite: the trained weights are NaN or infinite",
     "the loss is NaN or infinite",
 )
-"""What the user is told, by a fault's number; 0: there is none. The greatest of all processes counts."""
+"""Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
 class LossWatch:

@@ -32,7 +32,7 @@ from subtoken_train.version import __version__
 MARKER_FILE, LOCK_FILE = ".subtoken-run.json", ".lock"
 SCHEMA_VERSION = 1
 LOCK_SECONDS = 8.0
-"""How long a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
+"""Seconds that a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
 
 _ADAPTER_FOLDER = r"adapter(\.(partial|replaced)-[0-9a-f]{8})?"
 _BEGUN = r"\.[0-9a-f]{8}"  # what ``write_whole`` of 0.2 and before left of a file, behind a dot and its name
@@ -53,7 +53,7 @@ RUN = Layout(
     last=MARKER_FILE,
     kind="a run",
 )
-"""What ``fit`` writes into a run's folder."""
+"""Files and folders that ``fit`` writes into a run's folder."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _HOLDS = {
     "global_step": int,
     "random_state": list,
 }
-"""What is restored beside the tensors, and of which type."""
+"""Parts that are restored beside the tensors, and their types."""
 
 
 def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:

@@ -118,9 +118,12 @@ class View:
             next_position: id of the first token after them.
             needs: what that method declared.
         """
+        return self.replaced(regions_BN=regions_BN, next_position=next_position, needs=needs, attended_BN=None)
+
+    def replaced(self, **changes: Any) -> View:
+        """Return a copy with changes; ``dataclasses.replace`` would read what was not declared."""
         given = {each.name: vars(self)[each.name] for each in fields(self) if each.init}
-        narrow = {"regions_BN": regions_BN, "next_position": next_position, "needs": needs, "attended_BN": None}
-        return View(**given | narrow)
+        return View(**given | changes)
 
     @staticmethod
     def reads_values(needs: frozenset[Need]) -> bool:

@@ -43,6 +43,7 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("packed", "layers", 0, "fill"): ("nope", 5, "stored"),
     ("packed", "layers", 0, "blocks", 0, "parts"): (5, None, [], [{}]),
     ("packed", "layers", 0, "blocks", 0, "page_size"): (4, 0, -1, "x"),
+    ("packed", "layers", 0, "blocks", 0, "page_count"): (4, 0, -1, "x"),
 }
 
 

@@ -65,7 +65,10 @@ FORM = Format(
         "tasks": lambda value: isinstance(value, list) and len(value) > 1,
     },
     exact=("tasks.0.name",),
-    unsaid=("arms.0.backbone", "batch_size"),  # an adapter names its own; samples at a time have a default
+    unsaid=(
+        "arms.0.backbone",
+        "batch_size",
+    ),  # an adapter names its own; a default is null as well
 )
 Grid = dict[str, Any]
 Spoilt = tuple[Any, str, Expect]

@@ -28,7 +28,7 @@ from subtoken_train.evaluation.reporting.score_tables import (
 from subtoken_train.typed import chosen
 
 VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
-"""How an arm's router is called here and there."""
+"""Names of an arm's router, ours and the paper's."""
 TWO_STAGE = "4"
 """The paper's table of two-stage training."""
 AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
@@ -50,7 +50,7 @@ _VLM: dict[str, Any] = {
 }
 _SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
 _LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
-"""What is read of a printed row."""
+"""Keys that are read of a printed row."""
 COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
 
 

@@ -36,7 +36,7 @@ SIDE = 224
 """Longer side of a thumbnail, in pixels."""
 
 DIMMED, FOG, BARS = 0.82, (128, 128, 128), (122, 116, 104)
-"""How far a dropped token goes towards which colour, and the bars of a padded picture (CLIP's mean)."""
+"""Share and colour that a dropped token is mixed with, and the colour of a padded picture's bars (CLIP's mean)."""
 
 
 class TaskFiles:

@@ -38,7 +38,7 @@ METHODS = {
     "lagkv": "LagKV",
 }
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
-"""How methods and selectors are written; others go by their own name."""
+"""Spellings of methods and selectors in tables; others go by their own name."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Cost:
 
 SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
 SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
-"""What runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
+"""Facts that runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ _KINDS: dict[str, Any] = {
     "scores": list[float],
     "measures": dict[str, list[float | None]],
 }
-"""What is read of a run."""
+"""Keys that are read of a run."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Grid:
 
 
 AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is not dict and name != "name")
-"""What may be a list in a grid's arm: every combination becomes an arm."""
+"""Settings that may be a list in a grid's arm: every combination becomes an arm."""
 
 
 def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
@@ -100,7 +100,7 @@ _FILE: dict[str, Any] = {
     **dict.fromkeys(("data_root", "anchors"), str | None),
     **dict.fromkeys(("limit", "batch_size", "max_length"), int | None),
 }
-"""What a grid's file holds."""
+"""Keys of a grid's file."""
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:

@@ -29,7 +29,7 @@ class ImageQuestions(Task):
     answered: ClassVar[str]
     """The split whose answers are public."""
     columns: ClassVar[tuple[str, ...]]
-    """What a sample is made of, beside the column ``image``."""
+    """Columns that make a sample, beside ``image``."""
     config: ClassVar[str | None] = None
     """The set's configuration; None: its default one."""
 

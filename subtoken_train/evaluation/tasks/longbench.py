@@ -57,7 +57,7 @@ _ALL_MARKS = str.maketrans("", "", string.punctuation + _CHINESE_MARKS)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBERS = re.compile(r"\d+")
 PARAGRAPH = {"passage_retrieval_en": re.compile(r"Paragraph (\d+)"), "passage_retrieval_zh": re.compile(r"段落(\d+)")}
-"""What the answers of the retrieval sets hold."""
+"""Matches the paragraph that an answer of the retrieval sets names."""
 
 
 def check_jieba(sets: Iterable[str]) -> None:

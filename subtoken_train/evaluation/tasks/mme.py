@@ -110,7 +110,7 @@ def _points(keys_N: Tensor, right_N2: Tensor) -> Tensor | None:
 
 
 YES_OR_NO = " Please answer yes or no."
-"""What every question ends with; LLaVA and lmms-eval put their words for short answers in its place. Where two spaces
+"""Ending of every question; LLaVA and lmms-eval put their words for short answers in its place. Where two spaces
 are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is followed here, none."""
 
 

@@ -77,14 +77,14 @@ class Task(ABC):
     primary: ClassVar[str]
     """The score of ``metric().compute()`` that tables print."""
     where: ClassVar[str]
-    """How to get the files: commands and addresses, in plain text (``subtoken-train data NAME`` prints it)."""
+    """Commands and addresses that get the files, in plain text (``subtoken-train data NAME`` prints it)."""
 
     hub_id: ClassVar[str | None] = None
-    """Where ``datasets`` finds it; None for what is on no hub."""
+    """Hub name by which ``datasets`` finds it; None for what is on no hub."""
     rows: ClassVar[int | None] = None
     """Samples of the complete set that the paper uses; None where there is no such number."""
     made_in: ClassVar[str | None] = None
-    """Where ``subtoken-train data`` writes its files, which are read from there unless a folder is named."""
+    """Folder that ``subtoken-train data`` writes, and that is read unless another is named."""
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
     allowed: ClassVar[Mapping[str, Sequence[object]]] = {}

@@ -27,7 +27,7 @@ from subtoken_train.families.text import llama_config, mistral_config, yi_config
 from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
 
 _YI_IMAGE_TOKEN = 64000
-"""Of the 34B model, the only one on Yi: its image token stands behind Yi's vocabulary."""
+"""Image token of the 34B model, the only one on Yi; it stands behind Yi's vocabulary."""
 
 
 class LlavaNextFamily(LlavaFamily):

@@ -26,7 +26,7 @@ from subtoken_train.types import Batch, Region
 IMAGE, VIDEO = 1, 2
 """Values of ``mm_token_type_ids``."""
 Runs = list[list[tuple[int, int]]]
-"""Of each prompt, (kind, length) of its runs of placeholders in order."""
+"""Kind and length of each prompt's runs of placeholders, in order."""
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ class QwenInputs(Family):
     title: ClassVar[str]
     """Its name in messages."""
     least_pixels: ClassVar[int] = 56 * 56
-    """What its published processors scale small images up to."""
+    """Pixels to which its published processors scale small images up."""
     takes_videos = True
     may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (

@@ -42,7 +42,7 @@ class QwenVLFamily(QwenInputs):
     """
 
     system_text: ClassVar[str] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    """What its template writes where a conversation has no system text."""
+    """System text that its template writes where a conversation has none."""
     auto_processor = QwenProcessor
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")

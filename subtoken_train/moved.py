@@ -1,0 +1,48 @@
+"""Keep import paths that pages of earlier versions showed: the old one imports the new one, with a note."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from subtoken_train.errors import SubTokenWarning
+
+MOVED = {
+    "subtoken_train.cli.quiet": "subtoken_train.cli.terminal",
+    "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",
+    "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
+    "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",
+}
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Find the modules of ``MOVED`` after all other finders have failed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for an old name, None for any other."""
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module in its new place, and say where that is."""
+        warnings.warn(f"{spec.name} is now {MOVED[spec.name]}; change the import", SubTokenWarning, stacklevel=2)
+        module = importlib.import_module(MOVED[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back, which the import of the old name has replaced; it ran already."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def keep_moved_modules() -> None:
+    """Let the old names be imported in this process."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())
