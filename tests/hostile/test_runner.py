@@ -309,3 +309,13 @@ def test_messages_that_are_none(err):
 @pytest.mark.parametrize("before", ["", "subtoken-train: warning: a word\n", "3/4 questions\n"])
 def test_one_line_is_a_message(before):
     assert message_fault(f"{before}{ERROR}a word is wrong\n") is None
+
+
+def test_a_file_without_a_name_changes_no_folder(tmp_path):
+    """As locks try it; a named file in the same folder is seen as before."""
+    seen = watch.Watch()
+    with watch.watched(seen):
+        os.close(os.open(tmp_path, os.O_RDWR | os.O_TMPFILE))
+        (tmp_path / "named").write_text("x")
+    assert seen.touched == [(str(tmp_path / "unnamed"), "open", False), (str(tmp_path / "named"), "open", False)]
+    assert list(tmp_path.iterdir()) == [tmp_path / "named"]

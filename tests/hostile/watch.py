@@ -31,6 +31,8 @@ _OURS = ("uname",)
 Touch = tuple[str, str, bool]
 """A path that is written, what is done to it, and whether it was there before."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_UNNAMED = os.O_TMPFILE
+"""Opens a file without a name in a folder that exists, which itself stays as it is (filelock 4.3 and newer)."""
 _OF_PATHS = {
     "os.mkdir": (0,), "os.rmdir": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,),
@@ -79,7 +81,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         if _watch.forks > FORKS:
             raise _stopped()
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
-        _note(event, arguments[0], None)
+        nameless = arguments[2] & _UNNAMED == _UNNAMED
+        _note(event, os.path.join(os.fsdecode(arguments[0]), "unnamed") if nameless else arguments[0], None)
     elif event in _OF_PATHS:
         for index, place in enumerate(_OF_PATHS[event]):
             folder = _FOLDERS.get(event)
