@@ -65,10 +65,8 @@ FORM = Format(
         "tasks": lambda value: isinstance(value, list) and len(value) > 1,
     },
     exact=("tasks.0.name",),
-    unsaid=(
-        "arms.0.backbone",
-        "batch_size",
-    ),  # an adapter names its own; a default is null as well
+    unsaid=("arms.0.backbone", "arms.0.adapter", "batch_size"),
+    # an adapter names its backbone, a backbone without an adapter is an arm, and a default is null as well
 )
 Grid = dict[str, Any]
 Spoilt = tuple[Any, str, Expect]
