@@ -137,7 +137,7 @@ class BearableCuts(DecoderReducer):
         leave_BM = bearable(masses[0], visual_BM, total_self_B, self.alpha[0])
         cross_BM = bearable(masses[1], visual_BM, total_cross_B, self.alpha[0])
         leave_BM &= cross_BM | ~masses[2][:, None]
-        keep_BM = (view.regions_BM != Region.PADDING) & (~leave_BM | view.read_BM)
+        keep_BM = (view.regions_BM != Region.PADDING) & (~leave_BM | view.protected_BM)
         if self.alpha[0] == 0:
             keep_BM = view.regions_BM != Region.PADDING
         self.held[view.layer] = (keep_BM & visual_BM).sum(-1)

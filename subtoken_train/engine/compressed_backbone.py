@@ -328,7 +328,7 @@ class Cutting:
         visible_BN = batch.regions_BN != Region.PADDING
         self.prompt_BN = visible_BN & (places_N <= batch.rank_position_B[:, None])
         with torch.no_grad():
-            self.raters_BN = reducer.asking(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
+            self.raters_BN = reducer.raters(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
 
     def keeps_all(self, layer: int) -> bool:
         """Return whether the cut before ``layer`` leaves nothing out."""
@@ -370,10 +370,10 @@ class Cutting:
         return CutView(
             layer=layer,
             regions_BM=rows.regions_BM,
-            read_BM=left(run.protected),
-            last_BM=prompt_BM & (index_BM == index_BM.amax(-1, keepdim=True)),
+            protected_BM=left(run.protected),
+            ranking_BM=prompt_BM & (index_BM == index_BM.amax(-1, keepdim=True)),
             prompt_BM=prompt_BM,
-            asking_BM=None if self.raters_BN is None else left(self.raters_BN),
+            raters_BM=None if self.raters_BN is None else left(self.raters_BN),
             count_B=torch.tensor([counts[layer] for counts in self.counts], device=rows.index_BM.device),
             sample_seed_B=run.sample_seeds,
             hidden_BMD=run.hidden_BMD,

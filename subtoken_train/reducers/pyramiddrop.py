@@ -67,7 +67,7 @@ class PyramidDrop(StagedReducer):
 
     def cut_scores(self, view: CutView) -> Tensor:
         """The attention row of the last prompt token in the stage's last layer, [B, M]."""
-        return attention_paid(view.attention(view.last_BM))
+        return attention_paid(view.attention(view.ranking_BM))
 
 
 @lru_cache

@@ -175,7 +175,7 @@ class SparseVLM(StagedReducer):
             f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it"
         )
 
-    def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
+    def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
         """The raters; a prompt without text after an image is rated by its last token."""
         raters_BN = torch.zeros_like(prompt_BN)
         for embeds_ND, regions_N, prompt_N, raters_N in zip(embeds_BND, regions_BN, prompt_BN, raters_BN, strict=True):
@@ -188,15 +188,15 @@ class SparseVLM(StagedReducer):
 
     def cut_scores(self, view: CutView) -> Tensor:
         """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
-        assert view.asking_BM is not None
+        assert view.raters_BM is not None
         total_BHM: Tensor | None = None
-        asked = zip(view.attention(view.asking_BM), view.rotary_pull(view.asking_BM), strict=True)
+        asked = zip(view.attention(view.raters_BM), view.rotary_pull(view.raters_BM), strict=True)
         for (attention_BHRM, valid_BR), pull_BRM in asked:
             corrected = attention_BHRM if self.version == 1 else attention_BHRM / pull_BRM[:, None]
             summed_BHM = (corrected * valid_BR[:, None, :, None]).sum(2)
             total_BHM = summed_BHM if total_BHM is None else total_BHM + summed_BHM
         assert total_BHM is not None
-        scores_BHM = total_BHM / view.asking_BM.sum(-1).clamp(min=1)[:, None, None]
+        scores_BHM = total_BHM / view.raters_BM.sum(-1).clamp(min=1)[:, None, None]
         if self.version == 1 or self.heads >= scores_BHM.shape[1]:
             return scores_BHM.mean(1)
         seeing_BH = (scores_BHM * view.visual[:, None]).sum(-1)
@@ -217,7 +217,7 @@ class SparseVLM(StagedReducer):
     def _recycled(self, view: CutView, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
         """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
         visual_M, scores_M = view.visual[sample], scores_BM[sample]
-        read_M, rows_M = visual_M & view.read_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
+        read_M, rows_M = visual_M & view.protected_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
         tokens, read = int(visual_M.sum()), int(read_M.sum())
         left = min(tokens, max(int(view.count_B[sample]), read))
         kept = max(read, kept_of(tokens, left)) if left < tokens else tokens

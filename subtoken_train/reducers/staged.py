@@ -34,11 +34,11 @@ class CutView:
     Attributes:
         layer: the first one that will see what stays.
         regions_BM: ``Region`` codes.
-        read_BM: rows that a token is read from, bool; they stay, whatever they score.
-        last_BM: the last prompt token of the turn that holds the last image, or of what is left up to it, bool; none
+        protected_BM: rows that predict a token that is learnt or asked for, bool; they stay, whatever they score.
+        ranking_BM: the last prompt token of the turn that holds the last image, or of what is left up to it, bool; none
             in a sample without an image.
         prompt_BM: rows up to it, bool.
-        asking_BM: what ``DecoderReducer.asking`` marked, bool; None where it marks nothing.
+        raters_BM: what ``DecoderReducer.raters`` marked, bool; None where it marks nothing.
         count_B: visual tokens that stay of each sample, int64.
         sample_seed_B: a number per sample, int64.
         hidden_BMD: output of the layer below the cut.
@@ -49,10 +49,10 @@ class CutView:
 
     layer: int
     regions_BM: Tensor
-    read_BM: Tensor
-    last_BM: Tensor
+    protected_BM: Tensor
+    ranking_BM: Tensor
     prompt_BM: Tensor
-    asking_BM: Tensor | None
+    raters_BM: Tensor | None
     count_B: Tensor
     sample_seed_B: Tensor
     hidden_BMD: Tensor
@@ -65,12 +65,13 @@ class CutView:
         return self.regions_BM == Region.VISUAL
 
     def attention_row(self, layer: int) -> Tensor:
-        """Return the head-mean attention of the row ``last_BM``, [B, M] in fp32, as ``ReducerView.attention_row`` does.
+        """Return the head-mean attention of the row ``ranking_BM``, [B, M] in fp32.
 
+        It is what ``ReducerView.attention_row`` returns of a whole prompt.
         Only the layer below the cut has run last: ``layer`` must be that one.
         """
         assert layer == self.layer - 1
-        return attention_paid(self.attention(self.last_BM))
+        return attention_paid(self.attention(self.ranking_BM))
 
 
 @dataclass
@@ -109,8 +110,8 @@ class DecoderReducer(Reducer, ABC):
     def cut(self, view: CutView) -> Cut:
         """Decide which rows stay."""
 
-    def asking(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
-        """Rows that later cuts ask, chosen before layer 0; None where the cuts need none.
+    def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
+        """Return the rows whose attention later cuts read, chosen before layer 0; None where the cuts need none.
 
         Args:
             embeds_BND: input embeddings.
@@ -128,10 +129,10 @@ class RankedCuts(DecoderReducer):
         """A score for every row, [B, M]; among visual tokens the highest stay."""
 
     def cut(self, view: CutView) -> Cut:
-        """The best visual tokens stay; a visual row that a token is read from stays, inside the budget."""
+        """The best visual tokens stay; a protected visual row stays, inside the budget."""
         with torch.no_grad():
             scores_BM = self.cut_scores(view)
-            kept = (scores_BM, view.regions_BM, view.read_BM, view.count_B)
+            kept = (scores_BM, view.regions_BM, view.protected_BM, view.count_B)
             return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
 
 

@@ -227,11 +227,11 @@ def test_without_text_the_last_token_rates_and_a_text_without_a_rater_rates_whol
     embeds = random_scores(0, 8, 4)[None]
     regions = torch.tensor([[Region.SYSTEM] + [Region.VISUAL] * 7])
     reducer, prompt = build_reducer("sparsevlm", 0.5), torch.ones(1, 8, dtype=torch.bool)
-    assert reducer.asking(embeds, regions, prompt)[0].nonzero()[:, 0].tolist() == [7]
+    assert reducer.raters(embeds, regions, prompt)[0].nonzero()[:, 0].tolist() == [7]
     regions[0, 6:] = Region.QUERY
     embeds[0, 7] = embeds[0, 6]
-    assert reducer.asking(embeds, regions, prompt)[0].nonzero()[:, 0].tolist() == [6, 7]
-    assert not reducer.asking(embeds, regions, ~prompt).any()
+    assert reducer.raters(embeds, regions, prompt)[0].nonzero()[:, 0].tolist() == [6, 7]
+    assert not reducer.raters(embeds, regions, ~prompt).any()
 
 
 def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_family):
