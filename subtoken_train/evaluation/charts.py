@@ -47,24 +47,6 @@ styled = rc_context(STYLE)
 
 
 @styled
-def line_chart(
-    lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
-) -> Image.Image:
-    """Draw named lines over ``first``, ``first`` + 1, ...; all of one length."""
-    figure, (axes,) = axes_in_a_row(1)
-    draw_lines(axes, lines, title, x_label, y_label, first)
-    return image_of(figure)
-
-
-@styled
-def heat_map(rows: Sequence[Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0) -> Image.Image:
-    """Draw a cell per value, row ``first`` at the top; the scale begins at 0."""
-    figure, (axes,) = axes_in_a_row(1)
-    draw_cells(axes, rows, title, x_label, y_label, first)
-    return image_of(figure)
-
-
-@styled
 def axes_in_a_row(count: int, inches: tuple[float, float] = (7.2, 4.8)) -> tuple[Figure, list[Axes]]:
     """Make a figure with axes side by side, each of so many inches (wide, high)."""
     figure = Figure(figsize=(inches[0] * count, inches[1]), layout="constrained")
@@ -84,7 +66,7 @@ def draw_bars(axes: Axes, heights: Sequence[float], title: str, x_label: str, y_
 def draw_lines(
     axes: Axes, lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
 ) -> None:
-    """See ``line_chart``; the scale begins at 0."""
+    """Draw named lines over ``first``, ``first`` + 1, ...; all of one length. The scale begins at 0."""
     for place, (name, values) in enumerate(lines.items()):
         color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)] if len(values) < 40 else ""
         axes.plot(range(first, first + len(values)), values, color=color, marker=marker, label=name)
@@ -115,7 +97,10 @@ def draw_cells(
     first: int = 0,
     ends: tuple[float, float] | None = None,
 ) -> None:
-    """See ``heat_map``; ``ends`` are where the first and the last column end, 0.5 around 0, 1, 2, ... without them."""
+    """Draw a cell per value, row ``first`` at the top; the scale begins at 0.
+
+    ``ends`` are where the first and the last column end; without them, a column is one wide around 0, 1, 2, ...
+    """
     left, right = ends or (-0.5, len(rows[0]) - 0.5)
     extent = (left, right, first + len(rows) - 0.5, first - 0.5)
     picture = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent, interpolation="nearest")
