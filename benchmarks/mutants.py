@@ -2,11 +2,13 @@
 
 A mutant is the package with one small fault: a comparison turned, an arithmetic operator exchanged, a whole number one
 higher, a condition negated, a statement dropped. The tests that run its line (a coverage file with contexts says which)
-are tried, quickest first, until one fails; a mutant that none kills survives.
+are tried until one fails: first those of ``make test``, the most particular ones before the others, then the slow ones
+of the same run. A mutant that none kills survives.
 
-  OMP_NUM_THREADS=1 pytest -m "not slow and not gpu" --cov --cov-context=test --junitxml=quick.xml
-  python benchmarks/mutants.py run --coverage .coverage --durations quick.xml --out quick.json
-  python benchmarks/mutants.py compare before.json after.json       exit code 1 where less than 95 % of kills are left
+  OMP_NUM_THREADS=1 pytest -n 2 -m "not gpu" --cov --cov-context=test --junitxml=tests.xml
+  python benchmarks/mutants.py --coverage .coverage --durations tests.xml
+
+The exit code is 1 where the quick tests kill less than 95 % of what all of them kill. A run that was stopped goes on.
 
 Each process works on a copy of the tree, so that commands that tests start see the mutant, too. Triton's kernels are
 left out: a CPU runs them in an interpreter, if at all. What this does not say: that a survivor is a fault of the tests;
@@ -22,11 +24,13 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -34,10 +38,15 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "subtoken_train"
+RECORD = ROOT / "benchmarks" / "results" / "mutants.json"
 LEFT_OUT = ("triton", "__main__")
-TREE = (PACKAGE, "tests", "benchmarks", "recipes", "checkpoints", "data", "docs", "pyproject.toml", "README.md")
-SECONDS = 60.0
-"""Of tests at most, by their own durations, that a mutant has to survive; beyond, none was quicker to fail."""
+NOT_COPIED = (".git", ".venv", "__pycache__", "runs", "site", "dist", "*_cache")
+SECONDS = 40.0
+"""Of quick tests at most, by their own durations, and as much of slow ones, that a mutant has to survive."""
+FIRST = 40
+"""Tests that are tried before the others are collected: most mutants die of them."""
+SHARE = 0.95
+"""Of all kills, those that the quick tests must do."""
 COMPARED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -159,9 +168,9 @@ def draw(seed: int, count: int, covered: Mapping[str, set[int]]) -> list[Mutant]
 
 
 class Coverage:
-    """Tests by the line that they run, and their durations."""
+    """Tests by the line that they run, and their durations; tests that are not there any more are left out."""
 
-    def __init__(self, coverage: Path, durations: Path) -> None:
+    def __init__(self, coverage: Path, durations: Path, there: Collection[str]) -> None:
         from coverage import CoverageData
 
         data = CoverageData(str(coverage))
@@ -171,9 +180,10 @@ class Coverage:
             if f"/{PACKAGE}/" in measured:
                 file = f"{PACKAGE}/{measured.partition(f'/{PACKAGE}/')[2]}"
                 self.by_line[file] = {
-                    line: sorted({name.partition("|")[0] for name in names if name})
+                    line: sorted({name.partition("|")[0] for name in names}.intersection(there))
                     for line, names in data.contexts_by_lineno(measured).items()
                 }
+        self.extent = Counter(name for lines in self.by_line.values() for tests in lines.values() for name in tests)
         self.seconds = {
             f"{case.get('file') or _file(case)}::{case.get('name')}": float(case.get("time") or 0)
             for case in ElementTree.parse(durations).iter("testcase")
@@ -183,11 +193,25 @@ class Coverage:
         """Return the lines of each file that a test runs."""
         return {file: {line for line, tests in lines.items() if tests} for file, lines in self.by_line.items()}
 
-    def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run a mutant's line, quickest first, as many as ``SECONDS`` hold."""
-        tests = sorted(self.by_line[mutant.file][mutant.line], key=lambda name: (self.seconds.get(name, 1.0), name))
+    def tests(self, mutant: Mutant, quick: Collection[str]) -> tuple[list[str], list[str]]:
+        """Return the quick and the slow tests that run a mutant's line, as many as ``SECONDS`` hold of either.
+
+        Those that run the fewest lines come first: a fault is likelier to be what they are about.
+        """
+        tests = sorted(self.by_line[mutant.file][mutant.line], key=lambda name: (self.extent[name], name))
+        ours = [name for name in tests if name in quick]
+        return self._few(ours), self._few([name for name in tests if name not in quick])
+
+    def _few(self, tests: Sequence[str]) -> list[str]:
         spent = accumulate(self.seconds.get(name, 1.0) for name in tests)
-        return [name for name, total in zip(tests, spent, strict=True) if total <= SECONDS] or tests[:1]
+        return [name for name, total in zip(tests, spent, strict=True) if total <= SECONDS] or list(tests[:1])
+
+
+def collected(marks: str) -> set[str]:
+    """Return the names of the tests of these marks."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marks]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line for line in lines if "::" in line}
 
 
 def _file(case: ElementTree.Element) -> str:
@@ -197,7 +221,26 @@ def _file(case: ElementTree.Element) -> str:
     return "/".join(parts[: last + 1]) + ".py"
 
 
-def _try(tree: Path, tests: Sequence[str]) -> None:
+class _First:
+    """Notes the first test, or file of tests, that fails."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note a test."""
+        self._note(report)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Note a file that cannot be imported."""
+        self._note(report)
+
+    def _note(self, report: Any) -> None:
+        if report.failed and not self.place.exists():
+            self.place.write_text(report.nodeid)
+
+
+def _try(tree: Path, tests: Sequence[str], failed: Path) -> None:
     """Run tests in this process, which ends with pytest's exit code."""
     import pytest
 
@@ -206,36 +249,62 @@ def _try(tree: Path, tests: Sequence[str]) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]))
+    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests], plugins=[_First(failed)]))
 
 
-def verdict(tree: Path, mutant: Mutant, tests: Sequence[str], patience: float) -> dict[str, Any]:
-    """Put a mutant into a copy of the tree, try the tests, and take it out again."""
-    path, clock = tree / mutant.file, time.monotonic()
-    whole = path.read_text()
-    path.write_text(mutant.applied(whole))
-    try:
-        process = multiprocessing.get_context("fork").Process(target=_try, args=(tree, tests))
+class Tree:
+    """A copy of the tree, in which mutants are tried one after another."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sound: set[str] = set()
+        self.unsound: set[str] = set()
+
+    def fails(self, tests: Sequence[str]) -> tuple[str | None, str]:
+        """Return how one of the tests fails, or None, and which."""
+        failed = self.path.parent / "failed"
+        failed.unlink(missing_ok=True)
+        process = multiprocessing.get_context("fork").Process(target=_try, args=(self.path, tests, failed))
         process.start()
-        process.join(patience)
-        late = process.is_alive()
-        if late:
+        process.join(4 * SECONDS)
+        if process.is_alive():
             process.kill()
             process.join()
-    finally:
-        path.write_text(whole)
-    survived = not late and process.exitcode == 0
-    return {
-        **asdict(mutant),
-        "name": mutant.name,
-        "killed": not survived,
-        "how": "survived" if survived else "late" if late else "failed" if process.exitcode == 1 else "broken",
-        "tests": len(tests),
-        "seconds": round(time.monotonic() - clock, 1),
-    }
+            return "late", ""
+        name = failed.read_text() if failed.exists() else ""
+        return (None if process.exitcode == 0 else "failed" if name else "broken"), name
+
+    def kills(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
+        """Return how a mutant is killed, or None; a test that fails without the mutant, too, kills none."""
+        path = self.path / mutant.file
+        whole = path.read_text()
+        while tests := [name for name in tests if name not in self.unsound]:
+            path.write_text(mutant.applied(whole))
+            try:
+                how, name = self.fails(tests)
+            finally:
+                path.write_text(whole)
+            if not name or name in self.sound:
+                return how
+            if self.fails([name])[0] is None:
+                self.sound.add(name)
+                return how
+            self.unsound |= {each for each in tests if each == name or each.startswith(f"{name}::")}
+        return None
+
+    def verdict(self, mutant: Mutant, quick: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
+        """Return who kills a mutant, and how."""
+        clock = time.monotonic()
+        killed_by, how = None, None
+        for kind, tests in (("quick", quick[:FIRST]), ("quick", quick[FIRST:]), ("slow", slow)):
+            if how := self.kills(mutant, tests):
+                killed_by = kind
+                break
+        tried = {"quick": len(quick), "slow": len(slow), "seconds": round(time.monotonic() - clock, 1)}
+        return {"name": mutant.name, "killed_by": killed_by, "how": how or "survived", **tried}
 
 
-def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str]]], results: Any) -> None:
+def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], results: Any) -> None:
     """Try the mutants of one process in a copy of the tree of its own; libraries are imported once, the package not."""
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import lightning  # noqa: F401
@@ -246,78 +315,58 @@ def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str]]], results: Any) -> 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix=f"mutants-{rank}-") as folder:
         tree = Path(folder) / ROOT.name
-        for name in TREE:
-            source = ROOT / name
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, tree / name) if source.exists() else None
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
         os.environ["PYTHONPATH"] = str(tree)
-        for mutant, tests in jobs:
-            results.put(verdict(tree, mutant, tests, patience=4 * SECONDS))
+        tried = Tree(tree)
+        for job in jobs:
+            results.put(tried.verdict(*job))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Try mutants in two processes and write what came of them."""
-    coverage = Coverage(args.coverage, args.durations)
-    mutants = draw(args.seed, args.count, coverage.lines())
-    jobs = [(mutant, coverage.tests(mutant)) for mutant in mutants]
+def try_all(jobs: Sequence[tuple[Mutant, list[str], list[str]]], processes: int) -> Iterator[dict[str, Any]]:
+    """Yield what came of each mutant, tried in as many processes."""
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
-    workers = [spawn.Process(target=_work, args=(i, jobs[i :: args.processes], results)) for i in range(args.processes)]
+    workers = [spawn.Process(target=_work, args=(i, jobs[i::processes], results)) for i in range(processes)]
     for worker in workers:
         worker.start()
-    found: list[dict[str, Any]] = []
-    while len(found) < len(jobs):
-        found.append(results.get())
-        print(
-            f"{len(found)} of {len(jobs)}: {found[-1]['how']}, {found[-1]['seconds']} s, {found[-1]['name']}",
-            flush=True,
-        )
+    for _ in jobs:
+        yield results.get()
     for worker in workers:
         worker.join()
-    from benchmarks.pairs import hardware, write
-
-    found.sort(key=lambda each: str(each["name"]))
-    killed = sum(each["killed"] for each in found)
-    record = {"seed": args.seed, "hardware": hardware(), "mutants": len(found), "killed": killed, "each": found}
-    write(record, args.out)
-    print(f"{killed} of {len(found)} killed")
-    return 0
-
-
-def compare(before: Mapping[str, Any], after: Mapping[str, Any], share: float) -> tuple[list[str], bool]:
-    """Return the mutants that the tests before killed and those after do not, and whether enough kills are left.
-
-    Raises:
-        ValueError: the two did not try the same mutants.
-    """
-    tried = [{each["name"]: each["killed"] for each in record["each"]} for record in (before, after)]
-    if tried[0].keys() != tried[1].keys():
-        raise ValueError("the two records tried other mutants; take one seed, one count and one state of the package")
-    killed = [name for name, was in tried[0].items() if was]
-    lost = [name for name in killed if not tried[1][name]]
-    return lost, len(killed) - len(lost) >= share * len(killed)
 
 
 def main() -> int:
-    """Read the command and do it."""
+    """Try the mutants that the record lacks, and write each as it comes."""
+    from benchmarks.pairs import hardware, write
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    trying = commands.add_parser("run", help="try mutants")
-    trying.add_argument("--coverage", type=Path, required=True, help="of a run with --cov-context=test")
-    trying.add_argument("--durations", type=Path, required=True, help="JUnit file of the same run")
-    trying.add_argument("--count", type=int, default=300)
-    trying.add_argument("--seed", type=int, default=1)
-    trying.add_argument("--processes", type=int, default=2)
-    trying.add_argument("--out", type=Path, required=True)
-    comparing = commands.add_parser("compare", help="compare two records")
-    comparing.add_argument("before", type=Path)
-    comparing.add_argument("after", type=Path)
-    comparing.add_argument("--share", type=float, default=0.95, help="of the kills that must be left")
+    parser.add_argument("--coverage", type=Path, required=True, help="of a run with --cov-context=test")
+    parser.add_argument("--durations", type=Path, required=True, help="JUnit file of the same run")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RECORD)
     args = parser.parse_args()
-    if args.command == "run":
-        return run(args)
-    lost, enough = compare(json.loads(args.before.read_text()), json.loads(args.after.read_text()), args.share)
-    print(*lost, f"{len(lost)} mutants are no longer killed", sep="\n")
-    return int(not enough)
+    quick = collected("not slow and not gpu")
+    coverage = Coverage(args.coverage, args.durations, quick | collected("slow and not gpu"))
+    mutants = draw(args.seed, args.count, coverage.lines())
+    found = {each["name"]: each for each in json.loads(args.out.read_text())["each"]} if args.out.exists() else {}
+    found = {mutant.name: found[mutant.name] for mutant in mutants if mutant.name in found}
+    jobs = [(mutant, *coverage.tests(mutant, quick)) for mutant in mutants if mutant.name not in found]
+    for each in try_all(jobs, args.processes):
+        found[each["name"]] = each
+        print(f"{len(found)} of {len(mutants)}: {each['killed_by'] or 'survived'}, {each['seconds']} s, {each['name']}")
+        write({"seed": args.seed, "hardware": hardware(), **counted(found.values())}, args.out)
+    counts = counted(found.values())
+    print(f"{counts['killed_by_quick']} of {counts['killed']} kills are the quick tests'; {counts['mutants']} mutants")
+    return int(counts["killed_by_quick"] < SHARE * counts["killed"])
+
+
+def counted(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return a record's counts and its mutants by name: killed by quick tests, by any, and each."""
+    each = sorted(found, key=lambda one: str(one["name"]))
+    by = Counter(one["killed_by"] for one in each)
+    return {"mutants": len(each), "killed": by["quick"] + by["slow"], "killed_by_quick": by["quick"], "each": each}
 
 
 if __name__ == "__main__":

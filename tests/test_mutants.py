@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
-from benchmarks.mutants import compare, mutants_of
+from benchmarks.mutants import Tree, counted, mutants_of
 
 TEXT = """'''Text with 1 number.'''
 LIMIT = 5  # ü
@@ -46,14 +44,28 @@ def test_a_mutant_is_the_file_with_one_fault():
                 if pair[0] != pair[1]] == [mutant.line]  # fmt: skip
 
 
-def tried(**killed):
-    return {"each": [{"name": name, "killed": was} for name, was in killed.items()]}
+def test_kills_are_counted_by_who_kills():
+    found = [{"name": name, "killed_by": by} for name, by in [("b", "quick"), ("a", None), ("c", "slow")]]
+    counts = counted(found)
+    assert (counts["mutants"], counts["killed"], counts["killed_by_quick"]) == (3, 2, 1)
+    assert [each["name"] for each in counts["each"]] == ["a", "b", "c"]
 
 
-def test_kills_that_are_lost_are_named():
-    before = tried(a=True, b=True, c=False, d=True)
-    assert compare(before, tried(a=True, b=False, c=True, d=True), 0.95) == (["b"], False)
-    assert compare(before, tried(a=True, b=False, c=True, d=True), 0.66) == (["b"], True)
-    assert compare(before, before, 1.0) == ([], True)
-    with pytest.raises(ValueError, match="tried other mutants"):
-        compare(before, tried(a=True), 0.95)
+def test_a_mutant_is_tried_and_taken_out_again(tmp_path):
+    """Killed by a quick test, by a slow one only, by none; a test that fails anyway kills nothing."""
+    code = "def clamp(value):\n    return value < 3\n"
+    tree = Tree(tmp_path / "tree")
+    tree.path.mkdir()
+    (tree.path / "clamping.py").write_text(code)
+    (tree.path / "test_clamping.py").write_text(
+        "from clamping import clamp\n"
+        "def test_far(): assert clamp(1)\n"
+        "def test_edge(): assert not clamp(3)\n"
+        "def test_wrong(): assert not clamp(1)\n"
+    )
+    mutant = next(each for each in mutants_of("clamping.py", code) if each.kind == "comparison")
+    far, edge, wrong = ([f"test_clamping.py::test_{name}"] for name in ("far", "edge", "wrong"))
+    given = [(far, edge), (wrong, far), (wrong + edge, [])]
+    assert [tree.verdict(mutant, *tests)["killed_by"] for tests in given] == ["slow", None, "quick"]
+    assert (tree.path / "clamping.py").read_text() == code
+    assert tree.unsound == set(wrong)
