@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ def label(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return a file's tree, parsed once for all rules."""
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     """The room of a source file: its folder or, for a file at the top, its own name."""
     return path.relative_to(ROOT / PACKAGE).parts[0].removesuffix(".py")
@@ -102,14 +109,14 @@ def undocumented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
             yield f"{prefix}.{node.name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_imports_point_down(path):
-    if path == ROOT / PACKAGE / "__init__.py":
-        return  # the public names come from every room
-    room = room_of(path)
-    assert room in RANK, f"{label(path)}: {room!r} is no room of the package; add it to ROOMS at its height"
-    package = list(path.relative_to(ROOT).parent.parts)
-    assert direction_errors(room, imported_rooms(ast.parse(path.read_text()), package)) == []
+def test_imports_point_down():
+    errors = {}
+    for path in set(SOURCES) - {ROOT / PACKAGE / "__init__.py"}:  # the public names come from every room
+        room = room_of(path)
+        assert room in RANK, f"{label(path)}: {room!r} is no room of the package; add it to ROOMS at its height"
+        package = list(path.relative_to(ROOT).parent.parts)
+        errors[label(path)] = direction_errors(room, imported_rooms(parsed(path), package))
+    assert {name: found for name, found in errors.items() if found} == {}
 
 
 def circle(arrows: dict[str, set[str]]) -> list[str]:
@@ -135,7 +142,7 @@ def file_arrows() -> dict[str, set[str]]:
     }
     arrows = {}
     for path in SOURCES:
-        names = imported_names(ast.parse(path.read_text()), list(path.relative_to(ROOT).parent.parts))
+        names = imported_names(parsed(path), list(path.relative_to(ROOT).parent.parts))
         targets = {files.get(name) or files.get(name.rpartition(".")[0]) for name in names}
         arrows[label(path)] = {target for target in targets if target is not None and target != label(path)}
     return arrows
@@ -190,7 +197,7 @@ def test_a_file_name_means_one_thing():
 def test_a_public_name_means_one_thing():
     def public() -> Iterator[tuple[str, str]]:
         for path in SOURCES:
-            for node in ast.parse(path.read_text()).body:
+            for node in parsed(path).body:
                 named = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
                 if named and node.name not in COMMAND:
                     yield node.name, label(path)
@@ -198,9 +205,8 @@ def test_a_public_name_means_one_thing():
     assert names_twice(public()) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_public_names_have_docstrings(path):
-    assert list(undocumented(ast.parse(path.read_text()), path.stem)) == []
+def test_public_names_have_docstrings():
+    assert [name for path in SOURCES for name in undocumented(parsed(path), label(path))] == []
 
 
 OPENINGS = ("What", "How", "Where", "Which", "Whether", "Of", "Those", "That", "Whose", "So many")
@@ -218,7 +224,7 @@ def odd_openings(tree: ast.AST) -> list[str]:
 
 
 def test_docstrings_say_what_a_thing_does():
-    found = {label(path): odd_openings(ast.parse(path.read_text())) for path in SOURCES}
+    found = {label(path): odd_openings(parsed(path)) for path in SOURCES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -241,7 +247,7 @@ def long_functions(tree: ast.AST) -> dict[str, int]:
 
 @pytest.mark.parametrize("folder", [PACKAGE, "checkpoints", "benchmarks", "docs"])
 def test_functions_stay_short(folder):
-    found = {label(path): long_functions(ast.parse(path.read_text())) for path in (ROOT / folder).rglob("*.py")}
+    found = {label(path): long_functions(parsed(path)) for path in (ROOT / folder).rglob("*.py")}
     assert {name: functions for name, functions in found.items() if functions} == {}
 
 
@@ -299,7 +305,7 @@ def compared_dtypes(tree: ast.AST) -> set[str]:
 
 
 def test_only_formats_know_how_vectors_are_stored():
-    found = {path for path in SOURCES if compared_dtypes(ast.parse(path.read_text()))}
+    found = {path for path in SOURCES if compared_dtypes(parsed(path))}
     assert {path.relative_to(ROOT / PACKAGE).as_posix() for path in found} <= KNOWS_BYTES
 
 
