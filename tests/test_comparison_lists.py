@@ -33,6 +33,7 @@ def test_listed_arms_are_recipes(path):
     assert {arm.recipe for arm in comparison.arms.values()} <= {path.stem for path in run_recipes()}
 
 
+@pytest.mark.slow
 def test_the_two_stage_list_is_table_4():
     """Five rows per budget, after their stage 1, each against the matched anchor; all differences at equal bytes."""
     comparison = read_comparison(RECIPES / "ablations" / "two_stage_tiny.yaml")

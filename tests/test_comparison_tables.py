@@ -12,6 +12,7 @@ from benchmarks.run_records import add_run, read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT
+from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
@@ -22,7 +23,7 @@ PAGES = dict.fromkeys(("screens", "fill"), ROOT / "docs" / "trials.md")
 TABLES = ("comparison", "visionzip", "two_stage", "recall", "routed_recall", "beyond", "screens", "matched", "fill")
 
 
-@pytest.mark.parametrize("name", TABLES)
+@sampled("name", TABLES, every=4)
 def test_tables_are_regenerated_from_the_records(name):
     text = PAGES.get(name, README).read_text()
     printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
@@ -47,7 +48,7 @@ def test_dropping_tokens_costs_enough_to_show_anything():
     assert unrouted - arms["tiny_fastv12p5_s16k4_anchor"].scores_of("questions").mean() > 0.08
 
 
-@pytest.mark.parametrize("folder", sorted({comparison.folder for comparison in LISTS}))
+@sampled("folder", sorted({comparison.folder for comparison in LISTS}), every=3)
 def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
     arms = {name: arm for listed in LISTS if listed.folder == folder for name, arm in listed.arms.items()}
     for run in read_runs(RESULTS / folder):

@@ -26,6 +26,7 @@ def grown(records, connection):
     connection.send((turns, total(data_index.memory()) - before))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc")
 def test_a_worker_does_not_hold_what_it_has_read(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -8,6 +8,7 @@ from tests.support.readme_blocks import ROOT, blocks
 PAGE = ROOT / "docs" / "decoding.md"
 
 
+@pytest.mark.slow
 def test_its_code_runs(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     (block,) = [block for block in blocks(PAGE) if block.mark == "run"]

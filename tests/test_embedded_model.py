@@ -64,6 +64,7 @@ def test_neutral_settings(family, dev):
     assert (forced[mask] - plain[mask]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_random_routers_lower_the_accuracy_of_a_trained_adapter(dev):
     _, backbone, _ = read_adapter(CHECKPOINTS / "adapters" / "tiny_fastv25_s16k4")
     trained = short_scores(answer_records(backbone, dev))

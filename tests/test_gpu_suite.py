@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_sizes, gpu_suite, gpu_units
+from tests.support.sampling import sampled
 
 TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_sizes.QUICK)
 TEXT = "checkpoints/tiny-llama"
@@ -18,7 +19,7 @@ MEASURED = [name for name in gpu_units.units(gpu_sizes.QUICK) if not name.starts
 """All but two that run what other tests are about."""
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@sampled("name", MEASURED, every=6)
 def test_a_unit_runs_and_states_its_goals(name):
     found = gpu_suite.run_unit(name, TINY)
     assert "error" not in found

@@ -31,6 +31,7 @@ def tiny_run(monkeypatch):
     return start
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_at_the_same_weights(tiny_run, tmp_path, monkeypatch):
     whole, stopped = tiny_run(tmp_path / "whole"), tiny_run(tmp_path / "parts", save_every=3)
     whole.train()
@@ -50,6 +51,7 @@ def test_a_resumed_run_ends_at_the_same_weights(tiny_run, tmp_path, monkeypatch)
     assert log[-1]["dev"].keys() == {"64"}
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tiny_run, tmp_path):
     run = tiny_run(tmp_path)
     run.args.steps = 20

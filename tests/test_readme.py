@@ -13,6 +13,7 @@ from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.resources import find_recipe, shipped_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
+from tests.support.sampling import sampled
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 SHELL = [block for block in BLOCKS if block.mark != "shows" and not block.language]
@@ -61,7 +62,7 @@ def test_shipped_files_are_there(block, words):
             assert find_recipe(ROOT / name), f"{block.place}: {name}"
 
 
-@pytest.mark.parametrize("argv", RECIPES, ids=" ".join)
+@sampled("argv", RECIPES, every=4, ids=" ".join)
 def test_recipes_pass_the_offline_check(argv, capsys):
     """Overlays, overrides and flags as they are written."""
     rest = list(argv)

@@ -14,6 +14,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.families.load import load_family
 from tests.support.places import ROOT
+from tests.support.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,14 @@ def fitted(scenes, out, recipe, *flags):
     return {path.name: load_file(path) for path in (out / "adapter").glob("*.safetensors")}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("recipe", "flags", "scouts"),
     [
         ("tiny_fastv25_s16k4", ["--model.reducer.ranking", "frozen"], 3),  # 12 records in batches of 4: one epoch
         ("tiny_fastv25_s16k4", [], 5),
         ("tiny_visionzip25_s16k4_anchor", [], 0),
     ],
+    every=3,
 )
 def test_a_run_is_the_same_and_looks_up_what_does_not_change(scenes, tmp_path, monkeypatch, recipe, flags, scouts):
     anew = fitted(scenes, tmp_path / "anew", recipe, *flags)

@@ -62,6 +62,7 @@ def test_what_is_missing_elsewhere_is_missing(monkeypatch, tmp_path, given):
     assert find_recipe(given) is None
 
 
+@pytest.mark.slow
 def test_every_name_is_one_recipes():
     for name, path in recipe_files().items():
         assert shipped_recipe(path.stem) == shipped_recipe(name) == shipped_recipe(f"recipes/{path.name}") == path

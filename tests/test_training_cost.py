@@ -15,6 +15,7 @@ from checkpoints.tiny_llava import build_model
 from subtoken_train.engine.build import assemble
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.types import Region
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/training-cpu-float32.json"
@@ -95,7 +96,8 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     assert batch.record_ids == ["record-0", "record-1"]
 
 
-@pytest.mark.parametrize("kind", ["image", "text"])
+@pytest.mark.slow
+@sampled("kind", ["image", "text"], every=2)
 def test_every_side_takes_its_steps(cost, cases, kind):
     makes = cost.sides(cases[kind], "cpu", torch.float32)
     clock = iter(range(10_000)).__next__
@@ -104,6 +106,7 @@ def test_every_side_takes_its_steps(cost, cases, kind):
         assert seconds == {name: [1, 1] for name in names}
 
 
+@pytest.mark.slow
 def test_the_peak_holds_weights_and_more_with_routers(cost, cases):
     held = cost.peaks(cases["image"], "cpu", torch.float32)
     assert list(held) == ["float32", "bfloat16"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from huggingface_hub import ModelCard
 
 from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
+from tests.support.sampling import sampled
 
 SCORES = (Score("all", "score", 30, 0.5, 0.25, 0.75), Score("list", "f1", 10, 0.123, 0.1, 0.2))
 
@@ -24,7 +24,7 @@ def record(backbone, model_type="llava", **changes):
     return {**plain, **changes}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("backbone", "licence", "name", "words"),
     [
         ("llava-hf/llava-1.5-7b-hf", "llama2", None, "backbone: llama2."),
@@ -32,6 +32,7 @@ def record(backbone, model_type="llava", **changes):
         ("Qwen/Qwen2.5-VL-3B-Instruct", "other", "qwen-research", "backbone: qwen-research."),
         ("somebody/else", None, None, "backbone: see the backbone."),
     ],
+    every=4,
 )
 def test_the_licence_is_the_backbones(backbone, licence, name, words):
     card = ModelCard(model_card(record(backbone)))

@@ -25,6 +25,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import save_backbone
+from tests.support.sampling import sampled
 
 LORA = LoraSettings(rank=4, alpha=8, dropout=0.1)
 REDUCER = build_reducer("fastv", keep_ratio=0.25)
@@ -109,7 +110,7 @@ def test_the_other_readings_are_named(adapter):
         assert len(said) < 300
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("reducer", "words"),
     [
         (build_reducer("fastv", 0.125), r"reducer.keep_ratio 0.25 \(the recipe has 0.125\)"),
@@ -118,6 +119,7 @@ def test_the_other_readings_are_named(adapter):
         (build_reducer("fastv", 0.25, layer=4), r"reducer.layer 2 \(the recipe has 4\)"),
         (build_reducer("fastv", 0.25, round_up=True), r"reducer.round_up False \(the recipe has True\)"),
     ],
+    every=3,
 )
 def test_another_reducer(adapter, reducer, words):
     with pytest.raises(ValueError, match=f"stage2.adapter .*adapter was trained with {words}"):

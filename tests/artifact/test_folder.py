@@ -19,6 +19,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
+from tests.support.sampling import sampled
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def empty_first(tensors):
     tensors[sorted(tensors)[0]] = torch.empty(0)
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "router.safetensors"])
+@sampled("name", ["adapter_model.safetensors", "router.safetensors"], every=2)
 @pytest.mark.parametrize(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")])
 def test_tensor_files_are_exact(written, name, change, words):
     folder, _ = written

@@ -86,6 +86,7 @@ def on_disk(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_private_push_to_a_branch(hub, pushed):
     folder, result = pushed
     repo = hub.repos["alice/mine"]
@@ -97,6 +98,7 @@ def test_a_private_push_to_a_branch(hub, pushed):
     assert repo.files("main") == {}
 
 
+@pytest.mark.slow
 def test_loading_by_revision_and_then_offline(hub, session, home, pushed):
     folder, _ = pushed
     program = LOADED.format(adapter=str(folder), revision="v1")

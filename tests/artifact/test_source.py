@@ -9,6 +9,7 @@ import pytest
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.resources import resource
+from tests.support.sampling import sampled
 
 SHIPPED, SAMPLES = resource("checkpoints/adapters/tiny_fastv25_s16k4"), resource("data/samples")
 
@@ -37,7 +38,7 @@ def test_a_backbone_stays_one_whatever_lies_in_it(run):
     assert find_adapter(run) is None
 
 
-@pytest.mark.parametrize(
+@sampled(
     "argv",
     [
         ["generate", "--adapter", "RUN", "--prompt", "is there a 7 ?", "--image", str(SAMPLES / "a.png")],
@@ -46,6 +47,7 @@ def test_a_backbone_stays_one_whatever_lies_in_it(run):
         ["diagnose", "--adapter", "RUN", "--data", str(SAMPLES / "questions.json"), "--limit", "2", "--out", "OUT"],
         ["export", "RUN", "OUT"],
     ],
+    every=3,
 )
 def test_commands_take_runs(run, tmp_path, capsys, argv):
     out = tmp_path / "out"

@@ -20,6 +20,7 @@ from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 STEPS = 3
@@ -52,7 +53,7 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
 SEEING = [qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family]
 
 
-@pytest.mark.parametrize("make", SEEING)
+@sampled("make", SEEING, every=3)
 def test_they_do_of_one_picture_and_of_two(make):
     family = make()
     checked(family, prompt_parts(family))
@@ -66,6 +67,7 @@ def test_they_do_of_a_llavas(tiny_family):
     checked(tiny_family, prompt_parts(tiny_family))
 
 
+@pytest.mark.slow
 def test_compiled_steps_give_the_same_and_keep_their_cache(monkeypatch):
     """Traced without a GPU's compiler; the graphs themselves are a GPU's to show."""
     family = text_family("llama")

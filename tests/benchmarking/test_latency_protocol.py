@@ -23,6 +23,7 @@ from subtoken_train.benchmarking.synthetic_prompts import prompt_parts
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
 from subtoken_train.reducers import build_reducer
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 LENGTHS = {"llava": (595, [163, 91]), "Qwen": (171, [63, 45])}
@@ -33,7 +34,7 @@ def laid_out(path, shrink=None):
     return layout_family(BackboneConfig(path=path, dtype=DTYPE), None if shrink is None else shrink.apply)
 
 
-@pytest.mark.parametrize("path", PAPER)
+@sampled("path", PAPER, every=4)
 def test_prompts_have_the_papers_lengths_and_a_whole_run_departs_in_nothing(path):
     family = laid_out(path)
     check_protocol(family)

@@ -10,6 +10,7 @@ from subtoken_train.benchmarking.synthetic_prompts import check_positions, draw_
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.types import Region
 from tests.support.qwen_tiny import qwen_family
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 CPU = torch.device("cpu")
@@ -68,8 +69,10 @@ def test_qwens_pictures_without_a_processor_are_those_with_one():
     assert torch.equal(bare.regions_BN, drawn.regions_BN)
 
 
-@pytest.mark.parametrize(
-    ("path", "tokens", "width"), [("llava-hf/llava-1.5-7b-hf", 576, 128), ("Qwen/Qwen2.5-VL-3B-Instruct", 144, 128)]
+@sampled(
+    ("path", "tokens", "width"),
+    [("llava-hf/llava-1.5-7b-hf", 576, 128), ("Qwen/Qwen2.5-VL-3B-Instruct", 144, 128)],
+    every=2,
 )
 def test_a_published_architecture_is_drawn_smaller_without_network(path, tokens, width):
     shrink = Shrink(layers=2, narrower=32 if "llava" in path else 16)

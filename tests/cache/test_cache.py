@@ -9,6 +9,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from subtoken_train.cache.cache import RESERVED, PackedCache
 from subtoken_train.cache.packed_layer import SLACK, PackedLayer
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.sampling import sampled
 
 
 def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:
@@ -46,7 +47,7 @@ ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1,
 
 
 @pytest.mark.parametrize("sets", SETS)
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@sampled("order", ORDERS, every=3, ids=str)
 def test_chosen_samples_attend_as_their_dense_ones(sets, order):
     cache, layers = filled(sets)
     tail, samples = grown(cache, 3, 4), torch.tensor(order)

@@ -18,6 +18,7 @@ from subtoken_train.kernels.formats import MODEL, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, pack_bits, places_of
 from tests.inference.test_asking import asking, contexts_of
 from tests.support.generation_cells import PLAIN
+from tests.support.sampling import cells
 
 CELLS = {
     "routed": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets", "keys": "cut"},
@@ -27,7 +28,7 @@ CELLS = {
 }
 
 
-@pytest.fixture(scope="module", params=CELLS)
+@pytest.fixture(scope="module", params=cells(CELLS, every=2))
 def packed(request):
     """Record, tensors and shape of a cache of two contexts."""
     model = asking(**CELLS[request.param])

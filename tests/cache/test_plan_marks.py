@@ -11,6 +11,7 @@ from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys
 from tests.support.host_reads import host_reads
 from tests.support.packing import FORMAT_OF, SETS, dense
+from tests.support.sampling import sampled
 
 LAYOUTS = ("contiguous", "per_head")
 
@@ -37,7 +38,7 @@ def tensors(blocks):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@sampled("layout", LAYOUTS, every=3)
 @pytest.mark.parametrize("groups", [None, 4])
 @pytest.mark.parametrize("sets", SETS)
 def test_counts_of_many_layers_are_read_once(sets, groups, layout, cut):

@@ -8,6 +8,7 @@ import yaml
 from subtoken_train.cli.main import main
 from subtoken_train.resources import recipe_text
 from tests.support.places import ROOT, recipe
+from tests.support.sampling import sampled
 from tests.support.tiny_fits import tiny_fit
 
 
@@ -17,7 +18,7 @@ def plain(content):
     return content
 
 
-@pytest.mark.parametrize(
+@sampled(
     "name",
     [
         "tiny_fastv25_s16k4",
@@ -30,6 +31,7 @@ def plain(content):
         "tiny_sparsevlm50_s16k4",
         "qwenvl3b_fastv25_s16k4",
     ],
+    every=3,
 )
 def test_the_shipped_anchors(tmp_path, capsys, name):
     source = recipe(name)
@@ -100,6 +102,7 @@ def test_a_filled_arms_anchor_has_its_real_bytes_and_fills_nothing(tmp_path, fil
         assert model["routing"] is None
 
 
+@pytest.mark.slow
 def test_fit_trains_it_beside_the_run(tmp_path, tiny_family, capsys):
     argv = tiny_fit(tmp_path, tiny_family)
     assert main(argv("--trainer.max_steps=1", "--anchor")) == 0

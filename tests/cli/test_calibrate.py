@@ -10,6 +10,7 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from tests.support.sampling import sampled
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 SHORT = {
@@ -32,7 +33,7 @@ def llama(tmp_path_factory):
     return folders
 
 
-@pytest.mark.parametrize("method", SHORT)
+@sampled("method", SHORT, every=3)
 def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsys, method):
     out = tmp_path / "new" / "made.json"
     words = ["calibrate", method, "--backbone", llama[0], "--out", str(out), *SHORT[method]]

@@ -72,6 +72,7 @@ def test_a_cap_of_images_is_the_recipes_own(capsys, records):
     assert "record 'r0'" in refused(capsys, of(records, "--data.max_image_pixels", "100"))
 
 
+@pytest.mark.slow
 def test_the_time_is_measured(capsys, records):
     argv = of(records, "--trainer.max_steps", "7", "--trainer.accumulate_grad_batches", "2")
     words = line_of(checked(capsys, argv), "expected time: about ")

@@ -17,6 +17,7 @@ from subtoken_train.cli.trainer_ranges import SETTINGS
 from subtoken_train.training.strategies import STRATEGIES
 from subtoken_train.training.strategies.zero import _RECIPE_SAYS
 from tests.support.places import RECIPES, recipe, run_recipes
+from tests.support.sampling import sampled
 
 RECIPE = str(recipe("tiny_fastv25_s16k4"))
 NEEDED = {
@@ -37,7 +38,7 @@ def test_tables_are_complete():
     assert set(BANDS) < set(KEYS)
 
 
-@pytest.mark.parametrize(("key", "path"), CLASSES, ids=[path for _, path in CLASSES])
+@sampled(("key", "path"), CLASSES, every=4, ids=[path for _, path in CLASSES])
 def test_a_saved_recipe_passes_again(tmp_path, key, path):
     name = path.rpartition(".")[2]
     if find_spec(PACKAGES.get(name, "lightning")) is None:
@@ -64,7 +65,7 @@ def test_a_setting_means_the_same_to_every_class_that_has_it(key):
         assert (parameters & listed) <= set(settings), path
 
 
-@pytest.mark.parametrize("path", sorted({*RECIPES.rglob("*.yaml"), *run_recipes()}), ids=lambda path: path.stem)
+@sampled("path", sorted({*RECIPES.rglob("*.yaml"), *run_recipes()}), every=5, ids=lambda path: path.stem)
 def test_shipped_recipes_and_overlays_need_no_flag(path):
     if path.parent.name not in ("eval", "ablations"):
         read_source(["--config", str(path)])

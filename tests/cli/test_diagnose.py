@@ -79,6 +79,7 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     assert "--data x.json has prompts with images, but a language model reads text" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figure_1_as_its_recipe_has_it(tmp_path, capsys):
     """Both panels of every context token: K_j from 0 to S = 4 at a mean of exactly 1.0, and one rank for each token."""
     planned, printed = (planned_adapter(f"runs/{model}_none100_s4k1/adapter") for model in ("tinylm", "llama7b"))

@@ -70,6 +70,7 @@ def test_a_grid_file_and_its_overrides(root, tmp_path):
     assert Manifest.read(out / "mine" / "scenes_gqa").settings["batch_size"] == 2
 
 
+@pytest.mark.slow
 def test_the_mini_suite(tmp_path, monkeypatch):
     monkeypatch.setattr(suites, "SCENES", 40)
     out = tmp_path / "mini"

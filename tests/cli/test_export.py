@@ -25,6 +25,7 @@ from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.faults import no_room
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 STEPS = 2
@@ -155,7 +156,7 @@ def test_stage_2_on_another_stage_1(second, root, tmp_path, capsys):
     assert "model.stage2.adapter is not the one that the checkpoint was trained on" in words
 
 
-@pytest.mark.parametrize("kind", ["run", "second"])
+@sampled("kind", ["run", "second"], every=2)
 def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     run, out = request.getfixturevalue(kind), tmp_path / "merged"
     assert main(["export", str(run), str(out), "--merge-lora"]) == 0

@@ -11,6 +11,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
+from tests.support.sampling import sampled
 
 SPLITS = ("train", "dev", "test")
 
@@ -59,6 +60,7 @@ def test_the_split_follows_the_seed_alone(tmp_path, capsys):
     assert a == b != c
 
 
+@pytest.mark.slow
 def test_the_same_picture_under_two_names_stays_in_one_split(tmp_path, capsys):
     folder = tmp_path / "mine"
     names = pictures(folder, 8)
@@ -164,13 +166,14 @@ def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, c
     assert any(line.startswith("another one: --backbone NAME --overwrite") for line in lines)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("given", "path", "reducer"),
     [
         ("qwenvl3b", "Qwen/Qwen2.5-VL-3B-Instruct", "fastv"),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "fastv"),
         ("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-7b-hf", "fastv"),
     ],
+    every=3,
 )
 def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
     own_images(tmp_path / "mine")
@@ -193,6 +196,7 @@ def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, a
     assert (160 < length <= 512, line.endswith("and more than 512 are cut")) == (True, beyond)
 
 
+@pytest.mark.slow
 def test_fewer_passes_than_three_are_said(tmp_path, capsys):
     folder = tmp_path / "mine"
     names = pictures(folder)

@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 
 from subtoken_train.cli.main import main
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 
@@ -126,7 +127,7 @@ def said(capsys, words):
     return code, [line for line in err.splitlines() if line.startswith("subtoken-train: error")]
 
 
-@pytest.mark.parametrize("value", REFUSED)
+@sampled("value", REFUSED, every=5)
 def test_both_refuse_it_in_the_same_words(capsys, argv, value):
     (code, lines), (checked, same) = (said(capsys, [command, *argv, value]) for command in ("fit", "check"))
     assert (code, checked) == (2, 2)
@@ -137,7 +138,7 @@ def test_both_refuse_it_in_the_same_words(capsys, argv, value):
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("value", TAKEN)
+@sampled("value", TAKEN, every=3)
 def test_both_take_it(capsys, argv, value):
     assert main(["check", *argv, value]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("ready: ")

@@ -55,6 +55,7 @@ def test_chosen_formats_folders_and_seeds(results, tmp_path, capsys):
     assert "35.00" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_files_that_are_there_stay(results, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
@@ -71,6 +72,7 @@ def test_files_that_are_there_stay(results, tmp_path, capsys):
     assert (results / "report" / "report.md").read_text() == "with my notes"
 
 
+@pytest.mark.slow
 def test_flags_and_the_printed_rows(results, tmp_path, capsys):
     write_run(results, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=1)
     scores = dict.fromkeys(PAPER_TASKS.values(), 50.0)

@@ -15,6 +15,7 @@ from subtoken_train.cli.fit_course import draw_run, picture_of_run, scores_besid
 from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.main import main
 from tests.support.helpers import interrupted_fit
+from tests.support.sampling import sampled
 from tests.support.tiny_fits import tiny_fit
 
 WIDTH = 440
@@ -44,7 +45,7 @@ def size(picture: bytes | None) -> tuple[int, int]:
         return image.size
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("rows", "charts"),
     [
         ({"train/loss": [2.0, 1.0]}, 1),
@@ -52,6 +53,7 @@ def size(picture: bytes | None) -> tuple[int, int]:
         ({"train/loss": [2.0, 1.0], "group_usage_entropy/layer_0": [1.0, 0.9], "eval/accuracy": [0.1, 0.2]}, 3),
         ({"train/loss": [float("nan")] * 2, "group_usage_entropy/layer_0": [float("nan"), 1.0]}, 2),
     ],
+    every=4,
     ids=["loss", "a point", "all", "diverged"],
 )
 def test_a_chart_for_each_thing_that_was_logged(tmp_path, rows, charts):
@@ -64,6 +66,7 @@ def test_nothing_was_logged(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_long_run_of_a_deep_model_stays_small(tmp_path):
     noise = random.Random(0).random
     rows = {"train/loss": [noise() for _ in range(3000)]}
@@ -94,6 +97,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys):
     assert capsys.readouterr().err == "no picture of the training: could not convert string to float: 'much'\n"
 
 
+@pytest.mark.slow
 def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_along(tiny_run, tmp_path):
     assert main(tiny_run("--trainer.max_steps=2")) == 0
     adapter, out = tmp_path / "run" / "adapter", tmp_path / "out"
@@ -109,6 +113,7 @@ def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_al
     assert PICTURE_FILE not in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
     assert interrupted_fit(tiny_run("--trainer.max_steps=4"), after_step=2) == 130
     assert not (tmp_path / "run" / "adapter").exists()

@@ -71,6 +71,7 @@ def test_wikitext_lines_become_articles():
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 
+@pytest.mark.slow
 def test_real_wikitext(shared, cache, byte_tokenizer):
     path = shared / "realdata" / "wikitext2" / "test.txt"
     if not path.is_file():
@@ -120,6 +121,7 @@ def test_a_second_run_reads_the_cache(tmp_path, cache, byte_tokenizer):
     assert third.tokenised == 40
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20)
     tokenizer = byte_tokenizer()

@@ -10,6 +10,7 @@ import torch
 from subtoken_train.datasets.corpus import CorpusSource, PackedBlock, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import BlockStream, CorpusDataModule
 from subtoken_train.types import Region
+from tests.support.sampling import sampled
 
 LENGTHS = {"block_length": 16, "context_length": 8, "prefix_tokens": 3}
 BLOCKS, BATCH = 13, 2
@@ -104,7 +105,7 @@ def test_blocks_become_context_prefix_and_what_is_predicted(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(("batches", "accumulate"), [(2, 1), (6, 1), (9, 1), (4, 2)])
+@sampled(("batches", "accumulate"), [(2, 1), (6, 1), (9, 1), (4, 2)], every=2)
 def test_a_resumed_run_sees_what_an_unbroken_one_sees(source, byte_tokenizer, tmp_path, streaming, batches, accumulate):
     limits = {"max_steps": 14 // accumulate, "max_epochs": -1, "accumulate_grad_batches": accumulate}
     unbroken, resumed = Recorder(byte_tokenizer()), Recorder(byte_tokenizer())

@@ -32,6 +32,7 @@ def last_words(spoken):
     return {each.place: each.text for each in spoken}
 
 
+@pytest.mark.slow
 def test_each_side_answers_as_it_does_alone(models, asked):
     image, question = asked
     spoken = list(models.ask(image, question, None, "0.5"))
@@ -85,6 +86,7 @@ def test_refusals_are_words_and_the_next_question_is_answered(models, asked, que
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
 
 
+@pytest.mark.slow
 def test_a_prompt_past_the_models_positions_is_answered_with_a_note(models, asked):
     answers = [each.answer for each in models.ask(asked[0], "hi " * 600, None, "0.5") if each.answer]
     assert len(answers) == 3
@@ -105,6 +107,7 @@ def test_titles_without_an_anchor_and_without_routing():
     assert [side.title for side in plain.sides] == ["backbone", "adapter"]
 
 
+@pytest.mark.slow
 def test_merged_weights_are_their_own_backbone(tmp_path, vlm_adapter, asked):
     assert main(["export", str(vlm_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
     merged = SideBySide(str(tmp_path / "merged"), device="cpu")

@@ -8,6 +8,7 @@ from subtoken_train.engine.attention_rows import attention_row, region_attention
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 from tests.support.helpers import gqa_family, make_batch, sharpen
+from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 
@@ -41,7 +42,7 @@ def row_of(family, batch, layer, row_B):
     return attention_row(family, layer, below, visible, positions, row_B)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
+@sampled("pad_left", [False, True], every=2)
 @torch.no_grad()
 def test_equals_eager_attention(family, pad_left):
     """For rows at the start, in the middle and at the end of every sample, in every layer."""
@@ -96,7 +97,7 @@ def region_of(family, batch, layer, region_BN):
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
-@pytest.mark.parametrize("block", [3, 32])
+@sampled("block", [3, 32], every=2)
 @torch.no_grad()
 def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):
     """Against the full matrix, for regions of different sizes, some of more rows than a block holds."""

@@ -11,6 +11,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.onevision_tiny import onevision_family, onevision_records
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.sampling import sampled
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
 ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
@@ -91,7 +92,7 @@ def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, records):
     assert torch.equal(neutral.logits(neutral.run(batch)), hf_logits(family, batch))
 
 
-@pytest.mark.parametrize(("kind", "kv_heads"), [("qwen", 1), ("qwen", 2), ("qwen", 4), ("onevision", None)])
+@sampled(("kind", "kv_heads"), [("qwen", 1), ("qwen", 2), ("qwen", 4), ("onevision", None)], every=4)
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()

@@ -19,6 +19,7 @@ from subtoken_train.reducers import REDUCERS
 from subtoken_train.types import Identity
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import REDUCERS as LEVELS
 from tests.support.truth_cells import backbone_of, compression_of
@@ -72,7 +73,7 @@ def refused(kind: str, chunk: int | None = None, **levels: str) -> None:
     assert len(str(raised.value)) <= 400
 
 
-@pytest.mark.parametrize("name", [*EVICTIONS, *CHAINS])
+@sampled("name", [*EVICTIONS, *CHAINS], every=3)
 def test_every_eviction(name):
     """Of text and of pictures; whole, and in chunks where it goes."""
     method = EVICTIONS.get(name)
@@ -88,7 +89,7 @@ def test_every_eviction(name):
     refused("query", 64, family=families[-1], eviction=name)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@sampled("level", LEVELS, every=3)
 def test_every_reducer(level):
     """By a scout, in a layer, and in the tower, whose NaN it would rank."""
     seeing = level not in OF_TEXT

@@ -17,6 +17,7 @@ def test_matches_the_normal_approximation():
     assert high == pytest.approx(scores.mean() + half, abs=0.15 * half)
 
 
+@pytest.mark.slow
 def test_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(1)
     hits = 0
@@ -51,6 +52,7 @@ def test_the_spread_between_seeds_widens_the_interval():
     assert widths[2] > 3 * widths[0]
 
 
+@pytest.mark.slow
 def test_several_seeds_cover_the_truth_less_than_one_would_wish():
     """Resampling five seeds is known to be a little narrow; it must still be far better than ignoring them."""
     rng = np.random.default_rng(4)

@@ -38,6 +38,7 @@ from tests.support.paper_run import (
     paper_run,
     write_printed_tables,
 )
+from tests.support.sampling import sampled
 
 COMPRESSED = {ANCHOR, ROUTED, TEXT_ANCHOR, TEXT_ROUTED}
 CELLS = [(arm, task) for arm in IMAGE_ARMS for task in COLUMNS] + [(arm, "mmlu") for arm in TEXT_ARMS]
@@ -75,7 +76,7 @@ def primary(rows, arm: str, task: str) -> dict[str, str]:
     return rows[arm, task, {"vqav2": "llava_accuracy"}.get(task, "mean" if task in MEANS else "accuracy")]
 
 
-@pytest.mark.parametrize(("arm", "task"), CELLS)
+@sampled(("arm", "task"), CELLS, every=4)
 def test_every_arm_answers_a_part_of_every_benchmark(run, arm, task):
     manifest = Manifest.read(run.out / f"{arm}-seed0" / task)
     assert (manifest.rows, manifest.expected_rows) == (LIMIT, build_task(task).expected_rows)
@@ -122,9 +123,7 @@ def test_columns_and_means_are_those_of_the_records(run, rows):
         assert float(primary(rows, arm, "mmlu")["value"]) == pytest.approx(run.score(arm, "mmlu"), abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))]
-)
+@sampled(("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))], every=2)
 def test_differences_to_the_anchor_are_paired(run, rows, arm, anchor, tasks):
     for task in tasks:
         row = primary(rows, arm, task)
@@ -249,6 +248,7 @@ def test_both_layouts_ask_the_same(run, tmp_path, task):
             assert left.tobytes() == right.tobytes()
 
 
+@pytest.mark.slow
 def test_own_files_of_another_adapter_by_one_line(run, tmp_path, capsys):
     """Flags instead of a grid, the authors' files, and an adapter without an anchor of its own among the arms."""
     root = write_benchmarks(tmp_path / "own", own=True)

@@ -48,6 +48,7 @@ def choices(draw):
     return scores, competes, protected, counts * heads, floors
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(choices())
 def test_counts_are_those_of_the_plain_choice(choice):

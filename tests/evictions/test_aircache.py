@@ -23,6 +23,7 @@ from tests.support.prompt_views import (
     layer_views,
     plan,
 )
+from tests.support.sampling import sampled
 
 SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
 SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "uniform", "pyramid")]
@@ -143,7 +144,7 @@ def test_derived_example(shared, set_name):
         record("aircache", f"derived example {set_name} alpha {alpha}", worst)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@sampled("settings", SETTINGS, every=3)
 def test_a_sample_does_not_depend_on_its_batch(settings):
     prompts = list(PROMPTS.values())
     check_padding(AirCache(**settings), prompts)

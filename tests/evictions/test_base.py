@@ -43,6 +43,7 @@ def choices(draw):
     return scores, competes, protected, torch.tensor(counts)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(choices())
 def test_best_entries_are_the_plain_ones(choice):

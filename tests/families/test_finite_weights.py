@@ -12,13 +12,14 @@ from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.helpers import save_backbone
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 WORDS = r"the weights of backbone .* hold NaN or infinity in {} tensors, first {}; .* get the backbone anew, or choose"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@sampled("dtype", ["float32", "bfloat16", "float16"], every=3)
 def test_one_number_of_millions_is_found(tmp_path, tiny_family, value, dtype):
     """In the last place of a late tensor, of the tower too; the first by name is said."""
     model = tiny_family.model

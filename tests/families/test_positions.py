@@ -19,6 +19,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 THETA = {"rope_theta": 10000.0}
@@ -146,7 +147,7 @@ def quietly(call):
 
 
 @pytest.mark.parametrize("chunk", [None, 16])
-@pytest.mark.parametrize("kind", SCALINGS)
+@sampled("kind", SCALINGS, every=3)
 def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
     """Below the original length, across it, past it, past the bound; in any order on the same object."""
     family = scaled(kind, "qwen2" if kind == "yarn" else "llama")
@@ -192,7 +193,7 @@ def test_scores_are_those_of_tokens_that_are_said_one_by_one(kind, length):
     assert scored.logprobs == pytest.approx([total], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", SCALINGS)
+@sampled("kind", SCALINGS, every=3)
 def test_every_question_is_answered_as_if_it_were_the_only_one(kind):
     """Past the original length, in chunks or not; a context and a question as transformers runs them one by one."""
     text = "the quick brown fox jumps over the lazy dog " * 6

@@ -18,6 +18,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.qwen_tiny import qwen_family
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 pytest.importorskip("bitsandbytes")
@@ -38,7 +39,7 @@ def folders(tmp_path, tiny_family):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "llama", "qwen2"])
+@sampled("name", ["llava", "qwen2_5_vl", "llama", "qwen2"], every=3)
 def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, kind):
     path = folders(name)
     plain, config = BackboneConfig(path), BackboneConfig(path, quantization=kind)
@@ -115,7 +116,7 @@ def test_gradients_are_those_of_the_dequantised_weights(folders, kind, tolerance
             assert difference < 10 * tolerance, (name, difference)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_checkpointing_changes_nothing(folders, kind, dtype):
     path, batch = folders("llava"), make_batch([(1, 12), (1, 9)])
@@ -139,7 +140,7 @@ def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
     assert torch.allclose(inputs.grad, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")])
+@sampled(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")], every=3)
 @torch.no_grad()
 def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trained, served):
     source, lora = BackboneConfig(folders("llava"), quantization=trained), LoraSettings(4, 8, 0.0)

@@ -16,6 +16,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family, qwen_video
+from tests.support.sampling import sampled
 
 BUILD = {"qwen2_vl": qwen2_family, "qwen2_5_vl": qwen_family, "qwen3_vl": qwen3_family}
 PROCESSORS = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}
@@ -144,7 +145,7 @@ def test_logits_are_transformers_own(family, kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["mixed", "text"])
+@sampled("kind", ["mixed", "text"], every=3)
 def test_greedy_answers_are_transformers_own(family, kind):
     inputs = inputs_of(family, PICTURES[kind])
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}

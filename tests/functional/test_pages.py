@@ -33,6 +33,7 @@ def scores_by_loop(query, key, context, asks, page_size):
     return scores
 
 
+@pytest.mark.slow
 @given(sizes, st.integers(1, 6), st.integers(0, 100), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
     batch, kv_heads, group, length, width = size

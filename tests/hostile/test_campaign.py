@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.hostile.campaign import bad, plan, run_cases
 from tests.hostile.registry import CLASSES
+from tests.support.sampling import sampled
 
 SEED, PARTS, EACH = 1, 13, 16
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@sampled("part", range(PARTS), every=4)
 def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
     cases = plan(SEED, PARTS * EACH)[part::PARTS]
     outcomes = list(run_cases(cases, tmp_path, pool))

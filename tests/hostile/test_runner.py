@@ -272,6 +272,7 @@ def test_alike_is_bit_for_bit():
     assert not alike({"a": 1}, {"b": 1})
 
 
+@pytest.mark.slow
 def test_a_case_is_made_anew_from_its_name(tmp_path, pool):
     from tests.hostile.registry import CLASSES
 

@@ -18,6 +18,7 @@ from subtoken_train.inference.text_prompts import encode_text, picture_frame, te
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
 from tests.support.places import ROOT
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import backbone_of, compression_of
 
@@ -64,7 +65,7 @@ def whole_prompt(model: SubTokenModel, context, question: str):
     )
 
 
-@pytest.mark.parametrize("name", CELLS)
+@sampled("name", CELLS, every=4)
 def test_many_questions_are_as_one_on_a_fresh_cache(name):
     model = asking(**CELLS[name])
     context, settings = contexts_of(model)[0], {"max_new_tokens": 4}
@@ -84,7 +85,8 @@ def test_many_questions_are_as_one_on_a_fresh_cache(name):
     assert len(set(together)) > 1, "questions that are not read have one answer"
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.slow
+@sampled("name", CELLS, every=4)
 def test_contexts_together_are_as_one_by_one(name):
     model = asking(**CELLS[name])
     contexts, settings = contexts_of(model), {"max_new_tokens": 4}

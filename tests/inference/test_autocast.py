@@ -8,6 +8,7 @@ import torch
 from subtoken_train.evictions import EVICTIONS
 from tests.support.generation_cells import CELL, PLAIN, inputs_of, model_of, settings_of
 from tests.support.reference import recompute
+from tests.support.sampling import sampled
 from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import backbone_of, batch_of, compression_of, decoded
 
@@ -32,7 +33,7 @@ def assert_truth(cell):
     assert float((got.logits_BTV.float() - truth).norm() / truth.norm()) < bound
 
 
-@pytest.mark.parametrize("name", CELLS)
+@sampled("name", CELLS, every=3)
 @pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
 def test_decoding_under_autocast_is_truth(family, name):
     cell = CELL | CELLS[name] | {"family": family}
@@ -41,7 +42,7 @@ def test_decoding_under_autocast_is_truth(family, name):
     assert_truth(cell)
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@sampled("eviction", EVICTIONS, every=4)
 def test_every_eviction_scores_under_autocast(eviction):
     unrouted = {"selector": "none"} if EVICTIONS[eviction].reads else {}
     assert_truth(CELL | {"eviction": eviction} | unrouted)

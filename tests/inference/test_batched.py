@@ -16,6 +16,7 @@ from subtoken_train.types import Region
 from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import backbone_of, compression_of, decoded
 from tests.support.truth_models import family_of, prompts
@@ -105,7 +106,7 @@ def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
-@pytest.mark.parametrize("levels", [*CELLS[:4], CELLS[6]], ids=name_of)
+@sampled("levels", [*CELLS[:4], CELLS[6]], every=3, ids=name_of)
 def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol):
     cell = CELL | levels
     if protocol == "context_first" and cell["reducer"] == "quest":
@@ -186,7 +187,7 @@ def test_single_tokens_cost_one_pass(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["three_left", "text_right"])
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
-@pytest.mark.parametrize("levels", CELLS + ROUNDED, ids=name_of)
+@sampled("levels", CELLS + ROUNDED, every=3, ids=name_of)
 @torch.no_grad()
 def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
     cell = CELL | levels

@@ -12,6 +12,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
+from tests.support.sampling import sampled
 
 ROUTINGS = {
     "contiguous": RoutingConfig("value_norm", num_groups=16, kept_groups=4),
@@ -32,7 +33,7 @@ def bytes_of(family, routing, chain, budget, **options):
     return [sum(layer.total_bytes - layer.index_bytes for layer in sample) for sample in samples]
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@sampled("chain", CHAINS, every=3)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("options", [{}, {"scope": "all"}, {"key_channels": 0.5}])
 def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):

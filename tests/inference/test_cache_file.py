@@ -30,6 +30,7 @@ from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, askin
 from tests.support.faults import die, killed, no_room
 from tests.support.generation_cells import PLAIN
 from tests.support.places import ROOT
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 KINDS = {
@@ -45,7 +46,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@sampled("name", KINDS, every=3)
 def test_every_kind_of_storage_comes_back(name, tmp_path):
     model = asking(**KINDS[name])
     answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
@@ -78,6 +79,7 @@ print(json.dumps(model.ask(None, questions, max_new_tokens=12)))
 """
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_with_the_same_tokens(tmp_path):
     """A context of 2,000 tokens, and answers to it from a file, of another start of Python."""
     tokenizer = build_tokenizer()

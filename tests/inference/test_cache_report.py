@@ -17,6 +17,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_evictions import KV_HEADS, OwnSets
 
@@ -67,9 +68,9 @@ def llama():
     return compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
 
 
-@pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])
+@sampled("kv_dtype", ["model", "int8", "int4"], every=3)
 @pytest.mark.parametrize("own_sets", [False, True])
-@pytest.mark.parametrize("make", [llava, llama])
+@sampled("make", [llava, llama], every=2)
 @torch.no_grad()
 def test_live_tensors_grow_by_what_is_reported(make, own_sets, kv_dtype):
     backbone, batch = make()

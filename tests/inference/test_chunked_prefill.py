@@ -15,6 +15,7 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference import layer_packer, prefill
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
+from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
 
@@ -55,8 +56,8 @@ def check(cell, batch, method=None, chunks=(7,), protocol="query_aware", scope="
         assert (near - logits).abs().max() < 5e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "llava_gqa"])
-@pytest.mark.parametrize("name", BY_LAYER)
+@sampled("family", ["llama", "llava_gqa"], every=2)
+@sampled("name", BY_LAYER, every=3)
 def test_every_method_keeps_the_same(name, family):
     """Batch of three, grouped heads, an uneven last chunk, one row at a time, and more rows than there are."""
     method = METHODS[name]
@@ -67,7 +68,7 @@ def test_every_method_keeps_the_same(name, family):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(
+@sampled(
     ("family", "reducer", "selector", "budget", "method"),
     [
         ("llama", "none", "none", "per_token", None),
@@ -89,6 +90,7 @@ def test_every_method_keeps_the_same(name, family):
         ("qwen2_5_vl", "fastv_decoder", "none", "per_token", "h2o"),
         ("qwen2_5_vl", "visionzip", "mlp", "global", None),
     ],
+    every=4,
 )
 def test_routers_and_reducers_choose_the_same(monkeypatch, family, reducer, selector, budget, method, side):
     monkeypatch.setattr(attention, "ROW_BLOCK", 5)

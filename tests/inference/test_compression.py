@@ -13,6 +13,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name].heads_share}
@@ -164,7 +165,7 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
 
 
 @pytest.mark.parametrize("scope", [None, "all"])
-@pytest.mark.parametrize("name", FREEING)
+@sampled("name", FREEING, every=4)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
     plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
@@ -177,7 +178,7 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 
 
 @pytest.mark.parametrize("scope", ["context", "all"])
-@pytest.mark.parametrize("name", FREEING)
+@sampled("name", FREEING, every=4)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
     """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])

@@ -15,6 +15,7 @@ from subtoken_train.types import Batch, Region
 from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, make_batch, only_sample
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.sampling import sampled
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
 from tests.support.truth_models import prompts as drawn_prompts
 
@@ -168,7 +169,7 @@ def forced_by_hand(backbone, prompt, compression, protocol, tokens):
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize("arm", FORCED)
+@sampled("arm", FORCED, every=3)
 def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left):
     """In a batch of unequal prompts and references; and the answers stay what they are."""
     cell = PLAIN_CELL | {"eviction": "none", "protocol": "query_aware"} | FORCED[arm]

@@ -12,6 +12,7 @@ from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
+from tests.support.sampling import sampled
 from tests.support.step_cells import CELLS, StepCell
 from tests.support.truth_models import TEXT
 
@@ -42,7 +43,7 @@ def compare(cell: StepCell, tokens: int, bound: float = 1e-5, **settings) -> Non
     assert (found[0] - found[1]).abs().max() <= bound
 
 
-@pytest.mark.parametrize("name", SERVED)
+@sampled("name", SERVED, every=4)
 @torch.no_grad()
 def test_a_fixed_step_is_a_plain_step(name):
     compare(CELLS[name], 5, 0.05 if name == "bf16" else 1e-5)
@@ -70,7 +71,7 @@ def test_room_is_made_once_and_nothing_is_read():
         assert room.shape[2] == SLACK + 21
 
 
-@pytest.mark.parametrize(("name", "backend"), [("own_heads", "eager"), ("pages", "aot_eager"), ("window", "eager")])
+@sampled(("name", "backend"), [("own_heads", "eager"), ("pages", "aot_eager"), ("window", "eager")], every=3)
 @torch.no_grad()
 def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend):
     """Over the places where a plain tail would grow; a break in the graph would raise, and so would a second graph.

@@ -18,12 +18,13 @@ from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
 from tests.support.greedy import generate_greedy
 from tests.support.reference import recompute
+from tests.support.sampling import sampled
 from tests.support.truth_cells import decoded
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
 @pytest.mark.parametrize("levels", [{}, PLAIN, {"eviction": "shared_set", "precision": "int8"}])
-@pytest.mark.parametrize("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"])
+@sampled("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"], every=4)
 def test_generate_equals_generate_greedy(family, levels, pad_left):
     model = model_of(family=family, **levels)
     inputs = inputs_of(model, pad_left=pad_left)
@@ -64,7 +65,7 @@ def test_samples_are_those_of_transformers():
 
 
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
-@pytest.mark.parametrize("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"])
+@sampled("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"], every=4)
 def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
     """The first answer and the next question are appended in full, causally."""
     model = model_of(family=family, eviction=eviction)

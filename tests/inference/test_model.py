@@ -17,6 +17,7 @@ from subtoken_train.families.images import Video
 from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
+from tests.support.sampling import sampled
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
 QUESTION = "is there a 0 ?"
@@ -238,7 +239,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@sampled("name", MISTAKES, every=3)
 def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
     expected = tokens(vlm)
     call, words = MISTAKES[name]

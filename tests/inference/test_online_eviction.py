@@ -21,6 +21,7 @@ from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online, OnlineView
 from tests.support.online_truth import decoded_online, largest_difference, moved_codes
+from tests.support.sampling import sampled
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 
 SETTINGS = {"snapkv": {"window": 4, "kernel": 3}}
@@ -87,7 +88,7 @@ def check(cell: dict[str, str], steps: int = 18) -> None:
             assert int(held.max()) <= int(cell["keep"])
 
 
-@pytest.mark.parametrize("cell", DRAWN[:QUICK], ids=name_of)
+@sampled("cell", DRAWN[:QUICK], every=4, ids=name_of)
 def test_decoding_is_the_truth(cell):
     check(cell)
 
@@ -103,7 +104,7 @@ def cell_of(**levels: str) -> dict[str, str]:
     return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@sampled("precision", ["int8", "int4"], every=2)
 @pytest.mark.parametrize("eviction", ONLINE)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
@@ -130,7 +131,7 @@ def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precisio
     assert again > 100
 
 
-@pytest.mark.parametrize("eviction", ONLINE)
+@sampled("eviction", ONLINE, every=3)
 @pytest.mark.parametrize("kv_dtype", ["model", "int8"])
 def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
     """The same logits, bit for bit: nothing is packed anew, nothing is rounded, while nothing is evicted."""
@@ -144,7 +145,7 @@ def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
     assert largest < 1e-5  # heads that keep all of their entries are stored one by one
 
 
-@pytest.mark.parametrize("eviction", ONLINE)
+@sampled("eviction", ONLINE, every=3)
 @pytest.mark.parametrize("kv_dtype", ["model", "int8"])
 def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
     """Prompts of unlike lengths begin to evict at unlike times."""
@@ -170,7 +171,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
         assert max(float((a[0] - b[sample]).abs().max()) for a, b in pairs) < bound
 
 
-@pytest.mark.parametrize("eviction", ONLINE)
+@sampled("eviction", ONLINE, every=3)
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
 def test_turns_of_several_tokens(eviction, protocol):
     """What a further turn appends is seen causally and competes afterwards; an eviction that is due comes before it."""

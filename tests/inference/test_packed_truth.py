@@ -14,6 +14,7 @@ from subtoken_train.inference.prefill import decode
 from tests.support.greedy import generate_greedy
 from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
+from tests.support.sampling import sampled
 from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import (
     FACTORS,
@@ -70,13 +71,13 @@ def test_cells_cover_all_allowed_pairs():
     assert {level for pair in covered for level in pair} == {(n, level) for n in FACTORS for level in FACTORS[n]}
 
 
-@pytest.mark.parametrize("cell", PAIRWISE + EXACT, ids=name_of)
+@sampled("cell", PAIRWISE + EXACT, every=16, ids=name_of)
 def test_packed_is_truth(cell):
     found = difference(cell, STEPS)
     assert found.fits(cell["precision"]), found
 
 
-@pytest.mark.parametrize("cell", ENDS, ids=name_of)
+@sampled("cell", ENDS, every=3, ids=name_of)
 def test_what_follows_a_dropped_last_token_stands_where_it_did(cell):
     found = difference(cell, 4)
     assert found.fits("fp32"), found
@@ -126,7 +127,7 @@ def test_the_comparison_notices_a_wrong_window(change):
 
 
 @pytest.mark.parametrize("eviction", ["none", "shared_set", "own_sets"])
-@pytest.mark.parametrize("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama", "llava_window", "qwen2_window"])
+@sampled("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama", "llava_window", "qwen2_window"], every=3)
 @torch.no_grad()
 def test_tokens_appended_together_are_causal(family, eviction):
     """Chunks of tokens, as in a further turn, give the logits of one token after another."""

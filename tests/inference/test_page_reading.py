@@ -14,6 +14,7 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL as CELL
 from tests.support.truth_cells import backbone_of, decoded, difference
@@ -27,7 +28,7 @@ def reading(keep, **settings):
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
 @pytest.mark.parametrize("pad_left", [False, True])
-@pytest.mark.parametrize("keep", [0.1, 0.3])
+@sampled("keep", [0.1, 0.3], every=2)
 @torch.no_grad()
 def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
     """Long contexts of unlike lengths, grouped heads; other steps choose other pages."""

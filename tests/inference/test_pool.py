@@ -21,6 +21,7 @@ from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch, save_backbone
+from tests.support.sampling import sampled
 
 FASTV = build_reducer("fastv", keep_ratio=0.25)
 ROUTING = RoutingConfig(num_groups=4, kept_groups=1, query_conditioned=True, value_gate=True, budget="global")
@@ -78,6 +79,7 @@ def assert_untouched(family, source):
     assert not any(part.training for part in mine.values())
 
 
+@pytest.mark.slow
 def test_arms_take_turns_and_leave_no_trace(places):
     pool = ModelPool("cpu")
     turns = ["routed", "tokens", "backbone", "stages", "routed", "backbone", "stages", "backbone"]
@@ -139,7 +141,7 @@ def test_a_reducer_takes_the_place_of_the_adapters_own(places):
     assert pool.loads == 1
 
 
-@pytest.mark.parametrize("adapter", ["routed", "stages"])
+@sampled("adapter", ["routed", "stages"], every=2)
 def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     pool, seen = ModelPool(), []
     for selector in (None, "value_norm", "output_norm", "random", "static", "none"):

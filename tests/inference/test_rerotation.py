@@ -18,6 +18,7 @@ from subtoken_train.inference.layer_packer import Rerotation
 from tests.support.golden_cases import golden_view, keep_of, load
 from tests.support.golden_record import record
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import compression_of, decoded, difference
 from tests.support.truth_models import family_of, prompts
@@ -87,7 +88,7 @@ def test_golden_streaming_llm(shared, call):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(
+@sampled(
     ("family", "reducer", "selector", "eviction", "protocol", "chunk"),
     [
         ("llama", "none", "none", "streaming_llm", "query_aware", None),
@@ -98,6 +99,7 @@ def test_golden_streaming_llm(shared, call):
         ("llava_gqa", "fastv_embeds", "linear", "h2o", "query_aware", 11),
         ("llava", "visionzip", "gated", "streaming_llm", "context_first", 7),
     ],
+    every=3,
 )
 @pytest.mark.parametrize("scope", ["context", "all"])
 def test_the_packed_cache_is_the_recompute(family, reducer, selector, eviction, protocol, chunk, scope, side):

@@ -26,6 +26,7 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.inference.second_pass import rows_of_task, second_pass
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of, difference
 from tests.support.truth_models import prompts
@@ -136,7 +137,7 @@ def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, s
     assert found.fits("fp32"), found
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("family", "reducer"),
     [
         ("llama", "none"),
@@ -145,6 +146,7 @@ def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, s
         ("qwen2_5_vl", "fastv_embeds"),
         ("qwen2_5_vl", "visionzip"),
     ],
+    every=3,
 )
 @pytest.mark.parametrize("method", [KVCOMPOSE, KVZIP], ids=["kvcompose", "kvzip"])
 @torch.no_grad()

@@ -26,6 +26,7 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.shards import shards, spread
 from tests.support.truth_cells import REDUCERS
 from tests.support.truth_models import TINY, prompts
@@ -71,12 +72,13 @@ def answered(family, reducer, routing, eviction, further, protocol="query_aware"
     return torch.stack(logits).cpu(), torch.stack(tokens).cpu(), places, took
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("case", "protocol"),
     [
         *((case, "query_aware") for case in CASES),
         ("evicting while decoding", "context_first"),
     ],
+    every=4,
 )
 def test_two_devices_answer_as_one(case, protocol):
     name, *parts = CASES[case]
@@ -114,6 +116,7 @@ def two_gpus(monkeypatch):
     return given
 
 
+@pytest.mark.slow
 def test_an_adapter_on_a_spread_backbone(vlm_adapter, two_gpus):
     """LoRA and routers lie where their layers do; transformers' own loop generates."""
     picture, asked = Image.new("RGB", (120, 80), "teal"), {"prompt": "is there a 0 ?", "max_new_tokens": 3}

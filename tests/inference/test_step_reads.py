@@ -9,6 +9,7 @@ import torch
 
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
+from tests.support.sampling import sampled
 from tests.support.step_cells import CELLS, StepCell
 
 NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
@@ -22,7 +23,7 @@ def begun(cell: StepCell):
     return backbone, cache, [token_B1.repeat(1, new) for new in NEW]
 
 
-@pytest.mark.parametrize("name", CELLS)
+@sampled("name", CELLS, every=4)
 @torch.no_grad()
 def test_a_step_does_not_wait_for_the_device(name):
     """Single tokens, and several at once."""

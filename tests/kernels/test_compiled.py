@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.sampling import sampled
+
 triton = pytest.importorskip("triton", reason="triton is not installed")
 if not shutil.which(str(Path(triton.__file__).parent / "backends/nvidia/bin/ptxas")):
     pytest.skip("this build of triton has no ptxas", allow_module_level=True)
@@ -17,7 +19,7 @@ SHARED = 99 * 1024  # bytes that a program may take on every GPU since Ampere
 SPILLED = 64
 
 
-@pytest.mark.parametrize(
+@sampled(
     "shape",
     [
         {"piece": 8, "group": 4, "fixed": True},
@@ -25,6 +27,7 @@ SPILLED = 64
         {"width": 80, "piece": 5, "bits": 8},
         {"piece": 2, "dtype": torch.bfloat16, "filled": True},
     ],
+    every=4,
     ids=["routed", "bf16-everything", "int8-d80", "filled"],
 )
 def test_it_fits(shape, tmp_path, monkeypatch):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sampling import sampled
+
 pytest.importorskip("triton", reason="triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARES, DRAWN = 4, 80
+SHARES, DRAWN = 8, 40
 
 
 def interpreted(file: str, **variables: str) -> None:
@@ -33,7 +35,7 @@ def interpreted(file: str, **variables: str) -> None:
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@sampled("share", range(SHARES), every=SHARES)
 def test_drawn_layers(share):
     interpreted("test_drawn_layers.py", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
 
@@ -42,6 +44,7 @@ def test_named_layers():
     interpreted("test_named_layers.py")
 
 
+@pytest.mark.slow
 def test_compiled_steps():
     interpreted("test_compiled_steps.py")
 

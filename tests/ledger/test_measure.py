@@ -15,6 +15,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import BudgetKind
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.helpers import compress, make_batch, random_mask, random_scores
+from tests.support.sampling import sampled
 
 COUNTS = ("tokens_before", "tokens", "key_bytes", "value_bytes", "index_bytes")
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -64,7 +65,7 @@ def test_reconciles_for_the_arms_with_one_part(tiny_family, arm):
     assert (measured.fraction() == 1) == (arm == "backbone")
 
 
-@pytest.mark.parametrize("settings", [{}, {"value_gate": True, "score_prior": "output_norm"}], ids=["plain", "gated"])
+@sampled("settings", [{}, {"value_gate": True, "score_prior": "output_norm"}], every=2, ids=["plain", "gated"])
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @pytest.mark.parametrize(("num_groups", "kept_groups"), [(16, 4), (16, 14), (64, 16)])
 @torch.no_grad()

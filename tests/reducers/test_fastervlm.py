@@ -10,7 +10,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region, VisualStates
-from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
+from tests.support.helpers import compress, make_batch, random_scores, unread
 from tests.support.qwen_tiny import qwen_family
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -53,21 +53,6 @@ def test_bf16_states_are_ranked_in_fp32():
     kept = build_reducer("fastervlm", 0.25).merge(states, unread(states))
     assert kept.tokens[0].dtype == torch.bfloat16
     assert received[kept.slots[0]].min() > received[~kept.slots[0]].max()
-
-
-@pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left):
-    batch = make_batch(MIXED, pad_left)
-    backbone = compress(tiny_family, name="fastervlm", keep_ratio=0.25)
-    together = backbone.run(batch, pad_left=pad_left)
-    assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
-    logits = backbone.logits(together)
-    for index in range(len(MIXED)):
-        alone = backbone.run(only_sample(batch, index))
-        seen = together.rows.visible_BM[index]
-        assert together.rows.position[index][seen].tolist() == list(range(int(seen.sum())))
-        torch.testing.assert_close(logits[index][seen], backbone.logits(alone)[0], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

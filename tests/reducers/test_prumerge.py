@@ -15,6 +15,7 @@ from tests.support import truth_cells
 from tests.support.golden_record import near
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 from tests.support.truth_cells import difference
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -183,7 +184,7 @@ def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_
     assert not torch.allclose(states.received[0], class_attention(last.self_attn, normed)[0][0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@sampled("kind", KINDS, every=4, ids=str)
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, kind, pad_left):

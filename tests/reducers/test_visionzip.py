@@ -76,11 +76,12 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
     assert unchanged == [place in dominant for place in kept]
 
 
+@pytest.mark.parametrize("name", ["visionzip", "fastervlm"])
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
-def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left):
+def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
     batch = make_batch(MIXED, pad_left)
-    backbone = compress(tiny_family, name="visionzip", keep_ratio=0.25)
+    backbone = compress(tiny_family, name=name, keep_ratio=0.25)
     together = backbone.run(batch, pad_left=pad_left)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
     logits = backbone.logits(together)

@@ -15,6 +15,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import ValueGate
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, random_scores
+from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 FASTV = {"name": "fastv", "keep_ratio": 0.25}
@@ -52,7 +53,7 @@ def test_the_formula_and_its_slope():
         assert gate(logits).dtype == torch.float32
 
 
-@pytest.mark.parametrize("selector", LEARNED)
+@sampled("selector", LEARNED, every=3)
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 @pytest.mark.parametrize("prior", ["none", "value_norm", "output_norm"])
 @torch.no_grad()
@@ -97,7 +98,7 @@ def test_kept_groups_are_scaled_and_nothing_else(tiny_family, kept_groups):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("budget", ["per_token", "global", "ranked"])
-@pytest.mark.parametrize(("selector", "prior"), [("linear", "none"), ("linear", "output_norm"), ("mlp", "value_norm")])
+@sampled(("selector", "prior"), [("linear", "none"), ("linear", "output_norm"), ("mlp", "value_norm")], every=3)
 def test_every_router_and_every_beta_learns_without_balance_loss(tiny_family, selector, prior, budget, checkpointing):
     add_lora(tiny_family, LoraSettings(dropout=0.0))
     routing = RoutingConfig(selector, 16, 4, budget=budget, value_gate=True, score_prior=prior)

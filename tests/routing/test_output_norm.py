@@ -12,12 +12,13 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.output_norm import OutputNorms
 from tests.support.helpers import compress, gqa_family, make_batch, random_scores
+from tests.support.sampling import sampled
 
 BATCH = [(1, 9), (0, 6)]
 READERS = [RoutingConfig(selector="output_norm"), RoutingConfig(score_prior="output_norm")]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@sampled("layout", ["contiguous", "per_head"], every=3)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @torch.no_grad()
 def test_chooses_by_each_layers_own_projection(layout, kv_heads):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.sharding import see_blank_image
 from tests.support.helpers import compress, make_batch
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.sampling import sampled
 
 REDUCERS = [
     {},
@@ -41,7 +41,7 @@ def named(reducer) -> str:
     return "-".join(str(value) for value in reducer.values()) or "none"
 
 
-@pytest.mark.parametrize("reducer", REDUCERS, ids=named)
+@sampled("reducer", REDUCERS, every=3, ids=named)
 def test_llava(tiny_family, reducer):
     parts = compress(tiny_family, ROUTING, **reducer)
     with_images, text = make_batch([(1, 6), (2, 5)]), make_batch([(0, 7), (0, 4)])
@@ -49,7 +49,7 @@ def test_llava(tiny_family, reducer):
     assert calls(parts, text) == calls(parts, with_images)
 
 
-@pytest.mark.parametrize("reducer", REDUCERS, ids=named)
+@sampled("reducer", REDUCERS, every=3, ids=named)
 def test_qwen(tmp_path, reducer):
     family, records = qwen_family(), qwen_records(tmp_path)
     parts = compress(family, ROUTING, **reducer)

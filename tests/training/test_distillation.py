@@ -23,6 +23,7 @@ from subtoken_train.training.distillation import DistillationConfig, Teacher
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Region
 from tests.support.helpers import interrupted_fit, make_batch, moved_by_fit, only_sample
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 7), (1, 5), (0, 6)]
@@ -159,9 +160,11 @@ def test_checkpointing_and_weight_zero_change_no_gradient(tiny_family):
     assert any(not torch.allclose(plain[name], distilled[name], atol=1e-4) for name in plain)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@sampled(
     "extra",
     [["--model.routing=null"], ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"]],
+    every=2,
     ids=["anchor", "routed-bf16-checkpointing"],
 )
 def test_a_fit_moves_exactly_the_trainables(tiny_run, extra):
@@ -169,6 +172,7 @@ def test_a_fit_moves_exactly_the_trainables(tiny_run, extra):
     assert {f"compressed.{name}" for name in moved_by_fit(cli)} == set(cli.model.trained())
 
 
+@pytest.mark.slow
 def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, tmp_path):
     assert main(tiny_run("--trainer.max_steps=1", "--model.routing=null", output="first")) == 0
     first = tmp_path / "first" / "adapter"
@@ -189,6 +193,7 @@ def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, 
         read_adapter(folder)
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     options = ["--model.lora.dropout=0.1", "--trainer.max_steps=4", ON]
     assert main(tiny_run(*options, output="whole")) == 0
@@ -199,7 +204,7 @@ def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
         assert whole == parts
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("value", "words"),
     [
         ("{weight: -1}", ["distillation weight is -1", "0 to"]),
@@ -208,6 +213,7 @@ def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
         ("{temprature: 1}", ["temprature"]),
         ("yes", ["model.distillation"]),
     ],
+    every=2,
 )
 def test_wrong_settings_are_worded(tiny_run, capsys, value, words):
     assert main(tiny_run(f"--model.distillation={value}")) == 2

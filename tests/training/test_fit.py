@@ -15,6 +15,7 @@ import torch
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.sampling import sampled
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -52,6 +53,7 @@ def test_checkpoint_holds_only_what_is_trained(tiny_run, tmp_path):
     assert "random_state" in state
 
 
+@pytest.mark.slow
 def test_frozen_tensors_are_identical_during_training(tiny_run, tmp_path):
     from subtoken_train.cli.recipe import RecipeCLI
 
@@ -62,7 +64,7 @@ def test_frozen_tensors_are_identical_during_training(tiny_run, tmp_path):
     assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
 
 
-@pytest.mark.parametrize(
+@sampled(
     "extra",
     [
         ["--model.routing=null"],
@@ -72,6 +74,7 @@ def test_frozen_tensors_are_identical_during_training(tiny_run, tmp_path):
         ["--model.reducer.stage=decoder", "--trainer.precision=bf16-mixed"],
         ["--model.reducer.name=random", "--model.routing.layout=per_head", "--trainer.accumulate_grad_batches=2"],
     ],
+    every=3,
     ids=["anchor", "mlp-checkpointing", "value_norm", "global-query", "decoder-bf16", "random-per_head-accumulate"],
 )
 def test_every_arm_trains(tiny_run, tmp_path, extra):
@@ -80,6 +83,7 @@ def test_every_arm_trains(tiny_run, tmp_path, extra):
     assert all(tensor.abs().sum() > 0 for name, tensor in trained.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 def test_accumulation_equals_one_large_batch(tiny_run, tmp_path):
     plain = ["--trainer.max_steps=3", "--model.lora.dropout=0.0", "--data.group_by_length=false"]
     assert main(tiny_run(*plain, "--data.batch_size=8", output="large")) == 0
@@ -130,9 +134,10 @@ def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
     assert "nothing to resume" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@sampled(
     "mistake",
     ["--data.train_file=nowhere.json", "--model.routing.num_groups=7", "--model.backbone.path=nowhere"],
+    every=3,
 )
 def test_a_mistake_with_overwrite_loses_nothing(tiny_run, tmp_path, capsys, mistake):
     short = "--trainer.max_steps=1"
@@ -174,6 +179,7 @@ def test_resume_with_another_recipe_is_refused(tiny_run, finished, capsys):
     assert content(finished) == before
 
 
+@pytest.mark.slow
 def test_resume_from_a_newer_layout_or_half_a_checkpoint_is_refused(tiny_run, finished, capsys):
     marker = finished / "checkpoints" / "step-1" / "COMPLETE"
     marker.write_text(marker.read_text().replace('"schema_version": 1', '"schema_version": 2'))
@@ -187,6 +193,7 @@ def test_resume_from_a_newer_layout_or_half_a_checkpoint_is_refused(tiny_run, fi
     assert "step-1 is not complete" in said
 
 
+@pytest.mark.slow
 def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
     assert main(tiny_run("--resume", "--trainer.max_steps=2", "--data.num_workers=1")) == 0
     said = capsys.readouterr().err

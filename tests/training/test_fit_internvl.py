@@ -7,17 +7,19 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from benchmarks import memory_models, training_memory
 from tests.support.internvl_tiny import internvl_family
+from tests.support.sampling import sampled
 from tests.support.seeing_fits import IN_TOWER_BF16, argv_of, assert_moves_exactly_the_trainables, read_back
 
 KINDS = {"fastv-linear": ["--model.reducer.name=fastv"], "visionzip-mlp-checkpointing-bf16": IN_TOWER_BF16}
 
 
-@pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
+@sampled("extra", KINDS.values(), every=2, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, tmp_path, extra):
     """Scenes are five tiles of four visual tokens here."""
     assert_moves_exactly_the_trainables(argv_of(tiny_run, tmp_path, internvl_family(), *extra), 3)
 
 
+@pytest.mark.slow
 def test_the_adapter_folder_reads_back_with_its_cap(tiny_run, tmp_path):
     extra = ("--model.backbone.max_pixels=3000", "--model.reducer.name=visionzip")
     config, backbone = read_back(argv_of(tiny_run, tmp_path, internvl_family(), *extra), tmp_path, "internvl")
@@ -41,6 +43,7 @@ def larger() -> InternVLForConditionalGeneration:
     return InternVLForConditionalGeneration(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_steps_hold_what_was_predicted(monkeypatch, tmp_path, checkpointing):
     monkeypatch.setitem(memory_models.FURTHER, "internvl", larger)

@@ -13,6 +13,7 @@ from subtoken_train.families.load import load_family
 from subtoken_train.reducers.fitprune import PruneSchedules
 from tests.support.calibration_files import written
 from tests.support.helpers import moved_by_fit
+from tests.support.sampling import sampled
 
 KINDS = {
     "visionzip-linear": ["--model.reducer.name=visionzip"],
@@ -39,7 +40,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("extra", KINDS.values(), ids=KINDS)
+@sampled("extra", KINDS.values(), every=9, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
     cli = RecipeCLI(tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *extra)[1:])
     moved = moved_by_fit(cli)
@@ -47,7 +48,7 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
     assert sum("lora_" in name for name in moved) == 4 * 2 * 2
 
 
-@pytest.mark.parametrize(
+@sampled(
     "kind",
     [
         "visionzip-mlp",
@@ -60,6 +61,7 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
         "fastv-ranked-prior",
         "fastv-mean-norm",
     ],
+    every=9,
 )
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
@@ -68,6 +70,7 @@ def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert backbone.bank.config == config.routing
 
 
+@pytest.mark.slow
 def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):
     backbone = BackboneConfig(str(tmp_path / "backbone"))
     schedule = PruneSchedules([[1.0, 0.5, 0.25, 0.25]])

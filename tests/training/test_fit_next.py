@@ -9,6 +9,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.next_tiny import next_family
+from tests.support.sampling import sampled
 
 KINDS = {
     "llama-fastv-linear": ("llama", ["--model.reducer.name=fastv"]),
@@ -36,7 +37,7 @@ def next_run(tiny_run, tmp_path):
     return argv
 
 
-@pytest.mark.parametrize(("kind", "extra"), KINDS.values(), ids=KINDS)
+@sampled(("kind", "extra"), KINDS.values(), every=2, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(next_run, kind, extra):
     cli = RecipeCLI(next_run(kind, *extra)[1:])
     moved = moved_by_fit(cli)
@@ -44,6 +45,7 @@ def test_three_steps_move_exactly_the_trainables(next_run, kind, extra):
     assert len([name for name in moved if "lora_" in name]) == 3 * 2 * 2
 
 
+@pytest.mark.slow
 def test_the_adapter_folder_reads_back(next_run, tmp_path):
     assert main(next_run("mistral", "--model.reducer.name=visionzip")) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")

@@ -19,6 +19,7 @@ from subtoken_train.cli.main import main
 from tests.support.helpers import interrupted_fit, save_backbone
 from tests.support.qwen_tiny import qwen_family
 from tests.support.run_folders import made_run
+from tests.support.sampling import sampled
 
 STEPS = 12
 TEXT = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -97,18 +98,19 @@ def tensors(folder: Path) -> dict:
     }
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("family", "kind"),
     [
         ("llava", "nf4"),
         ("qwen2", "int8"),
-        pytest.param("llava", "int8", marks=pytest.mark.slow),
-        pytest.param("qwen2_5_vl", "nf4", marks=pytest.mark.slow),
-        pytest.param("qwen2_5_vl", "int8", marks=pytest.mark.slow),
-        pytest.param("llama", "nf4", marks=pytest.mark.slow),
-        pytest.param("llama", "int8", marks=pytest.mark.slow),
-        pytest.param("qwen2", "nf4", marks=pytest.mark.slow),
+        ("llava", "int8"),
+        ("qwen2_5_vl", "nf4"),
+        ("qwen2_5_vl", "int8"),
+        ("llama", "nf4"),
+        ("llama", "int8"),
+        ("qwen2", "nf4"),
     ],
+    every=8,
 )
 def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family, kind):
     pytest.importorskip("bitsandbytes")

@@ -10,6 +10,7 @@ import torch
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.sampling import sampled
 
 OUTPUT = "--model.stage2.output_lora={rank: 4, alpha: 8, dropout: 0.1}"
 
@@ -32,7 +33,7 @@ def tensors(run, wanted):
     return {name: parameter for name, parameter in backbone.named_parameters() if wanted(name)}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("extra", "lora_tensors", "router_tensors"),
     [
         ([], 0, 8),
@@ -42,6 +43,7 @@ def tensors(run, wanted):
         ([OUTPUT, "--model.reducer.stage=decoder", "--trainer.accumulate_grad_batches=2"], 8, 4),
         ([OUTPUT, "--model.routing.selector=value_norm"], 8, 0),
     ],
+    every=6,
     ids=["linear", "mlp-checkpointing", "olora", "olora-checkpointing-bf16", "olora-decoder", "olora-value_norm"],
 )
 def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extra, lora_tensors, router_tensors):
@@ -65,6 +67,7 @@ def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extr
     assert len(written) == len(state)
 
 
+@pytest.mark.slow
 def test_frozen_tensors_are_identical_during_training(second):
     from subtoken_train.cli.recipe import RecipeCLI
 
@@ -76,6 +79,7 @@ def test_frozen_tensors_are_identical_during_training(second):
     assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
 
 
+@pytest.mark.slow
 def test_the_folder_says_where_it_comes_from(second, tmp_path):
     assert main(second("--trainer.max_steps=1", OUTPUT)) == 0
     record = json.loads((tmp_path / "second" / "adapter" / "subtoken_config.json").read_text())
@@ -103,6 +107,7 @@ def test_stage_1_without_a_reducer_is_taken_and_said(tiny_run, tmp_path, capsys)
     assert f"reading {reading}" in (tmp_path / "second" / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_resume_gives_the_weights_of_never_having_stopped(second, tmp_path):
     assert main(second(OUTPUT, output="whole")) == 0
     assert interrupted_fit(second(OUTPUT, output="parts"), after_step=2) == 130
@@ -125,7 +130,7 @@ def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, c
     assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("mistake", "words"),
     [
         ("--model.reducer.keep_ratio=0.125", "reducer.keep_ratio 0.25 (the recipe has 0.125)"),
@@ -133,6 +138,7 @@ def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, c
         ("--model.routing=null", "set model.routing"),
         ("--model.stage2.adapter=nowhere", "nowhere does not exist"),
     ],
+    every=4,
 )
 def test_mistakes_come_out_before_anything_is_written(second, tmp_path, capsys, mistake, words):
     assert main(second(mistake)) == 2

@@ -17,6 +17,7 @@ from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.run_folder import new_marker, write_run_marker
 from tests.support.helpers import moved_by_fit
+from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, OWN
 
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
@@ -66,7 +67,7 @@ def corpus(tmp_path, monkeypatch):
     return {"train": {"name": str(path)}, **lengths}
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "llama31"])
+@sampled("kind", ["llama", "qwen2", "qwen3", "llama31"], every=3)
 @pytest.mark.parametrize(
     ("selector", "extra"),
     [("linear", []), ("mlp", ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"])],
@@ -84,7 +85,7 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@sampled("kind", ["llama", "qwen3"], every=2)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
     assert main(["fit", *recipe(kind, data=corpus)]) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
@@ -134,8 +135,10 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     assert "llama is a language model, but data names instruction records" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "setting", ["--data.batch_size=100000", "--data.seed=-1", "--model.reducer.window=-1", "--data.num_facts=500"]
+@sampled(
+    "setting",
+    ["--data.batch_size=100000", "--data.seed=-1", "--model.reducer.window=-1", "--data.num_facts=500"],
+    every=2,
 )
 def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys, setting):
     old = tmp_path / "run" / "adapter"

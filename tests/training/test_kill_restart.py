@@ -6,6 +6,8 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
+
 from benchmarks.kill_restart import Scene, complete_run, differences, kill_at, kill_writing, wait_until
 from benchmarks.run_server import RunServer
 from subtoken_train.datasets.scene_files import write_scenes
@@ -26,6 +28,7 @@ def end_politely(server: RunServer, scene: Scene, run: str) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_three_kills_change_nothing(tmp_path):
     write_scenes(tmp_path / "scenes", train=20, dev=1, test=1)  # passes of five micro-batches, windows of 2, 2 and 1
     scene, rng = Scene(tmp_path, steps=12), random.Random()

@@ -20,6 +20,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import Step, check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
 from tests.support.helpers import save_backbone
+from tests.support.sampling import sampled
 
 STEP = Step(batch_size=2, length=160, compressed=64, labelled=90)
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +123,7 @@ def test_live_tensors_are_counted_once_and_forgotten():
         assert (live.live, live.peak) == (40, 440)
 
 
-@pytest.mark.parametrize(
+@sampled(
     "name",
     [
         "tiny-llava-bfloat16-fastv-routed-b2",
@@ -130,6 +131,7 @@ def test_live_tensors_are_counted_once_and_forgotten():
         pytest.param("qwen2_5_vl-bfloat16-fastv-routed-b4-ckpt", marks=pytest.mark.slow),
         pytest.param("qwen2-float32-nf4-quest-routed-b2-ckpt", marks=pytest.mark.slow),
     ],
+    every=2,
 )
 def test_real_steps_hold_what_was_predicted(tmp_path, name):
     pytest.importorskip("bitsandbytes")
@@ -137,7 +139,7 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@sampled("dtype", ["float32", "bfloat16"], every=2)
 def test_steps_with_a_teacher_hold_what_was_predicted(tmp_path, dtype):
     """A vocabulary of 32,000, so that both sides' logits are the largest moment."""
     case = training_memory.Case("llama-32k", dtype, reducer="quest", distilled=True)
@@ -155,7 +157,7 @@ def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
     assert "kept for backward" not in found
 
 
-@pytest.mark.parametrize("model", memory_models.FURTHER)
+@sampled("model", memory_models.FURTHER, every=5)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
     case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07

@@ -14,6 +14,7 @@ from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_folder import MARKER_FILE, RUN
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.sampling import sampled
 
 SHORT = "--trainer.max_steps=1"
 OTHER = ("--trainer.max_steps=3", "--checkpoint.every_n_train_steps=1", "--model.lora.rank=4")
@@ -39,6 +40,7 @@ def rank(run):
     return json.loads((run / "adapter" / "adapter_config.json").read_text())["r"]
 
 
+@pytest.mark.slow
 def test_a_new_run_takes_the_place_of_the_old_one(tiny_run, finished, capsys):
     assert main(tiny_run("--overwrite", *OTHER)) == 0
     assert "no part of a run: notes.txt" in capsys.readouterr().err
@@ -98,7 +100,7 @@ def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monke
     assert beside(finished) == []
 
 
-@pytest.mark.parametrize(
+@sampled(
     "mistake",
     [
         "--data.train_file={run}/train.json",
@@ -107,6 +109,7 @@ def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monke
         "--model.optimizer.weight_decay=-1",
         "--data.num_workers=-1",
     ],
+    every=3,
 )
 def test_a_recipe_that_is_refused_or_reads_from_the_run_loses_nothing(tiny_run, finished, capsys, mistake):
     (finished / "train.json").write_text("[]")
@@ -119,6 +122,7 @@ def test_a_recipe_that_is_refused_or_reads_from_the_run_loses_nothing(tiny_run, 
     assert beside(finished) == []
 
 
+@pytest.mark.slow
 def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
     (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
     assert main(["fit", "--config", str(finished / "mine.yaml"), "--overwrite"]) == 2
@@ -127,6 +131,7 @@ def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
     assert (finished / "mine.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_resumed_and_never_replaced(tiny_run, finished, capsys):
     (finished / MARKER_FILE).unlink()
     assert main(tiny_run("--overwrite", SHORT)) == 2
@@ -150,6 +155,7 @@ def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_kills_leave_the_old_run_and_a_second_attempt_replaces_it(tiny_run, finished, monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.1)
     old = content(finished)

@@ -19,6 +19,7 @@ from subtoken_train.training.trained_tensors import (
 )
 
 
+@pytest.mark.slow
 def test_of_a_checkpoint_file(tiny_run, tmp_path):
     assert main(tiny_run("--trainer.max_steps=2", "--checkpoint.every_n_train_steps=2")) == 0
     tensors = trained_tensors(state_path(tmp_path / "run" / "checkpoints" / "step-2"))

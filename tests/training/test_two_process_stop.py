@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[1] / "support" / "two_process_stop.py"
 
 
+@pytest.mark.slow
 def test_both_stop_and_go_on_alike(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

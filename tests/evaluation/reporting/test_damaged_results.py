@@ -56,6 +56,7 @@ def with_value(content: dict, place: tuple, value: object) -> str:
     return json.dumps(made)
 
 
+@pytest.mark.slow
 def test_manifests_with_any_value(results):
     assert report(results) is None
     path = results / "arm" / "fake" / "manifest.json"
@@ -69,6 +70,7 @@ def test_manifests_with_any_value(results):
         assert all(refused[(*place, repr(value))] for value in (None, -1, "x", [], {"a": {}})), place
 
 
+@pytest.mark.slow
 def test_records_with_any_value(results):
     path = next((results / "arm" / "fake").glob("samples-*.jsonl"))
     lines = path.read_text().splitlines()

@@ -76,6 +76,7 @@ def write_paper_results(folder: Path) -> Path:
     return results
 
 
+@pytest.mark.slow
 def test_tables_plots_and_pictures(html):
     page = Page(html)
     assert page.count("table") == 2 + 2 + 2 + 2 + 8 + 1  # scores, budgets, times, curves and points, kinds, how asked

@@ -101,6 +101,7 @@ def test_bars_per_kind_with_the_compared_arms_first(folder):
     assert clipped_texts(figure) == []
 
 
+@pytest.mark.slow
 def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
     for keep in (0.5, 0.1):
         write_run(folder, facts(f"fastv{keep}", keep, reducer=f"fastv {keep}"), "pope", answers(range(int(30 * keep))))
@@ -137,6 +138,7 @@ def test_what_compression_could_not_change_is_grey(folder):
         assert clipped_texts(figure) == []
 
 
+@pytest.mark.slow
 def test_names_are_whole_text(report):
     (table,) = report.tables
     names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]

@@ -21,6 +21,7 @@ def scenes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_random_groups_score_lower_than_the_trained_router(scenes, tmp_path):
     random = replace(ROUTED, selector="random")
     trained, drawn = (
@@ -31,6 +32,7 @@ def test_random_groups_score_lower_than_the_trained_router(scenes, tmp_path):
     assert [record.region_bytes for record in trained] == [record.region_bytes for record in drawn]
 
 
+@pytest.mark.slow
 def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
     arms = expand_arms({"adapter": ROUTED.adapter, "selector": "random", "seed": [1, 2, 0]})
     folders = run_grid(scenes_grid(scenes, tmp_path, *arms, replace(ROUTED, selector="random"), limit=40))
@@ -43,6 +45,7 @@ def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
     assert zero == own
 
 
+@pytest.mark.slow
 def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):
     backbone = ArmSpec(backbone="checkpoints/tiny-llava")
     kept = [
@@ -79,6 +82,7 @@ def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
         assert its.region_bytes == its.region_dense_bytes * 3 / 64
 
 
+@pytest.mark.slow
 def test_recall_under_quest(tmp_path):
     names = ("tinylm_lora_only", "tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")
     grid = scenes_grid(tmp_path, tmp_path, *(ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in names), anchors="auto")

@@ -49,6 +49,7 @@ def test_uncompressed_they_are_the_reference(shared, tmp_path, golden, asked):
     assert facts.acts == "-"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "acts"),
     [

@@ -21,6 +21,7 @@ from subtoken_train.inference.pool import ModelPool, load_backbone
 from subtoken_train.reducers.fitprune import PruneSchedules
 from tests.support.calibration_files import written
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+from tests.support.sampling import sampled
 
 EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")
 REDUCED = replace(WHOLE, name="arm", reducer="random", keep_ratio=0.25)
@@ -32,6 +33,7 @@ def scenes(tmp_path):
     return tmp_path / "scenes"
 
 
+@pytest.mark.slow
 def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     adapter = shutil.copytree(resolve(str(ROUTED.adapter)), tmp_path / "adapter")
     grid = scenes_grid(scenes, tmp_path / "out", replace(ROUTED, adapter=str(adapter)), limit=2)
@@ -43,12 +45,13 @@ def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     assert len(read_samples(folder)) == Manifest.read(folder).rows == 2
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("first", "second", "name"),
     [
         (EVICTED, replace(EVICTED, eviction_options={"window": 2}), "eviction_options"),
         (REDUCED, replace(REDUCED, reducer_options={"seed": 1}), "reducer"),
     ],
+    every=2,
 )
 def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, first, second, name):
     grid = scenes_grid(scenes, tmp_path / "out", first, limit=2)
@@ -58,7 +61,7 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
         run_grid(replace(grid, arms=(second,), limit=3))
 
 
-@pytest.mark.parametrize("method", ["prefixkv", "fitprune"])
+@sampled("method", ["prefixkv", "fitprune"], every=2)
 def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path, method):
     """The setting names the same path; another content gives other answers. An eviction's or a reducer's."""
     family = load_backbone(str(WHOLE.adapter)).family

@@ -19,6 +19,7 @@ from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
 from subtoken_train.inference import pool
 from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
+from tests.support.sampling import sampled
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")
 
@@ -44,6 +45,7 @@ def asked(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(scenes, tmp_path, asked):
     whole = scenes_grid(scenes, tmp_path / "whole", ROUTED, WHOLE, tasks=KILLED)
     expected = {folder.relative_to(whole.out): records(folder) for folder in run_grid(whole)}
@@ -80,7 +82,8 @@ def test_answers_do_not_depend_on_the_batch(scenes, tmp_path):
         assert answers(first) == answers(second)
 
 
-@pytest.mark.parametrize("finished", [0, 2])
+@pytest.mark.slow
+@sampled("finished", [0, 2], every=2)
 def test_two_processes_answer_as_one(scenes, tmp_path, finished):
     """``finished``: what one process left before two went on."""
     alone = scenes_grid(scenes, tmp_path / "alone", ROUTED, tasks=("scenes_gqa", "scenes_caption"))
@@ -99,6 +102,7 @@ def test_two_processes_answer_as_one(scenes, tmp_path, finished):
     assert min(shares) > 0
 
 
+@pytest.mark.slow
 def test_several_arms_take_turns_on_one_backbone(scenes, tmp_path, monkeypatch):
     loads = []
     load = pool.load_family

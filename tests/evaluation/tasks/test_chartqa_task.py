@@ -35,6 +35,7 @@ def test_reference_prompts(shared, tmp_path):
     assert prompts_of(build_task("chartqa", parquet(tmp_path, documents))) == expected
 
 
+@pytest.mark.slow
 def test_all_real_questions(shared, tmp_path):
     lines = real_lines(shared, "chartqa_text", "test_all.jsonl")
     other = "\nAnswer the question using a single word or phrase."

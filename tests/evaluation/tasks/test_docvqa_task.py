@@ -34,6 +34,7 @@ def test_reference_prompts(shared, tmp_path, name):
     assert prompts_of(build_task(name, parquet(tmp_path, name, documents))) == expected
 
 
+@pytest.mark.slow
 def test_all_real_questions(shared, tmp_path):
     lines = real_lines(shared, "docvqa_text", "val.jsonl")
     rows = [

@@ -14,6 +14,7 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.ruler import MAKERS, asked_parts
 from subtoken_train.inference.text_prompts import encode_chat
 from subtoken_train.types import Region
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 CHATML = (
@@ -84,7 +85,7 @@ def test_rulers_ids_are_kvpresss(family, tmp_path, question):
         assert family.tokenizer.decode(expected[1]).endswith(f"assistant\n<think>\n\n</think>\n\n{prefix}")
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@sampled("name", MAKERS, every=3)
 @pytest.mark.parametrize("question", ["kept", "compressed"])
 def test_the_synthetic_tasks_ids_are_kvpresss(family, name, question):
     options = {"tasks": [name], "length": 700, "samples_per_task": 1}

@@ -45,6 +45,7 @@ def test_the_authors_style(tmp_path):
     assert sample.prompt == prefix + ASKED.replace("What is 3?", " What is 3? ")
 
 
+@pytest.mark.slow
 def test_all_real_questions_and_reference_prompts(shared):
     folder = shared / "realdata" / "mmlu"
     if not folder.is_dir():

@@ -42,6 +42,7 @@ def test_the_benchmarks_own_form(tmp_path):
     assert open_image(second.images[0]).getpixel((0, 0)) == (5, 0, 0)
 
 
+@pytest.mark.slow
 def test_all_real_questions(shared):
     folder = shared / "realdata" / "pope"
     if not folder.is_dir():

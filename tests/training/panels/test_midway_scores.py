@@ -12,6 +12,7 @@ import torch
 from subtoken_train.cli.main import main
 from subtoken_train.training.panels.midway_scores import EarlyStoppingConfig, MidwayEvaluation, StopEarly
 from subtoken_train.training.panels.throughput import Stopwatch
+from tests.support.sampling import sampled
 
 ALL = ["eval/accuracy", "val/loss", "val/token_accuracy"]
 
@@ -80,7 +81,7 @@ def test_an_evaluations_score_is_checked_after_each_evaluation_and_only_then():
     assert stopped == [False] * 9 + [True]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("extra", "message"),
     [
         (
@@ -99,6 +100,7 @@ def test_an_evaluations_score_is_checked_after_each_evaluation_and_only_then():
         (["--evaluation.data={dev}", "--model.backbone.attention=eager"], "use attention: sdpa"),
         (["--evaluation.data=nowhere.json"], "nowhere.json"),
     ],
+    every=3,
 )
 def test_mistakes_in_a_recipe_come_out_before_anything_is_written(tiny_run, tmp_path, capsys, extra, message):
     dev = tmp_path / "scenes" / "dev.json"

@@ -47,6 +47,7 @@ def test_zero3_equals_one_process_and_its_adapter_is_whole(arena):
     assert SubTokenModel.from_pretrained(str(run.folder / "adapter")) is not None
 
 
+@pytest.mark.slow
 def test_ddp_under_torchrun_equals_one_process(arena):
     assert_same(arena.fit("ddp", "ddp-torchrun", *SHORT, torchrun=True), arena.reference("one", *SHORT))
 
