@@ -21,7 +21,6 @@ from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
 from tests.support.damage import put
-from tests.support.sampling import sampled
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
@@ -67,7 +66,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
     refused(folder, f"reducer: unknown key 'page_size'.* Allowed: {own}")
 
 
-@sampled(
+@pytest.mark.parametrize(
     ("place", "value", "words"),
     [
         ("schema_version", "1", "schema_version is '1'; it must be a whole number"),
@@ -122,7 +121,6 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("identity.digest", "0" * 64, "was trained on"),
         ("identity.digest", 7, "digest is 7"),
     ],
-    every=3,
 )
 def test_settings_are_typed_and_in_range(folder, place, value, words):
     put(folder, "subtoken_config.json", place, value)
@@ -222,7 +220,7 @@ def header(text: str, length: int | None = None) -> bytes:
     return struct.pack("<Q", len(text) if length is None else length) + text.encode() + b"\0" * 16
 
 
-@sampled(
+@pytest.mark.parametrize(
     "content",
     [
         b"",
@@ -238,7 +236,6 @@ def header(text: str, length: int | None = None) -> bytes:
         header('{"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 16]}}'),
         pickle.dumps({"a": 1}),
     ],
-    every=3,
 )
 @pytest.mark.parametrize("file", [LORA, ROUTER])
 def test_broken_tensor_files(folder, file, content):

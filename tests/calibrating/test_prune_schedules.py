@@ -58,7 +58,6 @@ def test_shares_of_a_batch_are_those_of_its_samples(tiny_family):
     assert (together.shares(backbone, batch, 0.6) <= found).all()
 
 
-@pytest.mark.slow
 def test_the_command_writes_what_the_reducer_reads(tmp_path, capsys):
     data, out, llava = tmp_path / "scenes", tmp_path / "fit.json", str(ROOT / "checkpoints/tiny-llava")
     write_scenes(data, train=4, dev=4, test=4)

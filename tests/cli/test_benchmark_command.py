@@ -36,7 +36,6 @@ def routed(tmp_path_factory):
     return json.loads(out.read_text())
 
 
-@pytest.mark.slow
 def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
     (row,) = routed["rows"]
     assert list(row["sides"]) == SIDES
@@ -91,7 +90,6 @@ def test_the_share_of_a_copy_is_that_of_the_bytes_that_are_read(routed):
         assert tuple(2 * each for each in side["share"]) == pytest.approx(ratio(rounds, "copy", "attention"))
 
 
-@pytest.mark.slow
 def test_a_text_adapter_with_an_eviction(capsys):
     assert (
         main(
@@ -106,7 +104,6 @@ def test_a_text_adapter_with_an_eviction(capsys):
     assert "snapkv" in said
 
 
-@pytest.mark.slow
 def test_an_arm_without_a_reducer_has_an_anchor_that_draws_its_tokens(capsys):
     assert main(["benchmark", "--adapter", WHOLE, *SHORT]) == 0
     assert "anchor: token-only anchor of equal bytes, random 0.625, whole values" in capsys.readouterr().out
@@ -131,7 +128,6 @@ def test_a_recipe_runs_untrained_in_another_dtype(capsys):
     assert "anchor: token-only anchor of equal bytes, visionzip 0.15625" in said
 
 
-@pytest.mark.slow
 def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
     out = tmp_path / "table8.json"
     assert main(["benchmark", "--model", TINY_LLAVA, *SHORT, "--table8", "--out", str(out)]) == 0
@@ -216,7 +212,6 @@ def test_what_does_not_fit_into_the_memory_is_said(count, capsys):
     assert len(message.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_an_anchor_of_other_bytes_is_said(capsys):
     """Keys in the last window stay whole, here all of them, and the ledger takes half of their channels for gone."""
     assert main(["benchmark", "--adapter", VLM, *SHORT, "--key-channels", "0.5"]) == 0

@@ -16,7 +16,6 @@ from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe
 from tests.support.qwen_tiny import qwen_family
-from tests.support.sampling import sampled
 
 LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
 
@@ -231,7 +230,7 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
     assert "5 training records do not fill one batch" in line
 
 
-@sampled(
+@pytest.mark.parametrize(
     ("changed", "words"),
     [
         (["--model.routing.num_groups", "48"], ["num_groups=48", "does not divide"]),
@@ -263,7 +262,6 @@ def test_too_few_records_for_a_batch(capsys, tiny, data_file):
         (["--model.lora.rank", "0"], ["lora rank is 0"]),
         (["--model.lora.rank", "null"], ["model.lora.rank is null; give it a value, or leave the key out"]),
     ],
-    every=3,
     ids=lambda value: " ".join(value[1::2]) if value[0].startswith("--") else None,
 )
 def test_wrong_settings(capsys, tiny, changed, words):

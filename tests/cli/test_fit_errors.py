@@ -8,7 +8,6 @@ from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_keys
 from tests.support.places import recipe
-from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 
@@ -76,7 +75,7 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
     assert refused(capsys, written(tmp_path, old, new), tmp_path) == message
 
 
-@sampled(
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["--trainer.max_stepss", "3"], "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
@@ -117,7 +116,6 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
         (["more"], "unexpected argument 'more'; options start with --"),
         (["a.yaml"], "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml"),
     ],
-    every=3,
 )
 def test_mistakes_in_options(capsys, tmp_path, argv, message):
     start = ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run")]

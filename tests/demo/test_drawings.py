@@ -33,7 +33,6 @@ def answers():
     return [each.answer for each in spoken if each.answer]
 
 
-@pytest.mark.slow
 def test_pictures_follow_the_layer(answers):
     whole, routed = answers
     drawn = [np.array(token_picture(routed, layer)) for layer in (0, 5)]

@@ -107,7 +107,6 @@ def test_titles_without_an_anchor_and_without_routing():
     assert [side.title for side in plain.sides] == ["backbone", "adapter"]
 
 
-@pytest.mark.slow
 def test_merged_weights_are_their_own_backbone(tmp_path, vlm_adapter, asked):
     assert main(["export", str(vlm_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
     merged = SideBySide(str(tmp_path / "merged"), device="cpu")

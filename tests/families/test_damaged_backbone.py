@@ -16,7 +16,6 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from tests.support.damage import Canary, put
 from tests.support.helpers import save_backbone
-from tests.support.sampling import sampled
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_remote_code_is_never_asked_for(backbone, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@sampled(
+@pytest.mark.parametrize(
     ("file", "content", "words"),
     [
         ("config.json", "[" * 99_999, "nested deeper"),
@@ -61,7 +60,6 @@ def test_remote_code_is_never_asked_for(backbone, tmp_path):
         ("tokenizer.json", "\udcff", "a text that is not UTF-8"),
         ("processor_config.json", "[1", "invalid JSON"),
     ],
-    every=3,
 )
 def test_damaged_backbones(backbone, file, content, words):
     (backbone / file).write_text(content, errors="surrogateescape")
@@ -117,7 +115,7 @@ UNFIT = {
 }
 
 
-@sampled("name", UNFIT, every=3)
+@pytest.mark.parametrize("name", UNFIT)
 def test_check_and_load_refuse_weights_in_the_same_words(backbone, name):
     spoil, words = UNFIT[name]
     spoil(backbone)
@@ -156,7 +154,7 @@ ILL_TYPED = [
 ]
 
 
-@sampled(("file", "key", "value", "words"), ILL_TYPED, every=3)
+@pytest.mark.parametrize(("file", "key", "value", "words"), ILL_TYPED)
 def test_ill_typed_settings_are_worded(backbone, file, key, value, words):
     put(backbone, file, key, value)
     with pytest.raises(ValueError, match=rf"{file}.*{words}") as raised:

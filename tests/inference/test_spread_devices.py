@@ -116,7 +116,6 @@ def two_gpus(monkeypatch):
     return given
 
 
-@pytest.mark.slow
 def test_an_adapter_on_a_spread_backbone(vlm_adapter, two_gpus):
     """LoRA and routers lie where their layers do; transformers' own loop generates."""
     picture, asked = Image.new("RGB", (120, 80), "teal"), {"prompt": "is there a 0 ?", "max_new_tokens": 3}

@@ -76,7 +76,6 @@ def documented() -> set[str]:
     return {tag for cell in first_cells for tag in re.findall(r"`([^`]+)`", cell)}
 
 
-@pytest.mark.slow
 def test_the_page_names_the_tags_that_a_run_writes(events):
     written = {re.sub(r"layer_\d+", "layer_N", tag) for tag in names(events)}
     kinds = {tag for tag in written if tag.startswith("eval/")} - {"eval/accuracy"}

@@ -138,7 +138,6 @@ def test_a_chat_without_a_template_is_refused(monkeypatch, tmp_path):
     assert "    asked: in the chat template; question kept" in check_lines(grid, checked)
 
 
-@pytest.mark.slow
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "--config", "table1_llava7b", "--check", "--limit", "3"]) == 0
