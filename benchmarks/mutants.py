@@ -274,8 +274,8 @@ class Tree:
         name = failed.read_text() if failed.exists() else ""
         return (None if process.exitcode == 0 else "failed" if name else "broken"), name
 
-    def kills(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """Return how a mutant is killed, or None; a test that fails without the mutant, too, kills none."""
+    def kills(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str | None, str]:
+        """Return how a mutant is killed, or None, and by which test; one that fails without the mutant kills none."""
         path = self.path / mutant.file
         whole = path.read_text()
         while tests := [name for name in tests if name not in self.unsound]:
@@ -285,23 +285,24 @@ class Tree:
             finally:
                 path.write_text(whole)
             if not name or name in self.sound:
-                return how
+                return how, name
             if self.fails([name])[0] is None:
                 self.sound.add(name)
-                return how
+                return how, name
             self.unsound |= {each for each in tests if each == name or each.startswith(f"{name}::")}
-        return None
+        return None, ""
 
     def verdict(self, mutant: Mutant, quick: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
         """Return who kills a mutant, and how."""
         clock = time.monotonic()
-        killed_by, how = None, None
+        killed_by, how, test = None, None, ""
         for kind, tests in (("quick", quick[:FIRST]), ("quick", quick[FIRST:]), ("slow", slow)):
-            if how := self.kills(mutant, tests):
+            how, test = self.kills(mutant, tests)
+            if how:
                 killed_by = kind
                 break
         tried = {"quick": len(quick), "slow": len(slow), "seconds": round(time.monotonic() - clock, 1)}
-        return {"name": mutant.name, "killed_by": killed_by, "how": how or "survived", **tried}
+        return {"name": mutant.name, "killed_by": killed_by, "how": how or "survived", "test": test, **tried}
 
 
 def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], results: Any) -> None:
