@@ -7,6 +7,7 @@ from benchmarks.choosing import Regime, choice_words, choose, paired_gain
 from benchmarks.choosing_page import END, PAGE, START, TABLES, table
 from benchmarks.comparison_tables import Arm, read_records
 from tests.support.places import ROOT
+from tests.support.sampling import sampled
 
 WORDS = {"router": "the router", "gated": "the gated router", "value": "value norm"}
 REGIME = Regime("any", ("router", "gated"), {"router": "anchor", "gated": "anchor"}, {"router": "value"}, "whole")
@@ -86,7 +87,7 @@ def test_the_embedded_records_as_published():
     assert descriptions.to_anchor.words == "-4.6 [-6.8, -2.5]"
 
 
-@pytest.mark.parametrize("name", TABLES)
+@sampled("name", TABLES, every=2)
 def test_the_page_is_what_the_records_say(name):
     text = PAGE.read_text()
     printed = text.split(START.format(name))[1].split(END.format(name))[0]

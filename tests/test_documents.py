@@ -88,6 +88,7 @@ def test_yaml_that_is_read():
     assert parse_yaml("", "p") is None
 
 
+@pytest.mark.slow
 @given(values)
 def test_what_yaml_writes_is_read_back(value):
     text = yaml.safe_dump(value)

@@ -37,6 +37,7 @@ def test_size():
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8e6
 
 
+@pytest.mark.slow
 def test_recall_with_the_whole_context_and_what_quest_costs_it(family, task):
     """The floor of the README's figure; untrained for it, a model that sees an eighth of the context loses facts."""
     whole = answer_recall(compress(family).eval(), task, Questions("test", 0, 16))

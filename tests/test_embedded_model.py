@@ -19,6 +19,7 @@ from subtoken_train.families.load import load_family
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 
@@ -76,7 +77,7 @@ def test_random_routers_lower_the_accuracy_of_a_trained_adapter(dev):
     assert trained.mean() - untrained.mean() > 0.02
 
 
-@pytest.mark.parametrize("name", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor", "tiny_lora_only"])
+@sampled("name", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor", "tiny_lora_only"], every=3)
 def test_shipped_adapters_load(name):
     config, _, _ = read_adapter(CHECKPOINTS / "adapters" / name)
     assert config.training["name"].startswith(name)

@@ -63,6 +63,7 @@ def test_a_goal_is_met_up_to_its_bound(value, bound, least, met):
     assert gpu_units.goal("x", value, bound, least)["met"] is met
 
 
+@pytest.mark.slow
 def test_long_contexts_have_goals_of_their_own(monkeypatch):
     monkeypatch.setattr(
         gpu_units, "share_of_copy", lambda decoder, entries, pairs: {"share": {"routed": (0.71, 0.7, 0.72)}}

@@ -99,6 +99,7 @@ def test_the_eviction_compresses_a_cache(capsys):
     assert "oldest" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_reducer_shortens_a_pass_and_is_checked_in_a_recipe(tiny_family, tmp_path):
     batch = make_batch([(1, 9)])

@@ -1,14 +1,13 @@
 """``docs/python.md``: its code runs as it stands, in a checkout."""
 
-import pytest
-
 from tests.support.readme_blocks import ROOT, blocks
+from tests.support.sampling import sampled
 
 PAGE = ROOT / "docs" / "python.md"
 CODE = [block for block in blocks(PAGE) if block.mark == "run"]
 
 
-@pytest.mark.parametrize("block", CODE, ids=lambda block: block.place)
+@sampled("block", CODE, every=3, ids=lambda block: block.place)
 def test_its_code_runs(block, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     exec(compile(block.text, str(PAGE), "exec"), {})

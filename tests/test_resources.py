@@ -12,6 +12,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.resources import find_recipe, recipe_files, resource_root, shipped_recipe
 from tests.support.places import ROOT, recipe
+from tests.support.sampling import sampled
 
 TINY = recipe("tiny_fastv25_s16k4")
 SPELLINGS = (
@@ -95,7 +96,7 @@ def test_an_installed_package_finds_its_own(monkeypatch, tmp_path):
     assert find_recipe("llava7b_fastv25_s16k4") is None
 
 
-@pytest.mark.parametrize(
+@sampled(
     "argv",
     [
         ["check", "--config", "tiny_fastv25_s16k4", "--offline", "--model.backbone.path", "TINY"],
@@ -103,6 +104,7 @@ def test_an_installed_package_finds_its_own(monkeypatch, tmp_path):
         ["recipes", "show", "recipes/tiny_fastv25_s16k4.yaml"],
         ["recipes", "copy", "tiny_fastv25_s16k4"],
     ],
+    every=2,
     ids=lambda argv: argv[0] + argv[1],
 )
 def test_commands_take_names_in_any_folder(monkeypatch, tmp_path, capsys, argv):

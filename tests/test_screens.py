@@ -80,6 +80,7 @@ def test_the_front_is_what_nothing_cheaper_beats():
     assert all(any(kv <= one.kv and value >= one.value for kv, value in pairs) for one in choices)
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_bits_and_the_picture_is_drawn_from_the_csv():
     assert shown(bits_pareto.START, bits_pareto.END) == bits_pareto.table()
     text = bits_pareto.SVG_FILE.read_text(encoding="utf-8")

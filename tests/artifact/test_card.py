@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from huggingface_hub import ModelCard
 
 from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
@@ -24,6 +25,7 @@ def record(backbone, model_type="llava", **changes):
     return {**plain, **changes}
 
 
+@pytest.mark.slow
 @sampled(
     ("backbone", "licence", "name", "words"),
     [

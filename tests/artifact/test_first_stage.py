@@ -48,7 +48,7 @@ def adapter(tmp_path, source):
     return write(tmp_path / "adapter", source)
 
 
-@pytest.mark.parametrize("layout", [False, True])
+@sampled("layout", [False, True], every=2)
 def test_the_right_one(adapter, source, layout):
     """Its settings are read, and its tensors fit a loaded model as well as one on the meta device."""
     first = read_first_stage(adapter, REDUCER, ROUTING, None)
@@ -61,6 +61,7 @@ def test_the_right_one(adapter, source, layout):
     assert all(torch.equal(tensors[name], tensor) for name, tensor in on_disk.items())
 
 
+@pytest.mark.slow
 def test_the_digest_is_that_of_the_tensors(adapter):
     first = read_first_stage(adapter, REDUCER, ROUTING, None)
     before = first.digest()
@@ -157,6 +158,7 @@ def test_another_backbone(adapter, source, tmp_path):
         read_first_stage(adapter, REDUCER, ROUTING, None).tensors(family, elsewhere, add_lora(family, LORA))
 
 
+@pytest.mark.slow
 def test_tensors_of_another_rank(adapter, source):
     family = layout_family(source)
     with pytest.raises(ValueError, match=r"has shape \[4, 128\], expected \[6, 128\]"):

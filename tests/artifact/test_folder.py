@@ -51,6 +51,7 @@ def test_round_trip_gives_the_same_logits(written):
     assert torch.equal(reloaded.logits(reloaded.run(batch)), backbone.logits(backbone.run(batch)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_gates_travel_with_the_routers(tmp_path, tiny_family):
     source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
@@ -80,7 +81,7 @@ def test_plain_peft_loads_the_lora(written):
     assert loaded.peft_config["default"].r == 4
 
 
-@pytest.mark.parametrize("routing", [None, RoutingConfig(selector="value_norm", num_groups=8, kept_groups=2)])
+@sampled("routing", [None, RoutingConfig(selector="value_norm", num_groups=8, kept_groups=2)], every=2)
 def test_arms_without_router_parameters_have_no_router_file(tmp_path, tiny_family, routing):
     source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
     folder, _ = write(tmp_path / "adapter", source, routing)
@@ -107,7 +108,7 @@ def empty_first(tensors):
 
 
 @sampled("name", ["adapter_model.safetensors", "router.safetensors"], every=2)
-@pytest.mark.parametrize(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")])
+@sampled(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")], every=3)
 def test_tensor_files_are_exact(written, name, change, words):
     folder, _ = written
     edit(folder, name, change)
@@ -115,7 +116,7 @@ def test_tensor_files_are_exact(written, name, change, words):
         read_adapter(folder)
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "router.safetensors"])
+@sampled("name", ["adapter_model.safetensors", "router.safetensors"], every=2)
 def test_truncated_or_missing_files(written, name):
     folder, _ = written
     path = folder / name

@@ -165,6 +165,7 @@ def test_repositories_that_may_not_be_written(hub, session, vlm_adapter, tmp_pat
     assert hub.repos["lab/tiny"].messages == hub.repos["lab/locked"].messages == ["first"]
 
 
+@pytest.mark.slow
 def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_path):
     hub.objects.clear()
     hub.faults = ["cut"]
@@ -174,6 +175,7 @@ def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_
     assert hub.repos["alice/cut"].files() == on_disk(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_loses_nothing(hub, session, vlm_adapter, tmp_path):
     """The folder stays, the repository is as before, and the printed command sends only what had not arrived."""
     adapter = hub.repos["lab/half"] = hub.add("lab/half", vlm_adapter)

@@ -50,6 +50,7 @@ def written(tmp_path, source):
     return write(tmp_path / "adapter", source, STAGE2)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_round_trip_gives_the_same_logits(written):
     folder, backbone = written
@@ -104,6 +105,7 @@ def test_the_card_names_both_loras(written):
     assert "| training | name second, steps 5 |" in card
 
 
+@pytest.mark.slow
 def test_files_are_exact(written):
     folder, _ = written
     path = folder / "output" / "adapter_model.safetensors"
@@ -129,6 +131,7 @@ def test_a_stray_output_lora(written):
         read_adapter(folder)
 
 
+@pytest.mark.slow
 def test_the_schema(written):
     """Version 2 says whether there was a second stage, 3 if the LoRA is merged; 4 has a reducer's own; 5, 6 more."""
     path = written[0] / "subtoken_config.json"

@@ -103,7 +103,7 @@ def test_attention_is_transformers_own_in_a_dense_turn_and_ours_after_it():
     assert config._attn_implementation == PREFIX + "sdpa"
 
 
-@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+@sampled("kv_dtype", ["model", "int8"], every=2)
 def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     prompts = draw_prompts(tiny_family, prompt_parts(tiny_family), 2)
     reducer, bank = (

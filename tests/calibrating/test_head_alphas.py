@@ -79,6 +79,7 @@ def test_the_backbone_does_not_change_and_only_alphas_train(family):
     assert (found.sinks, found.recent) == (1, 6)
 
 
+@pytest.mark.slow
 def test_a_head_whose_output_nobody_reads_is_let_go_and_others_are_held(family):
     """Key-value head 1 of layer 0 writes nothing; the rest matter, with no price on alpha they stay at 1."""
     with torch.no_grad():

@@ -16,6 +16,7 @@ from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe
 from tests.support.qwen_tiny import qwen_family
+from tests.support.sampling import sampled
 
 LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
 
@@ -47,6 +48,7 @@ def test_help(capsys, argv):
     assert "--offline" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_llava7b_offline(capsys, no_network):
     lines = checked(capsys, [*LLAVA, "--offline"])
     for line in (
@@ -78,7 +80,7 @@ def test_llava7b_offline(capsys, no_network):
 OVERLAYS = [("qlora_nf4", "4.21 GiB", "5.25 GiB"), ("int8", "7.13 GiB", "8.17 GiB")]
 
 
-@pytest.mark.parametrize(("overlay", "weights", "peak"), OVERLAYS)
+@sampled(("overlay", "weights", "peak"), OVERLAYS, every=2)
 def test_a_7b_recipe_fits_24_gb_with_an_overlay(capsys, no_network, overlay, weights, peak):
     lines = checked(capsys, [*LLAVA, "--config", str(RECIPES / "memory" / f"{overlay}.yaml"), "--offline"])
     assert any(f"bfloat16 ({overlay.removeprefix('qlora_')} decoder)" in line for line in lines)
@@ -111,6 +113,7 @@ def test_qwen25vl_offline(capsys, no_network):
         assert line in lines
 
 
+@pytest.mark.slow
 def test_the_first_record_of_a_qwen_backbone_obeys_the_cap(capsys, tiny, data_file, tmp_path):
     folder = str(save_backbone(qwen_family(), tmp_path / "qwen"))
     argv = [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1", "--data.max_length", "512"]
@@ -128,15 +131,17 @@ def test_tiny_offline_with_overrides(capsys, no_network, tiny):
     assert lines[-1].endswith("--trainer.max_steps=10")
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("selector", "line"),
     [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")],
+    every=2,
     ids=["linear", "mlp"],
 )
 def test_routers_are_counted(capsys, tiny, selector, line):
     assert line in checked(capsys, [*tiny, "--offline", "--model.routing.selector", selector])
 
 
+@pytest.mark.slow
 def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
     chosen = {"value_gate": "true", "score_prior": "output_norm", "budget": "ranked", "kept_groups": "6"}
     argv = [word for key, value in chosen.items() for word in (f"--model.routing.{key}", value)]
@@ -283,7 +288,7 @@ def test_a_null_where_none_is_no_value(tmp_path, capsys, key):
     assert f"{key} is null; give it a value, or leave the key out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["model.lora", "model.routing", "trainer.gradient_clip_val"])
+@sampled("key", ["model.lora", "model.routing", "trainer.gradient_clip_val"], every=3)
 def test_a_null_where_none_is_a_value(tiny, capsys, key):
     assert main(["check", *tiny, "--offline", f"--{key}=null"]) == 0
     assert "ready: subtoken-train fit" in capsys.readouterr().out
@@ -327,11 +332,13 @@ def test_missing_images_are_counted_and_the_command_lists_them(capsys, tiny, dat
     assert "other.png" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_decoder_cut_counts_the_routers_that_run(capsys):
     lines = checked(capsys, [*LLAVA, "--offline", "--model.reducer.stage", "decoder"])
     assert "routers (linear) 60 1,966,560" in lines  # 30 of 32 layers
 
 
+@pytest.mark.slow
 def test_the_anchor_of_pages_is_exact_to_the_token(capsys):
     argv = ["--config", str(recipe("llama7b_quest12p5_s8k7")), "--offline"]
     lines = checked(capsys, argv)
@@ -347,6 +354,7 @@ def test_settings_that_fit_would_refuse_are_refused(capsys):
     assert "llava reads images, but data names text without any" in refused(capsys, [*argv, *images])
 
 
+@pytest.mark.slow
 def test_shortened_epochs_are_counted(tiny, tmp_path, capsys):
     records = [{"conversations": [{"from": "human", "value": "is"}, {"from": "gpt", "value": "7"}]}] * 128
     path = tmp_path / "records.json"

@@ -1,5 +1,7 @@
 """``subtoken-train check`` of a recipe that fills dropped groups: what is said, trained and counted."""
 
+import pytest
+
 from tests.support.check_command import checked, refused
 from tests.support.places import ROOT, recipe
 
@@ -15,6 +17,7 @@ def test_a_stored_mean_is_counted(capsys):
     assert "routers (linear) 12 12,384" in lines
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_refused_in_words(capsys):
     for setting in ("fill=learned", "temperature=0.5", "balance_scope=batch"):
         name, value = setting.split("=")
@@ -30,6 +33,7 @@ def test_what_is_gone_is_refused_in_words(capsys):
     assert said == plain
 
 
+@pytest.mark.slow
 def test_nothing_dropped_is_nothing_to_fill(capsys):
     words = "fill 'mean' does nothing where kept_groups = num_groups = 16"
     assert words in refused(capsys, [*TINY, "--model.routing.fill=mean", "--model.routing.kept_groups=16"])

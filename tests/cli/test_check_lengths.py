@@ -34,6 +34,7 @@ def line_of(lines, start):
     return next(line for line in lines if line.startswith(start))
 
 
+@pytest.mark.slow
 def test_lengths_of_all_records(capsys, records):
     lines = checked(capsys, of(records))
     words = line_of(lines, "tokens of all 10 records: ")
@@ -111,6 +112,7 @@ def test_texts(capsys, tmp_path, monkeypatch):
     assert "fewer than one block of block_length 99,999" in refused(capsys, [*argv, "--data.block_length", "99999"])
 
 
+@pytest.mark.slow
 def test_recall_has_a_time_and_no_lengths(capsys):
     lines = checked(capsys, [*LM, "--data.batch_size", "1", "--data.context_length", "256", "--trainer.max_steps", "3"])
     assert line_of(lines, "expected time: about ")

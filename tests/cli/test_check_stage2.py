@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.check_command import checked, refused
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
@@ -16,6 +17,7 @@ ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=tru
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
 
 
+@pytest.mark.slow
 def test_llava7b_offline_without_the_stage_1_folder(capsys):
     lines = checked(capsys, [*LLAVA, "--model.stage2.adapter=runs/first/adapter", *OUTPUT, "--offline"])
     for line in (
@@ -33,8 +35,8 @@ def test_llava7b_offline_without_the_stage_1_folder(capsys):
     assert not any("together" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("selector", "router"), [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")]
+@sampled(
+    ("selector", "router"), [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")], every=2
 )
 def test_routers_alone(capsys, selector, router):
     extra = ["--model.stage2.adapter=nowhere", f"--model.routing.selector={selector}", "--offline"]
@@ -57,12 +59,13 @@ def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, tmp_path):
     assert "of it stage 1's LoRA 24 24,576" in lines
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("folder", "reading"),
     [
         (ANCHOR, "the matched token-only anchor"),
         (ANCHOR.with_name("tiny_lora_only"), "LoRA alone, without a token reducer"),
     ],
+    every=2,
 )
 def test_the_readings_of_stage_1_are_named(capsys, folder, reading, tmp_path):
     """Shipped adapters of the other two readings, under the recipe's own reducer."""
@@ -74,7 +77,7 @@ def test_the_readings_of_stage_1_are_named(capsys, folder, reading, tmp_path):
     assert f"stage 2 on {folder} ({reading}; its LoRA, as above, is frozen)" in lines
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("extra", "words"),
     [
         (
@@ -90,13 +93,14 @@ def test_the_readings_of_stage_1_are_named(capsys, folder, reading, tmp_path):
         ([*ON_ANCHOR, "--model.backbone.path=llava-hf/llava-1.5-7b-hf"], "the adapter was trained on"),
         ([*ON_ANCHOR, "--model.routing=null"], "set model.routing, or drop model.stage2"),
     ],
+    every=6,
     ids=["keep_ratio", "lora", "missing", "routed", "backbone", "routing"],
 )
 def test_wrong_pairs(capsys, extra, words):
     assert words in refused(capsys, [*TINY, *extra])
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("extra", "message"),
     [
         ("--model.stage2.output_lora.rank=4", "model.stage2.adapter is not set"),
@@ -113,6 +117,7 @@ def test_wrong_pairs(capsys, extra, words):
         ("--model.lora=false", "model.lora is 'False'; it must be a group of keys or null"),
         ("--model.lora.rnk=4", "unknown key 'model.lora.rnk'. Did you mean 'model.lora.rank'?"),
     ],
+    every=4,
 )
 def test_mistakes_in_the_keys(capsys, extra, message):
     assert refused(capsys, [*TINY, "--offline", extra]) == message

@@ -8,6 +8,7 @@ import pytest
 from subtoken_train.cli import data_checks
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
+from tests.support.sampling import sampled
 
 PARTS = ("coco/train2017/1.jpg", "gqa/images/2.jpg", "ocr_vqa/images/3.jpg", "vg/VG_100K/4.jpg", "vg/VG_100K_2/5.jpg")
 
@@ -124,7 +125,7 @@ def test_wikitext(wikitext, capsys):
     assert f"train: {{name: {wikitext / data_checks.WIKITEXT}, documents: wikitext}}" in out
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@sampled("streaming", [False, True], every=2)
 def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = str(wikitext / data_checks.WIKITEXT)

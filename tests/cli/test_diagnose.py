@@ -18,6 +18,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
+from tests.support.sampling import sampled
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 ROUTED = str(ADAPTERS / "tiny_fastv25_s16k4")
@@ -104,7 +105,7 @@ def test_figure_1_as_its_recipe_has_it(tmp_path, capsys):
 EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]
 
 
-@pytest.mark.parametrize("adapter", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"])
+@sampled("adapter", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"], every=2)
 def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, capsys, monkeypatch, adapter):
     monkeypatch.chdir(tmp_path)
     asked = ["--eviction", "vl_cache", "--eviction-keep", "0.5", "--eviction-option", "budgets=pyramid"]
@@ -122,6 +123,7 @@ def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, caps
     assert len((folder / "eviction_prompts.csv").read_text().splitlines()) == 1 + 4 * 6
 
 
+@pytest.mark.slow
 def test_an_eviction_before_a_language_model_sees_the_question(language_model, tmp_path):
     out, asked = tmp_path / "out", ["--eviction", "snapkv", "--eviction-keep", "64tokens", "--new-tokens", "2"]
     argv = ["diagnose", "--adapter", language_model, "--limit", "2", "--out", str(out), *asked]

@@ -51,6 +51,7 @@ def test_tasks_by_name(root, tmp_path, capsys):
     assert evaluate(*arguments, "--eviction", "snapkv", "--eviction-keep", "0.5", "--scope", "visual") == 0
 
 
+@pytest.mark.slow
 def test_records_go_to_a_folder_named_after_the_arm(root, tmp_path, monkeypatch):
     adapter = Path(ROUTED).resolve()
     monkeypatch.chdir(tmp_path)
@@ -60,6 +61,7 @@ def test_records_go_to_a_folder_named_after_the_arm(root, tmp_path, monkeypatch)
     assert len(read_samples(tmp_path / "results" / name / name / "scenes_gqa")) == 1
 
 
+@pytest.mark.slow
 def test_a_grid_file_and_its_overrides(root, tmp_path):
     grid = tmp_path / "grid.yaml"
     arms = [{"adapter": ROUTED, "name": "mine"}]

@@ -132,6 +132,7 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
     assert (tmp_path / "from_adapter" / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_stage_2_from_its_checkpoint(second, tmp_path, capsys):
     assert main(["export", str(second / "checkpoints"), str(tmp_path / "out")]) == 0
     ours, theirs = tensors(tmp_path / "out"), tensors(second / "adapter")
@@ -194,6 +195,7 @@ def test_a_merged_language_model(text_adapter, tmp_path, capsys):
     assert torch.equal(*ids)
 
 
+@pytest.mark.slow
 def test_the_card(run, root, tmp_path, capsys):
     """Recipe, ledger, scores with intervals, and metadata that the Hub's own reader understands."""
     data = str(root / "scenes" / "dev.json")
@@ -217,13 +219,14 @@ def test_the_card(run, root, tmp_path, capsys):
     assert "licence of its backbone: see the backbone." in card.text
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("content", "words"),
     [
         ("[1", "is not a record of 'subtoken-train evaluate --out'"),
         ('{"runs": [{"arm": "x"}]}', "is not a record of 'subtoken-train evaluate --out'"),
         (None, "is not a file; 'subtoken-train evaluate --out FILE' writes one"),
     ],
+    every=3,
 )
 def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     path = tmp_path / "m.json"
@@ -284,6 +287,7 @@ def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_what_is_there_stays(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["export", str(run), str(out)]) == 0
@@ -310,7 +314,7 @@ def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("merged", [[], ["--merge-lora"]])
+@sampled("merged", [[], ["--merge-lora"]], every=2)
 def test_a_full_disk_is_one_line(run, tmp_path, capsys, merged):
     with no_room(5_000):
         code = main(["export", str(run), str(tmp_path / "new" / "out"), *merged])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cli.main import main
+from tests.support.sampling import sampled
 
 LINE = re.compile(
     r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%\); compressed region ([\d.]+)% of its KV "
@@ -44,6 +45,7 @@ def error(capsys, *argv):
     return message
 
 
+@pytest.mark.slow
 def test_the_answer_is_that_of_the_library_and_figures_follow(vlm_adapter, picture, capsys):
     answer, line = lines(
         capsys, "--adapter", vlm_adapter, "--image", picture, "--prompt", "is there a 0 ?", "--max-new-tokens", 6
@@ -207,7 +209,7 @@ def empty_first(tensors):
     tensors[sorted(tensors)[0]] = torch.empty(0)
 
 
-@pytest.mark.parametrize(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")])
+@sampled(("change", "words"), [(drop_first, "missing"), (add_one, "stranger"), (empty_first, "shape")], every=3)
 def test_adapters_are_read_strictly(capsys, vlm_adapter, tmp_path, change, words):
     folder = shutil.copytree(vlm_adapter, tmp_path / "adapter")
     tensors = load_file(folder / "router.safetensors")

@@ -42,6 +42,7 @@ def answers(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_single_prompts(vlm_adapter, asked, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     assert call(capsys, vlm_adapter, asked, output)[0] == 0

@@ -27,6 +27,7 @@ def rows_of(out, suffix="json"):
     return {split: read(text) for split, text in texts.items()}
 
 
+@pytest.mark.slow
 def test_images_and_a_table(tmp_path, capsys):
     own_images(tmp_path / "mine", 10)
     lines = inits(capsys, "mine/")
@@ -52,6 +53,7 @@ def test_images_and_a_table(tmp_path, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_the_split_follows_the_seed_alone(tmp_path, capsys):
     own_images(tmp_path / "mine", 10)
     for out, seed in (("a", 0), ("b", 0), ("c", 5)):
@@ -74,6 +76,7 @@ def test_the_same_picture_under_two_names_stays_in_one_split(tmp_path, capsys):
     assert "1 are copies of others" in lines[1]
 
 
+@pytest.mark.slow
 def test_a_second_init_loses_nothing(tmp_path, capsys):
     own_images(tmp_path / "mine")
     inits(capsys, "mine")
@@ -101,13 +104,14 @@ def test_images_by_the_end_of_their_path(tmp_path, capsys):
     assert {row["image"] for split in SPLITS for row in rows[split]} == {*names}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("header", "options"),
     [
         ("File Name,Prompt,Response", []),
         ("filename;instruction;output", []),
         ("bild,frage,antwort", ["--image-column", "bild", "--question-column", "frage", "--answer-column", "antwort"]),
     ],
+    every=3,
 )
 def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, options):
     folder = tmp_path / "mine"
@@ -121,7 +125,7 @@ def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, optio
     assert (folder / row["image"]).is_file()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("row", "asked", "unread"),
     [
         ({"instruction": "add", "input": "{i} and 1", "Id": 7}, "add\n{i} and 1", ""),
@@ -129,6 +133,7 @@ def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, optio
         ({"question": "{i} ?", "context": None, "input": " "}, "{i} ?", ""),
         ({"prompt": "{i} ?", "Context": "so", "split": "x", "url": 1}, "{i} ?\nso", "split, url"),
     ],
+    every=4,
 )
 def test_objects_with_numbers_and_what_goes_with_a_question(tmp_path, capsys, row, asked, unread):
     def at(i, value):
@@ -185,7 +190,7 @@ def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
         assert main(["check", "--config", file, "--offline"]) == 0
 
 
-@pytest.mark.parametrize(("asked", "answered", "beyond"), [(60, 1, False), (2, 600, True)])
+@sampled(("asked", "answered", "beyond"), [(60, 1, False), (2, 600, True)], every=2)
 def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, answered, beyond):
     folder = own_images(tmp_path / "mine")
     with (folder / "questions.csv").open("a") as file:
@@ -227,7 +232,7 @@ def test_a_picture_is_asked_what_training_asks(tmp_path, capsys):
     assert inits(capsys, "mine")[-1].endswith("--prompt 'list .'")
 
 
-@pytest.mark.parametrize("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]])
+@sampled("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]], every=3)
 def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
     own_images(tmp_path / "mine")
     for name in there:
@@ -253,7 +258,7 @@ def test_conversations_become_documents_and_questions(tmp_path, capsys):
     assert any("--tasks local_text --data-root mine_subtoken" in line for line in lines)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@sampled("end", ["\n", "\r\n"], every=2)
 def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     (tmp_path / "mine").mkdir()
     paragraphs = ["The first."]
@@ -284,6 +289,7 @@ def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys)
     assert [turn.learnt for turn in InstructionRecords(tmp_path / "mine_subtoken/train.json")[0].turns] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_tag_in_a_text_only_file_is_text(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "mine").mkdir()

@@ -17,6 +17,7 @@ from subtoken_train.cli.preview import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 
 TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
 
@@ -76,6 +77,7 @@ def test_colours_only_where_they_are_wanted(scenes, capsys, monkeypatch):
     assert "\x1b[" not in shown(capsys, [*scenes, "--count=1", "--no-color"])
 
 
+@pytest.mark.slow
 def test_recall(language_model, capsys):
     data = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
     out = shown(capsys, [*language_model(data), "--count", "1"])
@@ -83,7 +85,7 @@ def test_recall(language_model, capsys):
     assert re.search(r"  query    masked +\d+  \\nCodes of", out)  # a run is one line
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@sampled("streaming", [False, True], every=2)
 def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("subtoken_train.datasets.corpus_datamodule.packed_blocks", None)
@@ -98,6 +100,7 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
     ]
 
 
+@pytest.mark.slow
 def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monkeypatch, capsys):
     path = tmp_path / "scenes/train.json"
     rows = json.loads(path.read_text())
@@ -129,7 +132,7 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
     assert any(kind == "trained" and "bound" in text for kind, text in runs)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("extra", "message"),
     [
         (["--data.max_length", "40"], "its images and their question end at token"),
@@ -137,6 +140,7 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
         (["--count"], "argument --count: expected one argument"),
         (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
     ],
+    every=2,
 )
 def test_what_fit_refuses_is_refused(scenes, capsys, extra, message):
     assert main(["preview", *scenes, *extra]) == 2

@@ -30,6 +30,7 @@ def refused(capsys, *argv) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_all_formats_and_the_table(results, capsys):
     assert main(["report", str(results)]) == 0
     assert sorted(path.name for path in (results / "report").iterdir()) == [

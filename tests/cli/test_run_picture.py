@@ -124,6 +124,7 @@ def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
     assert list(drawn[0]["group_usage_max/layer_0"]) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_not_lost_for_its_picture(tiny_run, tmp_path, monkeypatch, capsys):
     def full(folder):
         raise OSError(28, "No space left on device", "/tmp/font")

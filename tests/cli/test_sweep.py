@@ -14,6 +14,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep import parse_setting, slurm_script, sweep_runs
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
+from tests.support.sampling import sampled
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
@@ -168,7 +169,7 @@ def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, ti
     assert "holds a finished run of another recipe; choose another --output_dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("code", [130, 0])
+@sampled("code", [130, 0], every=2)
 def test_ctrl_c_ends_the_sweep(tmp_path, monkeypatch, capsys, code):
     class Interrupted:
         started = 0

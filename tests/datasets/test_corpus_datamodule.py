@@ -104,7 +104,7 @@ def test_blocks_become_context_prefix_and_what_is_predicted(
     assert batch.record_ids == ["block 0", "block 5"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@sampled("streaming", [False, True], every=4)
 @sampled(("batches", "accumulate"), [(2, 1), (6, 1), (9, 1), (4, 2)], every=2)
 def test_a_resumed_run_sees_what_an_unbroken_one_sees(source, byte_tokenizer, tmp_path, streaming, batches, accumulate):
     limits = {"max_steps": 14 // accumulate, "max_epochs": -1, "accumulate_grad_batches": accumulate}

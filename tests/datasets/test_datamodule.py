@@ -129,6 +129,7 @@ def test_a_resumed_run_sees_what_an_unbroken_one_sees(tiny_family, text_file, tm
     assert not [w for w in caught if "not resumable" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_a_crashed_run_with_workers_resumes_at_the_batch_it_lost(tiny_family, text_file, tmp_path):
     path = tmp_path / "a.ckpt"
     unbroken, crashed, resumed = Recorder(tiny_family), Recorder(tiny_family, crash_at=2), Recorder(tiny_family)
@@ -139,6 +140,7 @@ def test_a_crashed_run_with_workers_resumes_at_the_batch_it_lost(tiny_family, te
     assert crashed.seen + resumed.seen == unbroken.seen
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended_with_workers(tiny_family, text_file, tmp_path):
     unbroken, first, second = Recorder(tiny_family), Recorder(tiny_family), Recorder(tiny_family)
     fit(unbroken, InstructionDataModule(text_file, batch_size=BATCH), max_steps=12, max_epochs=-1)

@@ -114,6 +114,7 @@ def bytes_of(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 def test_pixels_are_bounded(folder):
     large = bytes_of("PNG", (13_000, 13_000))
     with pytest.raises(ValueError, match=r"record 'one': image row 3 .*13,000 x 13,000 pixels, at most 89,478,485"):

@@ -39,6 +39,7 @@ def test_a_list_is_found_record_by_record(tmp_path_factory, rows, ascii_only, in
     assert [json.loads(data[start:stop]) for start, stop, _ in found] == rows
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=2), max_size=5),

@@ -99,6 +99,7 @@ def test_grouped_processes_and_places_agree():
 KINDS = st.lists(st.sampled_from([(0, 9), (0, 500), (1, 9), (1, 500), (3, 9)]), min_size=12, max_size=120)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(KINDS, st.integers(1, 4), st.sampled_from([1, 2, 3]), st.booleans())
 def test_every_process_has_images_or_none_has(sizes, batch_size, world_size, by_length):

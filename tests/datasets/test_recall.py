@@ -74,6 +74,7 @@ def test_words_are_single_tokens_and_different(tokenizer):
     assert counts == {1: len(words)}
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_a_bos(tokenizer):
     plain = build_tokenizer()
     plain.bos_token = None

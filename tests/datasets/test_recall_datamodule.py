@@ -39,6 +39,7 @@ def test_batches():
     assert tokens == 2 * (4 * 4 + 1)  # name adjective noun . per question, and the end
 
 
+@pytest.mark.slow
 def test_without_validation():
     assert ready(val_samples=0).val_dataloader() == []
 

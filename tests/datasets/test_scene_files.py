@@ -46,6 +46,7 @@ def test_records_hold_the_question_of_their_scene(tmp_path):
     assert np.abs(pixels - scene.pixels).mean() < 4  # JPEG at quality 90
 
 
+@pytest.mark.slow
 def test_evaluation_splits_are_balanced_and_training_is_mixed(tmp_path):
     write_scene_split(tmp_path, "dev", 140, seed=0)
     kinds = Counter(row["kind"] for row in json.loads((tmp_path / "dev.json").read_text()))

@@ -15,6 +15,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import ask, draw_scene
 from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.resources import resource
+from tests.support.sampling import sampled
 
 SAMPLES = resource("data/samples")
 RECALL = RecallTask(AutoTokenizer.from_pretrained(resource("checkpoints/tiny-llama")), num_questions=2)
@@ -52,7 +53,7 @@ def test_it_is_small():
     assert sum(path.stat().st_size for path in (SAMPLES / "mydata").rglob("*")) < 300_000
 
 
-@pytest.mark.parametrize("adapter", ["tiny_lora_only", "tiny_fastv25_s16k4"])
+@sampled("adapter", ["tiny_lora_only", "tiny_fastv25_s16k4"], every=2)
 def test_the_shipped_models_answer(adapter):
     model = SubTokenModel.from_pretrained(f"checkpoints/adapters/{adapter}")
     answers = answer_records(model.backbone, InstructionRecords(SAMPLES / "questions.json"))
@@ -60,7 +61,7 @@ def test_the_shipped_models_answer(adapter):
     assert answers.scores == [1, 1, 1]
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.25])
+@sampled("keep", [1.0, 0.25], every=2)
 def test_the_language_model_recalls(keep):
     model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="snapkv", eviction_keep=keep)
     answer = model.chat((SAMPLES / "long.txt").read_text().rstrip("\n"), max_new_tokens=32, do_sample=False)

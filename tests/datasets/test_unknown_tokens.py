@@ -63,6 +63,7 @@ def test_one_percent_is_said_and_more_is_a_warning(tokenizer):
         assert say_unknown(tokenizer, SomeTexts([known, "cat", "dog"], None), "data") is None
 
 
+@pytest.mark.slow
 def test_a_large_file_is_read_in_places(tmp_path):
     path = tmp_path / "many.jsonl"
     turn = '{{"conversations": [{{"from": "human", "value": "{}"}}, {{"from": "gpt", "value": "yes"}}]}}\n'
@@ -83,6 +84,7 @@ def test_corpora_and_recall_have_texts(tmp_path):
     assert english.total == len(english.texts) > 20
 
 
+@pytest.mark.slow
 def test_check_and_fit_warn(own, tmp_path, capsys):
     argv = ["--config", str(RECIPE), f"--data.train_file={own}", "--data.batch_size=1", "--trainer.max_steps=1"]
     argv += ["--trainer.accumulate_grad_batches=1", "--trainer.enable_model_summary=false"]
@@ -93,6 +95,7 @@ def test_check_and_fit_warn(own, tmp_path, capsys):
         assert "(9 of 24 tokens, in 3 texts), for instance 'animal', 'sleepy', 'cat'" in err
 
 
+@pytest.mark.slow
 def test_evaluate_says_it_of_files_and_tasks(own, tmp_path, capsys):
     common = ["evaluate", "--adapter", "checkpoints/adapters/tiny_lora_only", "--max-new-tokens=2"]
     assert main([*common, "--data", str(own)]) == 0
@@ -101,6 +104,7 @@ def test_evaluate_says_it_of_files_and_tasks(own, tmp_path, capsys):
     assert "questions.json: 0 % of the text is unknown to the tokenizer (0 of 20 tok" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_grids_say_it_of_every_task(tmp_path):
     questions = tmp_path / "local.jsonl"
     Image.new("RGB", (96, 96)).save(tmp_path / "cat.png")

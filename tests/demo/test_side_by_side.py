@@ -12,6 +12,7 @@ from subtoken_train.demo.drawings import COLUMNS, facts_table, presets
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
+from tests.support.sampling import sampled
 
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
 ANCHOR = f"{ROUTED}_anchor"
@@ -70,7 +71,7 @@ def test_an_eviction_spares_the_backbone(models, asked):
     assert answers[2].report.realised_fraction < 0.6 * answers[2].report.nominal_fraction
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("question", "eviction", "keep", "words"),
     [
         ("  ", None, "0.5", "^the prompt is empty"),
@@ -79,6 +80,7 @@ def test_an_eviction_spares_the_backbone(models, asked):
         ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
         ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes is too small for"),
     ],
+    every=5,
 )
 def test_refusals_are_words_and_the_next_question_is_answered(models, asked, question, eviction, keep, words):
     with pytest.raises(ValueError, match=words):
@@ -100,6 +102,7 @@ def test_an_asker_who_leaves_stops_the_answer(models, asked):
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
 
 
+@pytest.mark.slow
 def test_titles_without_an_anchor_and_without_routing():
     alone = SideBySide(ROUTED, device="cpu")
     assert [side.title for side in alone.sides] == ["backbone", "routed model"]

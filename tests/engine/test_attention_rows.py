@@ -96,7 +96,7 @@ def region_of(family, batch, layer, region_BN):
     return region_attention(family, layer, below, visible, positions, region_BN)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
+@sampled("pad_left", [False, True], every=4)
 @sampled("block", [3, 32], every=2)
 @torch.no_grad()
 def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):

@@ -10,6 +10,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 SETTINGS = {
@@ -34,7 +35,7 @@ def build(tiny_family, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@sampled("name", SETTINGS, every=3)
 def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, name):
     family, batch = build(name)
     add_lora(family, LoraSettings(rank=4, dropout=0.0))

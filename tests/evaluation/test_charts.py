@@ -20,6 +20,7 @@ from subtoken_train.evaluation.charts import (
     svg_of,
 )
 from tests.support.drawings import clipped_texts
+from tests.support.sampling import sampled
 
 PAGES = {"white": "#ffffff", "the page, dark": "#1b1f25", "dark": "#0d1117"}
 # Machado et al., severity 1: linear sRGB to linear sRGB
@@ -87,7 +88,7 @@ def test_cells_are_as_dark_as_their_numbers():
     assert len(figure.axes) == 2  # and its scale
 
 
-@pytest.mark.parametrize("count", [1, 300])
+@sampled("count", [1, 300], every=2)
 def test_pictures_have_one_size_and_cut_no_words(count):
     figure, axes = axes_in_a_row(2)
     draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")

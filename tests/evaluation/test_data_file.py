@@ -17,6 +17,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import FirstVisual, compress
+from tests.support.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def questions(drawn, tmp_path):
     return shutil.copytree(drawn, tmp_path / "scenes") / "dev.json"
 
 
+@pytest.mark.slow
 def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):
     backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
     records = InstructionRecords(questions)
@@ -49,7 +51,7 @@ def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions)
     assert len(answer_records(backbone, records, max_new_tokens=2, limit=5).records) == 5
 
 
-@pytest.mark.parametrize(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)])
+@sampled(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)], every=2)
 def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nominal):
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage).eval()
@@ -121,6 +123,7 @@ def test_references_that_are_missing_or_cannot_be_scored(tiny_family, questions)
         answer_records(backbone, records, max_new_tokens=1)
 
 
+@pytest.mark.slow
 def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
     out = tmp_path / "out.json"
     argv = ["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions), "--max-new-tokens", "2"]
@@ -186,6 +189,7 @@ def test_missing_image_is_named(vlm_adapter, questions, capsys):
     assert first["image"] in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
     backbone = vlm_adapter.parent / "backbone"
     argv = ["evaluate", "--data", str(questions), "--max-new-tokens", "2", "--limit", "6", "--eviction", "first_visual"]

@@ -12,6 +12,7 @@ from subtoken_train.evaluation.runner.cell import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, sharpen
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 S4K1 = RoutingConfig(num_groups=4, kept_groups=1)
@@ -110,7 +111,7 @@ def test_the_global_budget_is_lent(tiny_family):
     assert bank.config == S4K1
 
 
-@pytest.mark.parametrize("routing", [S4K1, GLOBAL], ids=["per_token", "global"])
+@sampled("routing", [S4K1, GLOBAL], every=2, ids=["per_token", "global"])
 def test_counts_add_up(tiny_family, prompts, routing):
     backbone = routed_arm(tiny_family, routing)
     diagnosis = diagnose(backbone, prompts(backbone, batch_size=6))
@@ -141,7 +142,7 @@ def test_batches_do_not_matter(tiny_family, prompts):
     assert int(alone.rank_tokens_R[0]) == 7 * 4
 
 
-@pytest.mark.parametrize("budget", ["per_token", "global"])
+@sampled("budget", ["per_token", "global"], every=2)
 def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, prompts, budget):
     settings = {"num_groups": 16, "kept_groups": 4, "budget": budget}
     backbone = routed_arm(tiny_family, RoutingConfig(selector="value_norm", **settings))

@@ -70,6 +70,7 @@ def test_tables(tmp_path):
     assert layers[2] == ["3", "1", "0.25", "0", "1", "0.75", "0.25"]
 
 
+@pytest.mark.slow
 def test_figures(tmp_path):
     draw_figures(diagnosis([0, 4, 0, 0, 0]), PER_TOKEN, tmp_path)
     sizes = {path.name: Image.open(path).size for path in tmp_path.iterdir()}

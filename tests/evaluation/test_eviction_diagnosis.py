@@ -20,6 +20,7 @@ from subtoken_train.evaluation.eviction_diagnosis import (
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from tests.support.helpers import compress, random_mask, random_scores
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 NAMES = PromptLayer._fields[2:]
@@ -103,7 +104,7 @@ def test_rank_agreement_with_ties():
     assert math.isnan(float(rank_agreement(torch.ones(1, 1, 5), second, among)))
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_diagnosis_and_its_files(protocol, tmp_path):
     family, batches = text_family(), [text_batch([(24, 6, 0), (15, 3, 0)], True), text_batch([(9, 4, 0)])]
     compression = Compression(build_eviction("pyramidkv", window=2, beta=4), 0.5)

@@ -196,6 +196,7 @@ def never(*_: object, **__: object) -> None:
     raise AssertionError("a model was loaded or asked")
 
 
+@pytest.mark.slow
 def test_the_same_call_again_asks_nothing_and_shows_the_table(run, monkeypatch, capsys):
     monkeypatch.setattr(cell, "generate_batch", never)
     monkeypatch.setattr(cell, "score_batch", never)

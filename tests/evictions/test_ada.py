@@ -62,6 +62,7 @@ def test_counts_are_those_of_the_plain_choice(choice):
         assert int(counts[sample].sum()) == min(total, int(competes[sample].sum()) * scores.shape[1])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(choices(), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_blended_counts_have_the_same_sum(choice, alpha):

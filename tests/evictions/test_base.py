@@ -56,6 +56,7 @@ def test_best_entries_are_the_plain_ones(choice):
             assert set(kept[sample, head].nonzero()[:, 0].tolist()) == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(choices(), st.integers(0, 3))
 def test_heads_that_share_scores_can_keep_unlike_numbers(choice, least):

@@ -37,6 +37,7 @@ def choices(draw):
     return scores, competes, protected, draw(st.integers(1, 12))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(choices())
 def test_the_order_is_the_plain_one(choice):

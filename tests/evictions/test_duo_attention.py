@@ -85,6 +85,7 @@ def test_masks_are_the_release_s(shared, tmp_path):
     assert share == pytest.approx(float(tensors["compression_ratio"]), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_alphas_of_a_prompt_equal_a_plain_loop():
     sinks, recent = 2, 3
     for pad in ("left", "right"):

@@ -106,6 +106,7 @@ def test_exact_pyramid(case):
         assert counts == [budget] * layers
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_exact_pyramid_of_unequal_layers(data):

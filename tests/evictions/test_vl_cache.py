@@ -21,6 +21,7 @@ from tests.support.prompt_views import (
     layer_views,
     plan,
 )
+from tests.support.sampling import sampled
 
 SETTINGS = [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}, {"window": "last", "window_size": 5}]
 SETTINGS += [{"budgets": "uniform"}, {"budgets": "pyramid"}]
@@ -155,7 +156,7 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert kept[100 - window :].all()
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@sampled("settings", SETTINGS, every=6)
 def test_a_sample_does_not_depend_on_its_batch(settings):
     check_padding(VLCache(**settings), list(PROMPTS.values()))
     check_padding(VLCache(**settings), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])

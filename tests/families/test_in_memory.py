@@ -26,6 +26,7 @@ from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.reducers import build_reducer
 from tests.support.next_tiny import next_family
 from tests.support.places import ROOT
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_models import FAMILIES, TINY
 
@@ -55,7 +56,7 @@ def test_a_family_is_found_by_its_model(name):
     assert found.model is built.model
 
 
-@pytest.mark.parametrize("reducer", ["none", "compactor"])
+@sampled("reducer", ["none", "compactor"], every=2)
 def test_a_language_model_is_as_it_was(reducer):
     """Bit for bit, before, beside and after; ``compactor`` splits attention, which the constructor prepares."""
     family = text_family("llama", max_position_embeddings=256)

@@ -46,6 +46,7 @@ def test_plain_is_an_image_and_its_caption():
         text_of([Turn("<image>\n<image>\n", "A cat.")], template="plain")
 
 
+@pytest.mark.slow
 def test_an_adapter_remembers_its_mode(tmp_path):
     folder = write_vlm_adapter(tmp_path)
     prompt = [Turn("<image>\nwhat ?")]

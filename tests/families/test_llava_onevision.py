@@ -53,6 +53,7 @@ def test_pictures_go_to_the_front_of_their_turn(family):
     assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == ["red<|im_end|>", "blue<|im_end|>"]
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # pictures are scaled
 @given(height=st.integers(1, 300), width=st.integers(1, 300), together=st.integers(1, 3))
 def test_counted_tokens_are_what_the_processor_writes(height, width, together):

@@ -16,6 +16,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.sampling import sampled
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_saved_folder_gives_the_same_model(tiny_family, folder):
     assert loaded.tokenizer(text).input_ids == tiny_family.tokenizer(text).input_ids
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@sampled("dtype", ["float32", "bfloat16", "float16"], every=3)
 def test_dtype_and_attention_are_what_was_asked(folder, dtype):
     family = load_family(BackboneConfig(str(folder), dtype=dtype, attention="eager"))
     assert {parameter.dtype for parameter in family.model.parameters()} == {getattr(torch, dtype)}
@@ -72,6 +73,7 @@ def test_another_family_of_transformers_is_refused(folder):
         load_family(with_model_type(folder, "vipllava"))
 
 
+@pytest.mark.slow
 def test_layout_of_a_folder_has_the_loaded_models_shapes(folder):
     loaded, layout = (load(BackboneConfig(str(folder))) for load in (load_family, layout_family))
     shapes = {name: tensor.shape for name, tensor in layout.model.state_dict().items()}
@@ -92,9 +94,10 @@ def test_llava_7b_counts_without_weights_or_network():
     assert family.visual_tokens() == 576
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("size", "total", "lora", "routers", "kibibytes"),
     [("3B", 3_754_622_976, 3_686_400, 1_180_224, 36), ("7B", 8_292_166_656, 5_046_272, 1_606_080, 56)],
+    every=2,
 )
 def test_qwen25vl_counts_without_weights_or_network(size, total, lora, routers, kibibytes):
     family = layout_family(BackboneConfig(f"Qwen/Qwen2.5-VL-{size}-Instruct", dtype="bfloat16"))
@@ -140,7 +143,7 @@ def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder
     assert family.processor.image_processor.size["longest_edge"] == 12845056
 
 
-@pytest.mark.parametrize("max_pixels", [None, 112_896])
+@sampled("max_pixels", [None, 112_896], every=2)
 def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
     config = BackboneConfig(str(qwen_folder), max_pixels=max_pixels)
     layout = layout_family(config)
@@ -149,7 +152,7 @@ def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
     assert {family.visual_tokens((1000, 1000)) for family in families} == {144 if max_pixels else 1225}
 
 
-@pytest.mark.parametrize("load", [load_family, layout_family])
+@sampled("load", [load_family, layout_family], every=2)
 def test_a_cap_for_a_family_of_one_size_is_refused(folder, load):
     with pytest.raises(ValueError, match="max_pixels=112896: llava scales every image to one size"):
         load(BackboneConfig(str(folder), max_pixels=112_896))
@@ -170,7 +173,7 @@ def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tm
         load_family(BackboneConfig(path=str(folder)))
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@sampled("key", ["attn_implementation", "_attn_implementation"], every=2)
 def test_a_backbone_names_no_attention_of_its_own(folder, key):
     """transformers would fetch a kernel, code, from the Hub."""
     path = folder / "config.json"

@@ -146,7 +146,7 @@ def quietly(call):
     return result, [str(each.message) for each in said if issubclass(each.category, SubTokenWarning)]
 
 
-@pytest.mark.parametrize("chunk", [None, 16])
+@sampled("chunk", [None, 16], every=4)
 @sampled("kind", SCALINGS, every=3)
 def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
     """Below the original length, across it, past it, past the bound; in any order on the same object."""

@@ -38,7 +38,7 @@ def folders(tmp_path, tiny_family):
     return lambda name: str(save_backbone(made[name](), tmp_path / name))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=4)
 @sampled("name", ["llava", "qwen2_5_vl", "llama", "qwen2"], every=3)
 def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, kind):
     path = folders(name)
@@ -102,7 +102,7 @@ def dequantised(parts, path):
     return plain
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [("nf4", 1e-3), ("int8", 6e-2)])
+@sampled(("kind", "tolerance"), [("nf4", 1e-3), ("int8", 6e-2)], every=2)
 def test_gradients_are_those_of_the_dequantised_weights(folders, kind, tolerance):
     """The scout's pass without gradient comes first; int8 products round their inputs as well."""
     path, batch = folders("llava"), make_batch([(1, 12), (1, 9)])
@@ -117,7 +117,7 @@ def test_gradients_are_those_of_the_dequantised_weights(folders, kind, tolerance
 
 
 @sampled("kind", KINDS, every=2)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@sampled("dtype", ["float32", "bfloat16"], every=2)
 def test_checkpointing_changes_nothing(folders, kind, dtype):
     path, batch = folders("llava"), make_batch([(1, 12), (1, 9)])
     plain, gradients = loss_and_gradients(trainable(path, kind, dtype), batch)
@@ -140,6 +140,7 @@ def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
     assert torch.allclose(inputs.grad, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @sampled(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")], every=3)
 @torch.no_grad()
 def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trained, served):
@@ -160,7 +161,7 @@ def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trai
     assert similarity > 0.7  # other weights choose some other groups; unrelated logits would be near 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=2)
 @torch.no_grad()
 def test_output_norms_read_the_dequantised_projection(folders, kind):
     path, routing = folders("llava"), RoutingConfig(selector="output_norm", num_groups=16, kept_groups=4)

@@ -58,6 +58,7 @@ def onevision_processor(most: int) -> SimpleNamespace:
     return own
 
 
+@pytest.mark.slow
 def test_placeholders_are_what_the_processors_write():
     """Model and processor have been one row apart in transformers' history: a wide sweep of sizes."""
     next_layout = TileLayout.of(next_config())

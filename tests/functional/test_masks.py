@@ -97,6 +97,7 @@ def slow_ranked(tokens, kept_groups, num_groups):
     return counts
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(tokens=st.integers(1, 80), num_groups=st.integers(1, 64), data=st.data())
 def test_ranked_counts_spend_the_budget_and_never_rise(tokens, num_groups, data):

@@ -91,7 +91,7 @@ def test_scores_of_a_plain_backbone_are_those_of_a_full_forward(family, pad_left
         assert outcome.region_bytes == outcome.region_dense_bytes
 
 
-@pytest.mark.parametrize("levels", CELLS, ids=name_of)
+@sampled("levels", CELLS, every=4, ids=name_of)
 @torch.no_grad()
 def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
     cell = CELL | levels
@@ -105,7 +105,7 @@ def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
         assert_scores(outcome, [scored(logits, ids) for logits, ids in zip(expected, of_prompt, strict=True)])
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@sampled("protocol", ["query_aware", "context_first"], every=4)
 @sampled("levels", [*CELLS[:4], CELLS[6]], every=3, ids=name_of)
 def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol):
     cell = CELL | levels
@@ -134,7 +134,7 @@ def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol
             assert (one.entries_after, one.kept_visual) == (other.entries_after, other.kept_visual)
 
 
-@pytest.mark.parametrize("levels", [{}, {"family": "llama", "reducer": "quest", "eviction": "own_sets"}], ids=name_of)
+@sampled("levels", [{}, {"family": "llama", "reducer": "quest", "eviction": "own_sets"}], every=2, ids=name_of)
 def test_answers_are_those_of_generate_greedy_and_score_as_greedy(levels):
     cell = CELL | levels
     backbone, compression = backbone_of(cell), compression_of(cell)

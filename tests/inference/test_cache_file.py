@@ -236,6 +236,7 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_merged_and_a_routed_adapter_are_told_apart(tmp_path):
     """With real folders: the routed adapter, and the same without its routers (another arm)."""
     path = str(ROOT / "checkpoints/adapters/tiny_none100_s16k4")

@@ -69,7 +69,7 @@ def llama():
 
 
 @sampled("kv_dtype", ["model", "int8", "int4"], every=3)
-@pytest.mark.parametrize("own_sets", [False, True])
+@sampled("own_sets", [False, True], every=2)
 @sampled("make", [llava, llama], every=2)
 @torch.no_grad()
 def test_live_tensors_grow_by_what_is_reported(make, own_sets, kv_dtype):

@@ -67,7 +67,7 @@ def test_every_method_keeps_the_same(name, family):
         check({"family": family, "reducer": "none"}, f"three_{side}", method, (7, 16, 500), scope=scope)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@sampled("side", ["left", "right"], every=10)
 @sampled(
     ("family", "reducer", "selector", "budget", "method"),
     [

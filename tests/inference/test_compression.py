@@ -164,7 +164,7 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
     assert kept_counts(plan, batch) == [[24]] * 4
 
 
-@pytest.mark.parametrize("scope", [None, "all"])
+@sampled("scope", [None, "all"], every=2)
 @sampled("name", FREEING, every=4)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
@@ -177,7 +177,7 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
         assert 4 * (16 + 32) <= visual <= 4 * (16 + 32) * (4 if name in PER_HEAD else 1)
 
 
-@pytest.mark.parametrize("scope", ["context", "all"])
+@sampled("scope", ["context", "all"], every=2)
 @sampled("name", FREEING, every=4)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
     """A prompt that ends with its image: in every head of every layer."""

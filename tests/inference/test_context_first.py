@@ -32,7 +32,7 @@ def opened(backbone, batch, protocol, compression=PLAIN):
     return open_prompts(backbone, batch, cache, compression, protocol), cache
 
 
-@pytest.mark.parametrize("kind", ["three_left", "three_right", "text_left", "text_right"])
+@sampled("kind", ["three_left", "three_right", "text_left", "text_right"], every=8)
 @sampled("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama"], every=3)
 @torch.no_grad()
 def test_without_compression_the_protocols_are_one(family, kind):

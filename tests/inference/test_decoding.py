@@ -131,7 +131,7 @@ def test_qwen_decodes_as_transformers_generates(qwen, tmp_path):
     assert torch.equal(generate_greedy(compress(qwen), prompts, 12).token_ids_BT, ended)
 
 
-@pytest.mark.parametrize("reducer", [{"name": "fastv"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}])
+@sampled("reducer", [{"name": "fastv"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}], every=3)
 @torch.no_grad()
 def test_qwen_cached_greedy_equals_full_recompute(qwen, tmp_path, reducer):
     backbone = compress(qwen, RoutingConfig(num_groups=16, kept_groups=4), keep_ratio=0.5, **reducer)
@@ -168,7 +168,7 @@ def forced_by_hand(backbone, prompt, compression, protocol, tokens):
     return total, right / len(tokens)
 
 
-@pytest.mark.parametrize("pad_left", [True, False])
+@sampled("pad_left", [True, False], every=4)
 @sampled("arm", FORCED, every=3)
 def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left):
     """In a batch of unequal prompts and references; and the answers stay what they are."""

@@ -16,6 +16,7 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
+from tests.support.sampling import sampled
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -69,7 +70,7 @@ def test_counted_is_allocated(tiny_family, fill, stage, budget):
     assert measured.ledger.bytes_of() - without.bytes_of() == beside
 
 
-@pytest.mark.parametrize("name", COMPRESSIONS)
+@sampled("name", COMPRESSIONS, every=4)
 @torch.no_grad()
 def test_samples_add_up_to_the_cache(tiny_family, name):
     backbone, batch, opened, cache = filled(tiny_family, RoutingConfig(fill="mean"), COMPRESSIONS[name])

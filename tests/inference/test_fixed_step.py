@@ -56,6 +56,7 @@ def test_a_fixed_step_under_autocast_is_a_plain_step():
         compare(CELLS["bits"], 3, 0.05)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_room_is_made_once_and_nothing_is_read():
     backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()

@@ -263,7 +263,7 @@ def test_two_threads_take_turns_or_hear_of_it():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("place", ["prefill", "decode"])
+@sampled("place", ["prefill", "decode"], every=2)
 def test_a_fork_made_while_another_thread_generates_can_generate(place):
     """The thread does not exist in the child: what it had begun is undone there, and its call is none."""
     model, started, seen = model_of(), threading.Event(), threading.Event()

@@ -19,6 +19,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.second_pass import rows_of_task, task_tokens
 from subtoken_train.types import Region
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL as CELL
 from tests.support.truth_cells import backbone_of, difference
@@ -84,7 +85,7 @@ def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad
             assert (ours[i][:, real][:, 0] == 1).all()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("family", "reducer", "selector", "batch", "protocol", "settings"),
     [
         ("llama", "none", "linear", "three_left", "context_first", {"chunk": 9}),
@@ -95,6 +96,7 @@ def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad
         ("qwen2_5_vl", "visionzip", "mlp", "three_left", "context_first", {"chunk": 9, "level": "head"}),
         ("qwen2_5_vl", "none", "none", "text_left", "query_aware", {"chunk": 9, "pool": "head"}),
     ],
+    every=7,
 )
 def test_packed_is_truth(family, reducer, selector, batch, protocol, settings):
     cell = {**CELL, "family": family, "reducer": reducer, "selector": selector, "batch": batch, "protocol": protocol}

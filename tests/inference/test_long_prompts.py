@@ -9,6 +9,7 @@ from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.text_prompts import in_chat, without_middle
 from subtoken_train.types import Region
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}>"
@@ -53,7 +54,7 @@ def test_a_question_longer_than_its_half_is_all_that_asks(family):
     assert text[kept:] == family.tokenizer.decode(family.tokenizer(context + asked)["input_ids"][-10:])
 
 
-@pytest.mark.parametrize(("given", "new_tokens"), [(None, 4), (1000, 4), (None, 40)])
+@sampled(("given", "new_tokens"), [(None, 4), (1000, 4), (None, 40)], every=3)
 def test_the_answer_has_room(family, given, new_tokens):
     text, _ = without_middle(family, words(300), 100, given, new_tokens)
     assert 64 - new_tokens - 4 <= length(family, text) <= 64 - new_tokens

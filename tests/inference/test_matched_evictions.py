@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from fractions import Fraction
 
-import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
@@ -15,6 +14,7 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers.base import matched_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 ROUTING = RoutingConfig("linear", num_groups=8, kept_groups=2)
@@ -27,7 +27,7 @@ def kept(backbone, batch, compression, tokens):
     return [int(((part.entries_BN >= 0) & (part.entries_BN < tokens)).sum()) for part in opened.plan.layers]
 
 
-@pytest.mark.parametrize(("keep", "unit"), [(0.3, "fraction"), (0.7, "fraction"), (6, "tokens")])
+@sampled(("keep", "unit"), [(0.3, "fraction"), (0.7, "fraction"), (6, "tokens")], every=3)
 @torch.no_grad()
 def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
     compression = Compression(build_eviction("streaming_llm", sinks=1), keep, unit)

@@ -117,6 +117,7 @@ def test_a_plain_backbone_generates_as_transformers_does(vlm_adapter):
     assert model.processor is family.processor
 
 
+@pytest.mark.slow
 def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
     path = vlm_adapter.parent / "backbone"
     whole = tokens(SubTokenModel.from_pretrained(path))
@@ -127,6 +128,7 @@ def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
     assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
 
 
+@pytest.mark.slow
 def test_chunks_and_re_rotated_keys_reach_the_cache(text_adapter):
     settings = {"eviction": "streaming_llm", "eviction_keep": 0.5, "scope": "all"}
     found = {}
@@ -166,6 +168,7 @@ def test_a_prompt_too_short_to_be_compressed_says_so(text_adapter):
     assert report.payload_bytes == report.ledger.dense_bytes()
 
 
+@pytest.mark.slow
 def test_the_backbone_of_an_adapter_may_lie_elsewhere(vlm_adapter, tmp_path):
     (tmp_path / "moved").symlink_to(vlm_adapter.parent / "backbone")
     for source in (str(tmp_path / "moved"), BackboneConfig(path=str(tmp_path / "moved"))):
@@ -260,6 +263,7 @@ def test_language_models_refuse_images(llm):
     assert torch.equal(tokens(llm, (), TEXT), expected)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_evictions):
     model = SubTokenModel.from_pretrained(
         vlm_adapter, eviction="first_visual", eviction_keep=30_000, eviction_unit="bytes"
@@ -304,6 +308,7 @@ def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
         SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
 
 
+@pytest.mark.slow
 def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
     model = SubTokenModel.from_pretrained(vlm_adapter)
     model.chat(QUESTION, [PICTURE], do_sample=False)

@@ -105,7 +105,7 @@ def cell_of(**levels: str) -> dict[str, str]:
 
 
 @sampled("precision", ["int8", "int4"], every=2)
-@pytest.mark.parametrize("eviction", ONLINE)
+@sampled("eviction", ONLINE, every=5)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
     cell = cell_of(eviction=eviction)
@@ -132,7 +132,7 @@ def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precisio
 
 
 @sampled("eviction", ONLINE, every=3)
-@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+@sampled("kv_dtype", ["model", "int8"], every=4)
 def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
     """The same logits, bit for bit: nothing is packed anew, nothing is rounded, while nothing is evicted."""
     cell = cell_of(eviction=eviction)
@@ -146,7 +146,7 @@ def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
 
 
 @sampled("eviction", ONLINE, every=3)
-@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+@sampled("kv_dtype", ["model", "int8"], every=4)
 def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
     """Prompts of unlike lengths begin to evict at unlike times."""
     cell = cell_of(eviction=eviction, family="llama", reducer="none")
@@ -172,7 +172,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
 
 
 @sampled("eviction", ONLINE, every=3)
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@sampled("protocol", ["query_aware", "context_first"], every=4)
 def test_turns_of_several_tokens(eviction, protocol):
     """What a further turn appends is seen causally and competes afterwards; an eviction that is due comes before it."""
     cell = cell_of(eviction=eviction, protocol=protocol)
@@ -188,7 +188,7 @@ def test_turns_of_several_tokens(eviction, protocol):
     assert run.cache.evictor.evictions == 4
 
 
-@pytest.mark.parametrize("eviction", ONLINE)
+@sampled("eviction", ONLINE, every=5)
 def test_samples_are_chosen_and_repeated_with_their_records(eviction):
     cell = cell_of(eviction=eviction)
     backbone, compression = backbone_of(cell), compression_of(cell)

@@ -65,6 +65,7 @@ def name_of(cell: Cell) -> str:
     return "-".join(cell.values()).replace("/", "k")
 
 
+@pytest.mark.slow
 def test_cells_cover_all_allowed_pairs():
     covered = {pair for cell in PAIRWISE for pair in pairs_of(cell)}
     assert covered == allowed_pairs(FACTORS, allowed)
@@ -126,7 +127,7 @@ def test_the_comparison_notices_a_wrong_window(change):
     assert corrupted(change, **windowed) > 1e-3
 
 
-@pytest.mark.parametrize("eviction", ["none", "shared_set", "own_sets"])
+@sampled("eviction", ["none", "shared_set", "own_sets"], every=3)
 @sampled("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama", "llava_window", "qwen2_window"], every=3)
 @torch.no_grad()
 def test_tokens_appended_together_are_causal(family, eviction):
@@ -144,7 +145,7 @@ def test_tokens_appended_together_are_causal(family, eviction):
             assert (logits[sample] - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("eviction", ["none", "own_sets"])
+@sampled("eviction", ["none", "own_sets"], every=2)
 @torch.no_grad()
 def test_generate_greedy_decodes_the_same_tokens(eviction):
     cell = BASE | {"eviction": eviction}

@@ -43,7 +43,7 @@ def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
         assert (got.logits_BTV[sample] - recompute(backbone, truth, tokens[:-1])).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("family", "reducer", "batch", "protocol"),
     [
         ("llava_gqa", "fastv_decoder", "three_right", "query_aware"),
@@ -52,6 +52,7 @@ def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
         ("qwen2_5_vl", "fastv_embeds", "last_right", "query_aware"),
         ("qwen2", "quest", "three_left", "query_aware"),
     ],
+    every=2,
 )
 def test_after_reducers(family, reducer, batch, protocol):
     cell = {**CELL, "family": family, "reducer": reducer, "batch": batch, "protocol": protocol}

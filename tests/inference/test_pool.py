@@ -112,6 +112,7 @@ def test_the_arm_before_runs_no_more(places):
         logits(before)
 
 
+@pytest.mark.slow
 def test_another_backbone_is_another_load(places):
     pool = ModelPool()
     assert torch.equal(
@@ -128,6 +129,7 @@ def test_another_backbone_is_another_load(places):
     assert half.model.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_reducer_takes_the_place_of_the_adapters_own(places):
     pool = ModelPool()
     anchor = pool.get(places["tokens"], reducer=build_reducer("visionzip", keep_ratio=0.3, round_up=True))
@@ -141,6 +143,7 @@ def test_a_reducer_takes_the_place_of_the_adapters_own(places):
     assert pool.loads == 1
 
 
+@pytest.mark.slow
 @sampled("adapter", ["routed", "stages"], every=2)
 def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     pool, seen = ModelPool(), []
@@ -164,7 +167,7 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     assert pool.loads == 1
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "options", "words"),
     [
         ("routed", {"selector": "linear"}, "in the place of an adapter's routers"),
@@ -174,6 +177,7 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
         ("merged", {"backbone": "elsewhere"}, "holds its own backbone"),
         ("routed", {"reducer": build_reducer("quest")}, "evicts the context of a language model"),
     ],
+    every=3,
 )
 def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, name, options, words):
     pool = ModelPool()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
@@ -12,6 +11,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.host_reads import host_reads
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 SPLIT = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
@@ -31,7 +31,7 @@ def reads(layers, routed=False, reducer=None, **compression):
     return [each for each in found if not each.startswith("aten::lift_fresh at families/decoder.py")]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("most", "settings"),
     [
         (6, {}),
@@ -39,19 +39,21 @@ def reads(layers, routed=False, reducer=None, **compression):
         (8, {"eviction": build_eviction("knorm"), "keep": 0.5, "scope": "all"}),
         (8, {"eviction": build_eviction("streaming_llm"), "keep": 0.5, "scope": "all"}),
     ],
+    every=4,
 )
 def test_reads_do_not_grow_with_the_layers(most, settings):
     few, many = reads(2, **settings), reads(5, **settings)
     assert len(many) == len(few) <= most, many
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("each", "settings"),
     [
         (2, {"key_channels": 0.5, "key_window": 4}),
         (2, {"prefill_chunk": 16}),
         (2, {"eviction": OWN_SETS, "keep": 0.5, "scope": "all"}),
     ],
+    every=3,
 )
 def test_what_hangs_on_a_layer_is_read_in_it(each, settings):
     """Which keys are cut, a chunked prompt's layer before the next one runs, floors of heads."""

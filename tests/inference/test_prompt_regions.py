@@ -89,6 +89,7 @@ def context_of(family, text):
     return family.tokenizer.decode(ids[: context_tokens(family, ids)]), len(ids)
 
 
+@pytest.mark.slow
 def test_few_shot_prompts_ask_after_their_last_blank_line(english):
     shots = "Q: how many legs has a spider?\nA: eight\n\n" * 6
     context, _ = context_of(english, shots + "Q: how many has a bee?\nA:")

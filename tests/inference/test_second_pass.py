@@ -148,7 +148,7 @@ def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, s
     ],
     every=3,
 )
-@pytest.mark.parametrize("method", [KVCOMPOSE, KVZIP], ids=["kvcompose", "kvzip"])
+@sampled("method", [KVCOMPOSE, KVZIP], every=4, ids=["kvcompose", "kvzip"])
 @torch.no_grad()
 def test_a_sample_keeps_what_it_keeps_alone(family, reducer, method):
     backbone = backbone_for(family, reducer)
@@ -201,6 +201,7 @@ def test_a_task_that_reads_the_question_is_refused_without_one():
         )
 
 
+@pytest.mark.slow
 def test_it_recalls_what_the_causal_pass_loses():
     """Two contexts of eight facts each on the embedded language model, half of the cache kept."""
     backbone = load_backbone("checkpoints/tiny-llama")

@@ -16,6 +16,7 @@ from subtoken_train.inference.text_prompts import EncodedText, encode_text, text
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.truth_models import family_of
 
 TEXT = "The old man saw a ship.  It was far away, and the sea was calm.\n\nWhere was it?"
@@ -147,7 +148,7 @@ def quadruples(trained):
     return cases, [encode_text(family, case["context"], case["continuations"]) for case in cases]
 
 
-@pytest.mark.parametrize("batch_size", [1, 24])
+@sampled("batch_size", [1, 24], every=2)
 def test_choices_have_the_log_likelihoods_of_lm_eval(trained, batch_size):
     backbone, (cases, encoded) = compress(trained[0]).eval(), quadruples(trained)
     outcomes = []

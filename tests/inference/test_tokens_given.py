@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from subtoken_train.inference.generate_arguments import check_ids, visible_tokens
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
+from tests.support.sampling import sampled
 
 FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
@@ -149,7 +150,7 @@ WRONG_TURNS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_TURNS)
+@sampled("name", WRONG_TURNS, every=2)
 def test_wrong_further_turns_are_worded_and_leave_the_cache(name):
     model = model_of()
     ids, mask = turn_of(model, inputs_of(model))

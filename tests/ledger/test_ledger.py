@@ -135,6 +135,7 @@ def test_unknown_geometry():
         geometry("llava-1.5-7")
 
 
+@pytest.mark.slow
 @given(budgets(), st.integers(1, 3000))
 def test_anchor_never_has_fewer_bytes_than_ours(budget, tokens):
     ours = nominal_ledger(LLAVA, {"visual": tokens}, budget)

@@ -86,7 +86,7 @@ def request(kind, *arguments):
     return Instance(kind, {}, arguments, 0)
 
 
-@pytest.mark.parametrize("fewshot", [0, 2])
+@sampled("fewshot", [0, 2], every=2)
 def test_uncompressed_scores_are_those_of_the_harness_model(backbone, reference, fewshot):
     model = ours(backbone)
     got, wanted = (evaluate(each, CHOICE, num_fewshot=fewshot) for each in (model, reference))
@@ -161,7 +161,7 @@ def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compressi
     assert "had nothing to compress" in model.report()
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_empty_contexts_and_long_prompts(backbone, reference, protocol):
     long = " ".join(TEXTS) * 3
     asked = [request("loglikelihood", context, " the end") for context in ("", "A ", long, long + " b")]
@@ -184,6 +184,7 @@ def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
         evaluate(ours(backbone, kv_dtype="int8"), CHOICE, use_cache=path)
 
 
+@pytest.mark.slow
 def test_finished_requests_of_another_training_are_not_read(text_adapter, backbone, tmp_path):
     adapter, path = shutil.copytree(text_adapter, tmp_path / "adapter"), str(tmp_path / "kept")
     evaluate(ours(backbone, adapter=str(adapter), context=16), CHOICE, use_cache=path)
@@ -234,6 +235,7 @@ def test_model_args_go_before_general_options(backbone):
     assert SubTokenLM.last is model
 
 
+@pytest.mark.slow
 def test_the_real_tiny_llama_scores_as_the_harness_recorded(shared):
     folder = shared / "realdata" / "tinystories" / "hf"
     rows = [json.loads(line) for line in (shared / "golden_eval/lm_loglikelihood/set_a.jsonl").open()]

@@ -10,6 +10,7 @@ from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins import harness
 from subtoken_train.plugins.harness import GreedySettings, ModelArguments, Runner
 from tests.support.helpers import compress
+from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 FAMILY = text_family()
@@ -73,7 +74,7 @@ def test_many_continuations_of_a_prompt_are_divided(monkeypatch):
     assert subject.counted.prompts == 8
 
 
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_the_batch_size_changes_nothing(protocol):
     asked = requests(1)
     one, eight = (runner(size, COMPRESSION, protocol) for size in (1, 8))

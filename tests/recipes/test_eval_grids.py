@@ -121,7 +121,7 @@ def test_its_own_commands_name_it(path):
     assert str(read_grid(path).out) in text
 
 
-@pytest.mark.parametrize("name", PAPER_GRIDS)
+@sampled("name", PAPER_GRIDS, every=7)
 def test_table_has_the_papers_arms(name):
     table, model = PAPER_GRIDS[name]
     grid = read_grid(RECIPES / "eval" / f"{name}.yaml")

@@ -62,6 +62,7 @@ def test_the_tables_print_these_settings(shared):
     assert lines >= PRINTED
 
 
+@pytest.mark.slow
 def test_every_recipe_of_the_paper_has_the_settings_of_its_table():
     """LoRA, optimiser, steps, lengths, routing and reducer, of all rows, stage 1s, Figure 1 and section 3.5."""
     paper = [*paper_arms.arms(), *paper_arms.reported_arms()]

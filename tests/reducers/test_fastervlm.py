@@ -104,6 +104,7 @@ def test_a_tower_without_a_class_token_is_refused_before_weights_are_read(tmp_pa
         load_backbone(tmp_path, backbone=BackboneConfig(), reducer=build_reducer("fastervlm", 0.5))
 
 
+@pytest.mark.slow
 def test_check_names_what_fits_instead(capsys):
     argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "fastervlm"]
     assert main(argv) != 0

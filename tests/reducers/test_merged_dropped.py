@@ -20,6 +20,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support import truth_cells
 from tests.support.helpers import compress, make_batch, random_mask, random_scores, sharpen, write_vlm_adapter
+from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of, difference
 
 PROMPTS = [(1, 9), (2, 7), (0, 12)]
@@ -88,7 +89,7 @@ def plain_reduced(family, reducer, batch, sample):
     return torch.stack([embeds[row] if row in best else embeds[[row, *dropped]].mean(0) for row in kept])
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
+@sampled("pad_left", [False, True], every=2)
 def test_layer_0_sees_the_mean_of_what_was_dropped(tiny_family, pad_left):
     """One image, two of one sample, and none; the ranking is that of the plain reducer with one token fewer."""
     sharpen(tiny_family)
@@ -208,6 +209,7 @@ def test_a_cache_is_reconstructed_from_what_ran():
         assert found.fits("fp32"), found
 
 
+@pytest.mark.slow
 def test_an_adapter_folder_remembers_it(tmp_path):
     folder = write_vlm_adapter(tmp_path / "adapter")
     path = folder / "subtoken_config.json"

@@ -78,6 +78,7 @@ def test_golden_tokens(golden, adaptive):
         near("prumerge", f"prumerge: tokens {'adaptive' if adaptive else 'fixed'}", ours, out, atol=1e-5)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 100))
 @settings(max_examples=40, deadline=None)
 def test_merging_equals_a_plain_loop(tokens, count, seed):
@@ -243,6 +244,7 @@ def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
     assert "'prumerge' with plus=False, adaptive=True keeps another number of tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_qwens_tower_is_refused(capsys):
     argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "prumerge"]
     assert main(argv) == 2

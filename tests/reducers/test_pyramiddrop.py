@@ -13,6 +13,7 @@ from subtoken_train.reducers.pyramiddrop import stage_share
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
+from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 HALF = 0.46875  # in four stages, each keeps half of the one before
@@ -68,7 +69,7 @@ def by_the_paper(family, batch, stages):
     return held, hidden
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
+@sampled("pad_left", [False, True], every=4)
 @torch.no_grad()
 def test_stages_are_the_papers(stages, pad_left):
     family, number, average, spans = stages

@@ -53,6 +53,7 @@ def by_hand(scores, tokens, page_size, window, kept):
     return set(chosen[: kept - window]) | set(range(tokens - window, tokens))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 17), st.integers(0, 20), st.integers(1, 99),
     st.sampled_from(["left", "right"]), st.integers(0, 99),

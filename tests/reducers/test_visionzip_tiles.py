@@ -12,6 +12,7 @@ from subtoken_train.reducers.visionzip import contextual_tokens, tile_shares, zi
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, only_sample, unread
 from tests.support.next_tiny import TOKENS, next_batch, next_family, next_records
+from tests.support.sampling import sampled
 
 LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
@@ -42,7 +43,7 @@ def test_shares_are_exact_and_fit_their_tiles(patches, share):
     assert all(abs(own - fair) < 1 for own, fair in zip(shares, exact, strict=True))
 
 
-@pytest.mark.parametrize("round_up", [False, True])
+@sampled("round_up", [False, True], every=2)
 @given(high=st.integers(1, 90), wide=st.integers(1, 90), ratio=st.floats(0.01, 0.999))
 def test_the_budget_counts_every_placeholder(round_up, high, wide, ratio):
     states = states_of((high, wide))

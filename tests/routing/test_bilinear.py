@@ -19,6 +19,7 @@ from subtoken_train.types import Region
 from tests.routing.test_bank import masks_of, with_other_tokens
 from tests.routing.test_selectors import GROUPS, WIDTH, look
 from tests.support.helpers import compress, make_batch, only_sample, random_mask
+from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 7), (1, 5), (0, 6)]
@@ -133,7 +134,7 @@ def test_a_language_models_attention_is_that_of_the_whole_context():
     assert sorted(told) == sorted(result.state.masks) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "bilinear"])
+@sampled("name", ["linear", "mlp", "bilinear"], every=3)
 @torch.no_grad()
 def test_answers_and_padding_change_no_choice_and_the_question_does(tiny_family, name):
     batch = make_batch(MIXED)

@@ -19,7 +19,7 @@ READERS = [RoutingConfig(selector="output_norm"), RoutingConfig(score_prior="out
 
 
 @sampled("layout", ["contiguous", "per_head"], every=3)
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@sampled("kv_heads", [4, 2, 1], every=3)
 @torch.no_grad()
 def test_chooses_by_each_layers_own_projection(layout, kv_heads):
     family = gqa_family(kv_heads)

@@ -9,7 +9,11 @@ import pytest
 
 
 def sampled(
-    names: str | Sequence[str], values: Iterable[Any], *, every: int, ids: Callable[[Any], str] | None = None
+    names: str | Sequence[str],
+    values: Iterable[Any],
+    *,
+    every: int,
+    ids: Callable[[Any], str] | Sequence[str] | None = None,
 ) -> pytest.MarkDecorator:
     """Parametrize as pytest does, with all cells marked slow but each ``every``th, from the first on.
 

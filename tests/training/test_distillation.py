@@ -75,7 +75,7 @@ def plain_logits(model, batch) -> Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
+@sampled("pad_left", [False, True], every=2)
 @torch.no_grad()
 def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
     batch = make_batch(MIXED, pad_left)
@@ -93,9 +93,7 @@ def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
     assert (module.parts.logits(result, rows) - expected).abs().max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "reducer", [{}, {"stage": "decoder"}, {"name": "visionzip"}], ids=["embeds", "decoder", "tower"]
-)
+@sampled("reducer", [{}, {"stage": "decoder"}, {"name": "visionzip"}], every=3, ids=["embeds", "decoder", "tower"])
 def test_a_step_adds_the_weighted_divergence_of_aligned_rows(tiny_family, reducer):
     """Against transformers' own pass of an untouched copy, with loops over answer tokens."""
     batch, weight, temperature = make_batch(MIXED), 0.5, 2.0

@@ -45,6 +45,7 @@ def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
     assert list((run / "logs" / "tb").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_checkpoint_holds_only_what_is_trained(tiny_run, tmp_path):
     assert main(tiny_run("--checkpoint.every_n_train_steps=2")) == 0
     state = last_state(tmp_path / "run")
@@ -134,6 +135,7 @@ def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
     assert "nothing to resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @sampled(
     "mistake",
     ["--data.train_file=nowhere.json", "--model.routing.num_groups=7", "--model.backbone.path=nowhere"],
@@ -150,6 +152,7 @@ def test_a_mistake_with_overwrite_loses_nothing(tiny_run, tmp_path, capsys, mist
     assert main(tiny_run(short, output="fresh")) == 0
 
 
+@pytest.mark.slow
 def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(tiny_run("--trainer.max_steps=1", output="file/run")) == 2
@@ -167,6 +170,7 @@ def content(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_resume_with_another_recipe_is_refused(tiny_run, finished, capsys):
     before = content(finished)
     assert main(tiny_run("--trainer.max_steps=1", "--resume", "--model.routing.selector=mlp")) == 2
@@ -210,6 +214,7 @@ def test_a_requeued_job_resumes_by_itself(tiny_run, finished, monkeypatch, capsy
     assert main(tiny_run("--trainer.max_steps=2")) == 2
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_names_the_last_good_checkpoint(tiny_run, tmp_path, capsys, monkeypatch):
     from subtoken_train.training.module import SubTokenModule
 

@@ -98,6 +98,7 @@ def tensors(folder: Path) -> dict:
     }
 
 
+@pytest.mark.slow
 @sampled(
     ("family", "kind"),
     [
@@ -128,6 +129,7 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
     assert not any(noise in said for noise in ("kernels", "MatMul8bitLt", "Paged optimizers"))
 
 
+@pytest.mark.slow
 def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
     folder = made_run(tmp_path / "run")
     monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)

@@ -33,6 +33,7 @@ def tensors(run, wanted):
     return {name: parameter for name, parameter in backbone.named_parameters() if wanted(name)}
 
 
+@pytest.mark.slow
 @sampled(
     ("extra", "lora_tensors", "router_tensors"),
     [
@@ -116,6 +117,7 @@ def test_resume_gives_the_weights_of_never_having_stopped(second, tmp_path):
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
 
 
+@pytest.mark.slow
 def test_resume_on_another_stage_1_is_refused(tiny_run, second, capsys):
     assert main(second("--trainer.max_steps=1", "--checkpoint.every_n_train_steps=1")) == 0
     again = ["--trainer.max_steps=1", "--model.routing=null", "--overwrite"]
@@ -130,6 +132,7 @@ def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, c
     assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @sampled(
     ("mistake", "words"),
     [

@@ -68,9 +68,10 @@ def corpus(tmp_path, monkeypatch):
 
 
 @sampled("kind", ["llama", "qwen2", "qwen3", "llama31"], every=3)
-@pytest.mark.parametrize(
+@sampled(
     ("selector", "extra"),
     [("linear", []), ("mlp", ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"])],
+    every=4,
 )
 def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
     cli = RecipeCLI([*recipe(kind, {**ROUTING, "selector": selector}), *extra])
@@ -85,6 +86,7 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
+@pytest.mark.slow
 @sampled("kind", ["llama", "qwen3"], every=2)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
     assert main(["fit", *recipe(kind, data=corpus)]) == 0
@@ -94,17 +96,19 @@ def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, ki
     assert backbone.bank.config.query_conditioned
 
 
+@pytest.mark.slow
 def test_a_token_only_arm_trains_too(recipe, tmp_path):
     assert main(["fit", *recipe(routing=None)]) == 0
     assert not (tmp_path / "run" / "adapter" / "router.safetensors").exists()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("changed", "message"),
     [
         ({"context_length": 2000, "block_length": 4000, "train": {"name": "TINY"}}, "fewer than one block"),
         ({"column": None, "train": {"name": "TEXT", "column": "body"}}, "body"),
     ],
+    every=2,
 )
 def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, message):
     """An old run is still there when the new one's data turn out wrong."""
@@ -121,6 +125,7 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     assert (old / "kept").exists()
 
 
+@pytest.mark.slow
 def test_a_budget_below_a_page_and_the_window_is_trained(recipe):
     """4 of 48 context tokens: a page is cut, and the window shrinks."""
     data = {**RECALL, "context_length": 48}
@@ -150,7 +155,7 @@ def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys,
     assert (old / "kept").exists()
 
 
-@pytest.mark.parametrize("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]])
+@sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
 def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
     assert main(["fit", *recipe(data={**corpus, "streaming": True}), *trainer]) == 2
     assert "a streamed corpus needs trainer.max_steps" in capsys.readouterr().err

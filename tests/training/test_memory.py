@@ -60,7 +60,7 @@ def test_the_8_bit_state_is_what_the_optimizer_holds(parts):
     )
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@sampled("kind", ["nf4", "int8"], every=2)
 def test_quantised_weights_are_counted_as_they_are_held(tiny_family, tmp_path, kind):
     pytest.importorskip("bitsandbytes")
     config = BackboneConfig(str(save_backbone(tiny_family, tmp_path)), quantization=kind)
@@ -139,6 +139,7 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
 
 
+@pytest.mark.slow
 @sampled("dtype", ["float32", "bfloat16"], every=2)
 def test_steps_with_a_teacher_hold_what_was_predicted(tmp_path, dtype):
     """A vocabulary of 32,000, so that both sides' logits are the largest moment."""
@@ -157,6 +158,7 @@ def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
     assert "kept for backward" not in found
 
 
+@pytest.mark.slow
 @sampled("model", memory_models.FURTHER, every=5)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
     case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")

@@ -81,6 +81,7 @@ def test_two_processes_write_into_one_place(tiny_run, finished, torchrun):
         assert len((finished / "logs" / f"samples-rank{process}.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monkeypatch):
     from subtoken_train.training.module import SubTokenModule
 
@@ -143,6 +144,7 @@ def test_a_run_of_an_older_version_is_resumed_and_never_replaced(tiny_run, finis
     assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
 
 
+@pytest.mark.slow
 def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
     from subtoken_train.training.module import SubTokenModule
 

@@ -117,6 +117,7 @@ def test_an_evaluation_is_logged_at_its_own_step(runs):
     assert all(0 <= row["eval/accuracy"] <= 1 for row in found)
 
 
+@pytest.mark.slow
 def test_training_is_bit_equal_with_and_without_an_evaluation(runs):
     first, second = (trained(runs / name) for name in ("watched", "plain"))
     assert first.keys() == second.keys()

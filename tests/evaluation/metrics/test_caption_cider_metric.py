@@ -37,6 +37,7 @@ def test_cider_of_golden_tokens(cases):
         assert terms == pytest.approx(case["CIDEr_per_image"], abs=1e-6)
 
 
+@pytest.mark.slow
 @needs_java
 def test_tokens_and_metric_of_golden_texts(cases):
     for case in cases:

@@ -134,6 +134,7 @@ def known(option):
     return option not in (None, "nan")
 
 
+@pytest.mark.slow
 def test_real_answers_of_llava(shared):
     lines = real_answers(shared, "mmbench_dev_llava15_13b")
     expected = expected_scores(shared, "mmbench_dev_20230712_llava15_13b")

@@ -80,6 +80,7 @@ def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
     assert clipped_texts(figure) == []
 
 
+@pytest.mark.slow
 def test_bars_per_kind_with_the_compared_arms_first(folder):
     for i in range(MAX_ARMS):
         write_run(folder, facts(f"a{i}", 0.5, reducer="y 0.5"), "pope", answers(range(i)))
@@ -121,6 +122,7 @@ def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
     assert clipped_texts(curve_chart(report.curves, series)) == []
 
 
+@pytest.mark.slow
 def test_what_compression_could_not_change_is_grey(folder):
     late = facts("late", 0.25, acts="after prefill", eviction="snapkv 0.25", anchor="anchor")
     write_run(folder, late, "pope", answers(range(40)), new_tokens=1)

@@ -10,6 +10,7 @@ from subtoken_train.evaluation.runner.arms import prepare, solve, with_anchors
 from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE
+from tests.support.sampling import sampled
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
 
@@ -50,7 +51,7 @@ def test_without_one_the_own_lora_runs_token_only(pool):
     assert anchor.facts.nominal_kv == arms[0].facts.nominal_kv == 0.15625
 
 
-@pytest.mark.parametrize(
+@sampled(
     "other",
     [
         replace(WHOLE, name="other", reducer="fastv", keep_ratio=0.15625, reducer_options={"round_up": True}),
@@ -58,7 +59,7 @@ def test_without_one_the_own_lora_runs_token_only(pool):
             backbone="checkpoints/tiny-llava", name="other", reducer="fastv", keep_ratio=0.15625,
             reducer_options={"round_up": True},
         ),
-    ],
+    ], every=2,
 )  # fmt: skip
 def test_another_lora_that_was_not_trained_so_is_no_anchor(pool, other):
     trained, own = "tiny_fastv25_s16k4_anchor-seed0", "tiny_fastv25_s16k4-seed0-untrained_anchor"
@@ -93,6 +94,7 @@ def test_one_anchor_serves_several_arms_of_a_budget(pool):
     assert len({anchor for anchor in anchors.values() if anchor}) == 1
 
 
+@pytest.mark.slow
 def test_compression_after_prefill_must_be_the_same(pool):
     evicted = replace(ROUTED, **EVICTED)
     anchors, arms, _ = names([ANCHOR, ROUTED, evicted], pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ samples = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(samples, st.integers(1, 9))
 def test_every_sample_is_in_one_batch_of_its_kind(asked, size):
     plan = plan_batches(asked, size)

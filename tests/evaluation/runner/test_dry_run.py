@@ -39,6 +39,7 @@ def test_facts_are_those_of_a_run(monkeypatch):
     assert checked.notes == notes
 
 
+@pytest.mark.slow
 def test_a_recipe_stands_in_the_place_of_its_adapter(monkeypatch):
     monkeypatch.chdir(ROOT)
     (planned,), (trained,) = (
@@ -51,6 +52,7 @@ def test_a_recipe_stands_in_the_place_of_its_adapter(monkeypatch):
     assert planned.adapter_sha256 is None
 
 
+@pytest.mark.slow
 def test_an_arm_may_cap_images_otherwise():
     grid = grid_of({"adapter": "runs/qwenvl7b_fastv25_s16k4/adapter", "max_pixels": [None, 12845056]}, anchors="none")
     names = [planned.arm.facts.name for planned in dry_run(grid, planned_adapter).arms]

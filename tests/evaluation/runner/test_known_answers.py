@@ -60,6 +60,7 @@ def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):
     assert all(other == alone for other in others)
 
 
+@pytest.mark.slow
 def test_the_anchor_costs_at_least_as_much(scenes, tmp_path):
     """Keys and values; the index, a bit per group, is ours to bear and is measured apart."""
     folders = run_grid(scenes_grid(scenes, tmp_path, ROUTED, ANCHOR, limit=8, anchors="auto"))
@@ -72,6 +73,7 @@ def test_the_anchor_costs_at_least_as_much(scenes, tmp_path):
         assert theirs[key].index_bytes == 0
 
 
+@pytest.mark.slow
 def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
     """Shares of few entries: 4 of 16 routed tokens cost 2.5 whole ones; of the anchor's 10 it is 3, rounded up."""
     evicted = replace(ROUTED, eviction="streaming_llm", eviction_keep=0.25)
@@ -94,6 +96,7 @@ def test_recall_under_quest(tmp_path):
     assert Manifest.read(folders[1]).arm.anchor == Manifest.read(folders[2]).arm.name
 
 
+@pytest.mark.slow
 def test_whole_is_not_its_own_anchor(scenes, tmp_path):
     (folder,) = run_grid(scenes_grid(scenes, tmp_path, WHOLE, limit=1, anchors="auto"))
     assert Manifest.read(folder).arm.anchor is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evaluation.results import Manifest
@@ -12,6 +14,7 @@ from subtoken_train.resources import resource
 ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))
 
 
+@pytest.mark.slow
 def test_scenes_are_read_where_they_were_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = ["evaluate", "--adapter", ADAPTER, "--tasks", "scenes_pope", "--limit", "2", "--out", "results/x"]

@@ -39,6 +39,7 @@ def answered(shared, tmp_path, asked, **settings):
     return arm.facts, read_samples(cell.folder)
 
 
+@pytest.mark.slow
 def test_uncompressed_they_are_the_reference(shared, tmp_path, golden, asked):
     facts, found = answered(shared, tmp_path, asked)
     assert found.keys() == golden.keys()

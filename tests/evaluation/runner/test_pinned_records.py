@@ -45,6 +45,7 @@ def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     assert len(read_samples(folder)) == Manifest.read(folder).rows == 2
 
 
+@pytest.mark.slow
 @sampled(
     ("first", "second", "name"),
     [
@@ -61,6 +62,7 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
         run_grid(replace(grid, arms=(second,), limit=3))
 
 
+@pytest.mark.slow
 @sampled("method", ["prefixkv", "fitprune"], every=2)
 def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path, method):
     """The setting names the same path; another content gives other answers. An eviction's or a reducer's."""
@@ -85,6 +87,7 @@ def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path, method):
     assert len(Manifest.read(folder).settings["calibration_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_records_of_version_0_1_are_joined(scenes, tmp_path):
     """They name the settings of every reducer."""
     grid = scenes_grid(scenes, tmp_path / "out", REDUCED, limit=2)
@@ -104,6 +107,7 @@ def test_records_of_version_0_1_are_joined(scenes, tmp_path):
     assert len(read_samples(folder)) == 3
 
 
+@pytest.mark.slow
 def test_other_answers_in_the_files_are_refused(scenes, tmp_path):
     grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2)
     run_grid(grid)
@@ -115,6 +119,7 @@ def test_other_answers_in_the_files_are_refused(scenes, tmp_path):
         run_grid(replace(grid, limit=4))
 
 
+@pytest.mark.slow
 def test_a_smaller_limit_leaves_the_folder_as_it_was(scenes, tmp_path):
     grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=4)
     (folder,) = run_grid(grid)
@@ -123,6 +128,7 @@ def test_a_smaller_limit_leaves_the_folder_as_it_was(scenes, tmp_path):
     assert Manifest.read(folder).rows == len(read_samples(folder)) == 4
 
 
+@pytest.mark.slow
 def test_a_trained_anchor_may_come_later(scenes, tmp_path):
     """The answers stay, and are compared with it from then on."""
     grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2, anchors="auto")
@@ -144,13 +150,14 @@ def test_a_random_control_of_each_training_has_that_training_s_seed(tmp_path):
     assert [arm.facts.seed for arm in arms] == [0, 1, 7]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("late", "words"),
     [
         (replace(EVICTED, eviction="aircache", protocol="context_first"), "context_first compresses before"),
         (ArmSpec(adapter=f"{ADAPTERS}/tinylm_lora_only"), "run them apart"),
         (ArmSpec(backbone=f"{ADAPTERS}/tiny_lora_only"), "is an adapter; write adapter:"),
     ],
+    every=3,
 )
 def test_what_cannot_run_is_refused_before_anything_is_answered(scenes, tmp_path, late, words):
     grid = scenes_grid(scenes, tmp_path / "out", WHOLE, late, limit=2)

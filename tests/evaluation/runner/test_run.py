@@ -73,6 +73,7 @@ def written(folder) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/*/samples-*"))
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_the_batch(scenes, tmp_path):
     one, eight = (
         scenes_grid(scenes, tmp_path / str(size), ROUTED, tasks=("scenes_textvqa", "scenes_caption"), batch_size=size)
@@ -138,6 +139,7 @@ def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_records_prove_that_compression_acted(scenes, tmp_path):
     evicted = ArmSpec(adapter=WHOLE.adapter, eviction="snapkv", eviction_keep=0.25, scope="visual")
     folders = run_grid(scenes_grid(scenes, tmp_path, WHOLE, ROUTED, evicted, limit=4, batch_size=1))
@@ -167,6 +169,7 @@ def test_more_samples_may_be_asked_later(scenes, tmp_path, asked):
     assert Manifest.read(folder).rows == 7
 
 
+@pytest.mark.slow
 def test_another_arm_may_not_answer_into_the_folder(scenes, tmp_path):
     grid = scenes_grid(scenes, tmp_path, replace(ROUTED, name="arm"), limit=3)
     run_grid(grid)
@@ -187,6 +190,7 @@ def test_another_prompt_is_refused(scenes, tmp_path):
         run_grid(grid)
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_stops_the_run_and_finished_samples_stay(tmp_path):
     write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
     grid = scenes_grid(tmp_path / "scenes", tmp_path / "out", ROUTED, batch_size=1)
@@ -215,6 +219,7 @@ def test_text_tasks_are_for_language_models(tmp_path):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
 
 
+@pytest.mark.slow
 def test_models_are_compared_with_tasks_before_the_first_answer(scenes, tmp_path):
     both = (ROUTED, ArmSpec(adapter="checkpoints/adapters/tinylm_quest25_s16k12"))
     with pytest.raises(ValueError, match="run them apart"):

@@ -75,7 +75,7 @@ def ruler_folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("question", ["kept", "compressed"])
+@sampled("question", ["kept", "compressed"], every=2)
 def test_rulers_ids_are_kvpresss(family, tmp_path, question):
     task = build_task("ruler", ruler_folder(tmp_path), tasks=["niah_single_1"], chat=True, question=question)
     asked = "What is the special magic number? "
@@ -86,7 +86,7 @@ def test_rulers_ids_are_kvpresss(family, tmp_path, question):
 
 
 @sampled("name", MAKERS, every=3)
-@pytest.mark.parametrize("question", ["kept", "compressed"])
+@sampled("question", ["kept", "compressed"], every=4)
 def test_the_synthetic_tasks_ids_are_kvpresss(family, name, question):
     options = {"tasks": [name], "length": 700, "samples_per_task": 1}
     (sample,) = build_task("ruler_synthetic", chat=True, question=question, **options).samples()
@@ -100,7 +100,7 @@ def test_the_synthetic_tasks_ids_are_kvpresss(family, name, question):
     assert sample.prompt == plain.prompt
 
 
-@pytest.mark.parametrize("context", ["", "  spaces around  ", "(the question stands here) twice", "## " * 9, "\n\n"])
+@sampled("context", ["", "  spaces around  ", "(the question stands here) twice", "## " * 9, "\n\n"], every=5)
 def test_any_context_is_cut_where_it_ends(family, context):
     ids = encode_chat(family, context, QUESTION, PREFIX)
     expected = kvpress_ids(family.tokenizer, context, QUESTION, PREFIX, False)
@@ -121,6 +121,7 @@ def test_raw_text_compresses_up_to_the_answer_prefix(family, tmp_path):
     assert family.tokenizer.decode(second).strip() == "The special magic number is"
 
 
+@pytest.mark.slow
 def test_longbench_compresses_up_to_its_last_line(tmp_path, family):
     row = {"input": "Who?", "context": "Some text.", "answers": ["Ann"], "all_classes": None}
     (tmp_path / "hotpotqa.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -138,6 +139,7 @@ def test_longbench_compresses_up_to_its_last_line(tmp_path, family):
     assert family.tokenizer.decode(second).startswith("Answer:<|im_end|>")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_a_template_is_refused(family, tmp_path):
     family.processor.chat_template = None
     sample = build_task("ruler", ruler_folder(tmp_path), tasks=["niah_single_1"], chat=True).samples()[0]
@@ -178,6 +180,7 @@ def test_what_a_task_says_follows_its_options():
     assert (task.asks, task.compresses_question) == ("in the chat template; question compressed", True)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_eviction_sees_the_question_before_it_is_followed(family, tmp_path):
     """Context first: what is compressed ends with the question, and only the answer prefix is appended in full."""

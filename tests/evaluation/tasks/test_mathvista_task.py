@@ -98,6 +98,7 @@ def test_the_hubs_files(tmp_path):
     assert {name: float(value) for name, value in metric.compute().items()} == {"accuracy": 1, "lmms_accuracy": 0.5}
 
 
+@pytest.mark.slow
 def test_testmini(shared, tmp_path):
     shutil.copy(shared / "realdata" / "mathvista" / "testmini.json", tmp_path)
     task = build_task("mathvista", tmp_path)

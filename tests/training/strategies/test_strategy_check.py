@@ -13,6 +13,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind, zero
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from tests.support.sampling import sampled
 
 
 def refused(capsys, argv: list[str]) -> str:
@@ -82,13 +83,14 @@ def test_more_processes_than_gpus(monkeypatch, devices):
     check_devices("auto", "gpu")
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("key", "value", "where"),
     [
         ("gradient_accumulation_steps", 4, "trainer.accumulate_grad_batches"),
         ("optimizer", {"type": "AdamW"}, "model.optimizer"),
         ("bf16", {"enabled": True}, "trainer.precision"),
     ],
+    every=3,
 )
 def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, value, where):
     with pytest.raises(ValueError, match=f"{key!r}, which the recipe says in {where}; remove it there"):
