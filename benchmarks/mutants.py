@@ -284,11 +284,13 @@ class Tree:
                 how, name = self.fails(tests)
             finally:
                 path.write_text(whole)
-            if not name or name in self.sound:
+            if how is None or name in self.sound:
                 return how, name
-            if self.fails([name])[0] is None:
-                self.sound.add(name)
+            if self.fails([name] if name else tests)[0] is None:
+                self.sound |= {name} - {""}
                 return how, name
+            if not name:
+                raise RuntimeError(f"{mutant.name}: its tests end as {how} without the mutant, too: {', '.join(tests)}")
             self.unsound |= {each for each in tests if each == name or each.startswith(f"{name}::")}
         return None, ""
 

@@ -33,7 +33,6 @@ def fitted(scenes, out, recipe, *flags):
     return {path.name: load_file(path) for path in (out / "adapter").glob("*.safetensors")}
 
 
-@pytest.mark.slow
 @sampled(
     ("recipe", "flags", "scouts"),
     [

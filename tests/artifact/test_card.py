@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from huggingface_hub import ModelCard
 
 from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
@@ -25,7 +24,6 @@ def record(backbone, model_type="llava", **changes):
     return {**plain, **changes}
 
 
-@pytest.mark.slow
 @sampled(
     ("backbone", "licence", "name", "words"),
     [

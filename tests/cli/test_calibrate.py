@@ -33,7 +33,6 @@ def llama(tmp_path_factory):
     return folders
 
 
-@pytest.mark.slow
 @sampled("method", SHORT, every=3)
 def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsys, method):
     out = tmp_path / "new" / "made.json"

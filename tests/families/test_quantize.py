@@ -140,7 +140,6 @@ def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
     assert torch.allclose(inputs.grad, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 @sampled(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")], every=3)
 @torch.no_grad()
 def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trained, served):

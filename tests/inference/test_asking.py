@@ -85,7 +85,6 @@ def test_many_questions_are_as_one_on_a_fresh_cache(name):
     assert len(set(together)) > 1, "questions that are not read have one answer"
 
 
-@pytest.mark.slow
 @sampled("name", CELLS, every=4)
 def test_contexts_together_are_as_one_by_one(name):
     model = asking(**CELLS[name])

@@ -143,7 +143,6 @@ def test_a_reducer_takes_the_place_of_the_adapters_own(places):
     assert pool.loads == 1
 
 
-@pytest.mark.slow
 @sampled("adapter", ["routed", "stages"], every=2)
 def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     pool, seen = ModelPool(), []

@@ -158,7 +158,6 @@ def test_checkpointing_and_weight_zero_change_no_gradient(tiny_family):
     assert any(not torch.allclose(plain[name], distilled[name], atol=1e-4) for name in plain)
 
 
-@pytest.mark.slow
 @sampled(
     "extra",
     [["--model.routing=null"], ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"]],

@@ -135,7 +135,6 @@ def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
     assert "nothing to resume" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @sampled(
     "mistake",
     ["--data.train_file=nowhere.json", "--model.routing.num_groups=7", "--model.backbone.path=nowhere"],

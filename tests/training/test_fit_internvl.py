@@ -13,7 +13,6 @@ from tests.support.seeing_fits import IN_TOWER_BF16, argv_of, assert_moves_exact
 KINDS = {"fastv-linear": ["--model.reducer.name=fastv"], "visionzip-mlp-checkpointing-bf16": IN_TOWER_BF16}
 
 
-@pytest.mark.slow
 @sampled("extra", KINDS.values(), every=2, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, tmp_path, extra):
     """Scenes are five tiles of four visual tokens here."""

@@ -48,7 +48,6 @@ def test_three_steps_move_exactly_the_trainables(tiny_run, extra):
     assert sum("lora_" in name for name in moved) == 4 * 2 * 2
 
 
-@pytest.mark.slow
 @sampled(
     "kind",
     [

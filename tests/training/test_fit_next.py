@@ -37,7 +37,6 @@ def next_run(tiny_run, tmp_path):
     return argv
 
 
-@pytest.mark.slow
 @sampled(("kind", "extra"), KINDS.values(), every=2, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(next_run, kind, extra):
     cli = RecipeCLI(next_run(kind, *extra)[1:])

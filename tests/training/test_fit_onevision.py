@@ -15,7 +15,6 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
 @sampled("extra", KINDS.values(), every=2, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, tmp_path, extra):
     """Scenes are nine tiles, scaled down to four, here."""

@@ -98,7 +98,6 @@ def tensors(folder: Path) -> dict:
     }
 
 
-@pytest.mark.slow
 @sampled(
     ("family", "kind"),
     [

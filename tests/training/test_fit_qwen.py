@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 from tests.support.sampling import sampled
 from tests.support.seeing_fits import IN_TOWER_BF16, argv_of, assert_moves_exactly_the_trainables, read_back
@@ -17,20 +15,17 @@ KINDS = {
 OTHERS = {"qwen2_vl": qwen2_family, "qwen3_vl": qwen3_family}
 
 
-@pytest.mark.slow
 @sampled("extra", KINDS.values(), every=4, ids=KINDS)
 def test_three_steps_move_exactly_the_trainables(tiny_run, tmp_path, extra):
     assert_moves_exactly_the_trainables(argv_of(tiny_run, tmp_path, qwen_family(), *extra), 4)
 
 
-@pytest.mark.slow
 @sampled("kind", OTHERS, every=2)
 def test_three_steps_move_exactly_the_trainables_of_other_qwens(tiny_run, tmp_path, kind):
     argv = argv_of(tiny_run, tmp_path, OTHERS[kind](), "--model.reducer.name=visionzip")
     assert_moves_exactly_the_trainables(argv, 4)
 
 
-@pytest.mark.slow
 @sampled("kind", OTHERS, every=2)
 def test_other_qwens_read_back(tiny_run, tmp_path, kind):
     read_back(argv_of(tiny_run, tmp_path, OTHERS[kind](), "--model.reducer.stage=decoder"), tmp_path, kind)

@@ -33,7 +33,6 @@ def tensors(run, wanted):
     return {name: parameter for name, parameter in backbone.named_parameters() if wanted(name)}
 
 
-@pytest.mark.slow
 @sampled(
     ("extra", "lora_tensors", "router_tensors"),
     [
@@ -132,7 +131,6 @@ def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, c
     assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.slow
 @sampled(
     ("mistake", "words"),
     [

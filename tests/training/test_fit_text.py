@@ -86,7 +86,6 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
-@pytest.mark.slow
 @sampled("kind", ["llama", "qwen3"], every=2)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
     assert main(["fit", *recipe(kind, data=corpus)]) == 0

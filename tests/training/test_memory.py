@@ -139,7 +139,6 @@ def test_real_steps_hold_what_was_predicted(tmp_path, name):
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
 
 
-@pytest.mark.slow
 @sampled("dtype", ["float32", "bfloat16"], every=2)
 def test_steps_with_a_teacher_hold_what_was_predicted(tmp_path, dtype):
     """A vocabulary of 32,000, so that both sides' logits are the largest moment."""
@@ -158,7 +157,6 @@ def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
     assert "kept for backward" not in found
 
 
-@pytest.mark.slow
 @sampled("model", memory_models.FURTHER, every=5)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
     case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")

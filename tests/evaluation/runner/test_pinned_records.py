@@ -45,7 +45,6 @@ def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     assert len(read_samples(folder)) == Manifest.read(folder).rows == 2
 
 
-@pytest.mark.slow
 @sampled(
     ("first", "second", "name"),
     [
@@ -62,7 +61,6 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
         run_grid(replace(grid, arms=(second,), limit=3))
 
 
-@pytest.mark.slow
 @sampled("method", ["prefixkv", "fitprune"], every=2)
 def test_a_calibration_file_that_changed_is_noticed(scenes, tmp_path, method):
     """The setting names the same path; another content gives other answers. An eviction's or a reducer's."""

@@ -83,7 +83,6 @@ def test_answers_do_not_depend_on_the_batch(scenes, tmp_path):
         assert answers(first) == answers(second)
 
 
-@pytest.mark.slow
 @sampled("finished", [0, 2], every=2)
 def test_two_processes_answer_as_one(scenes, tmp_path, finished):
     """``finished``: what one process left before two went on."""
