@@ -56,6 +56,7 @@ WRAPPERS: Registry[Wrapper] = Registry(
         "critical": "critical:CriticalKV",
         "chunk": "chunk:ChunkKV",
         "per_layer": "per_layer:PerLayer",
+        "pooled": "pooled:Pooled",
     },
 )
 """Wrappers for methods and for each other."""
