@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -241,6 +241,14 @@ class Turn:
     learnt: bool = True
 
 
+class Asked(NamedTuple):
+    """Characters of a prompt's last question: where its turn opens in the template, where it starts and ends."""
+
+    opening: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class RenderedPrompt:
     """A conversation as the model's text.
@@ -249,8 +257,12 @@ class RenderedPrompt:
         text: the whole prompt; ``image_marker`` stands once per image.
         answer_spans: (start, end) character spans of the answers, end-of-turn token included.
         image_marker: the text of one image placeholder.
+        system_end: characters of the chat template's beginning and of the system prompt; 0 where none is told apart.
+        asked: the question that is to be answered, in a chat template; None elsewhere.
     """
 
     text: str
     answer_spans: list[tuple[int, int]]
     image_marker: str
+    system_end: int = 0
+    asked: Asked | None = None

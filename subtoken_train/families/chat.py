@@ -1,6 +1,6 @@
-r"""Chat formats: a tokenizer's own template, and LLaVA's conversation modes.
+r"""LLaVA's conversation modes.
 
-The modes write the texts that ``llava/conversation.py`` writes around questions and answers.
+They write the texts that ``llava/conversation.py`` writes around questions and answers.
 Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt`` of the modes ``vicuna_v1``, ``llava_v1`` and
 ``plain``, and ``preprocess_plain`` of ``llava/train/train.py``. LLaVA's own evaluation writes the system text;
 transformers' chat template of LLaVA-1.5 does not.
@@ -26,30 +26,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from subtoken_train.errors import check_word
 from subtoken_train.types import RenderedPrompt, Turn
-
-
-def filled_template(tokenizer: Any, turns: list[dict[str, str]], **options: Any) -> str:
-    """Return the turns as one text in a tokenizer's chat template.
-
-    Args:
-        tokenizer: one with a template, which is somebody else's program in Jinja's sandbox.
-        turns: ``role`` and ``content`` each.
-        options: further ones of ``apply_chat_template``.
-
-    Raises:
-        ValueError: the template cannot be filled.
-    """
-    try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False, **options)
-    except Exception as error:  # whatever a template raises
-        words = " ".join(str(error).split())[:160] or type(error).__name__
-        raise ValueError(f"the tokenizer's chat template cannot be filled: {words}") from error
-    return text
-
 
 TEMPLATES = ("vicuna_v1", "llava_v1", "plain")
 SYSTEMS = ("none", "vicuna_v1")

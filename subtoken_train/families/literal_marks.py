@@ -3,7 +3,8 @@ r"""Tells marks of pictures from text that only looks like them: ``<image>`` fro
 A mark stands for a picture; behind a backslash it is text, the backslash left out. Such text must reach the model as
 its characters, also where the tokenizer has a token of that very name: prompts are rendered with stand-ins of equal
 length in its place, which no text can hold, and tokenised by a copy of the tokenizer that calls its token otherwise.
-Language models know no marks, and so no escape.
+Language models know no marks, and so no escape. What people write in a chat may look like a special token of the
+tokenizer (``<|im_end|>``), which only its template writes: that is text in the same way.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 _MARK = re.compile(r"(?<!\\)<(?:image|video)>")
 _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
 _HIDDEN = {IMAGE_MARK: "\udfd0" * len(IMAGE_MARK), VIDEO_MARK: "\udfd1" * len(VIDEO_MARK)}
-"""Halves of characters, which texts are refused for."""
-_RENAMED = {IMAGE_MARK: "\ufdd0" + "\ufdd2" * 5 + "\ufdd1", VIDEO_MARK: "\ufdd0" + "\ufdd3" * 5 + "\ufdd1"}
-"""Names of such tokens in the copy; characters that Unicode keeps for such use."""
+"""Halves of characters, which texts are refused for; those of special tokens count from ``_FIRST``."""
+_FIRST, _MOST = 0xD800, 2000
+_STAND_IN = re.compile("[\ud800-\udfff]")
+_NAMES = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+"""Characters that Unicode keeps for such use: a token's name in the copy is one of them, as often as it is long."""
 
 
 def picture_marks(text: str) -> list[str]:
@@ -67,11 +70,28 @@ def hidden_turn(turn: Turn, videos: bool = False) -> Turn:
     return replace(turn, prompt=hidden(turn.prompt, videos), answer=answer)
 
 
-def shown_again(text: str) -> str:
-    """Return a text with its stand-ins as the characters that they stand for; of equal length."""
-    for mark, stand_in in _HIDDEN.items():
-        text = text.replace(stand_in, mark)
-    return text
+def hidden_specials(tokenizer: Any, text: str) -> str:
+    """Return a text with stand-ins for what looks like a special token of the tokenizer; see ``tokenise``.
+
+    Raises:
+        ValueError: the tokenizer has too many special tokens to tell one of them from text.
+    """
+    places, pattern = _specials(tokenizer)
+    return pattern.sub(lambda found: _special_stand_in(places[found[0]], found[0]), text)
+
+
+def _special_stand_in(place: int, token: str) -> str:
+    if place >= _MOST:
+        raise ValueError(f"{token!r} is a special token of the tokenizer, which has too many; write it otherwise")
+    return chr(_FIRST + place) * len(token)
+
+
+@lru_cache(maxsize=4)
+def _specials(tokenizer: Any) -> tuple[dict[str, int], re.Pattern[str]]:
+    """Return the special tokens with their places, and the pattern that finds the longest."""
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    longest = sorted(map(re.escape, tokens), key=len, reverse=True)
+    return {token: place for place, token in enumerate(tokens)}, re.compile("|".join(longest) or "(?!)")
 
 
 def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
@@ -84,30 +104,41 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     Raises:
         ValueError: the tokenizer cannot do without its token.
     """
-    if not any(stand_in in text for stand_in in _HIDDEN.values()):
+    stand_ins = set(_STAND_IN.findall(text))
+    if not stand_ins:
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
         return encoding["input_ids"], [start for start, _ in encoding.get("offset_mapping", ())]
-    for mark, name in _RENAMED.items():
-        text = text.replace(mark, name)
-    encoded = _renaming(tokenizer).encode(shown_again(text), add_special_tokens=False)
+    hidden_as = {token: stand_in for token, stand_in in _HIDDEN.items() if stand_in[0] in stand_ins}
+    for token, place in _specials(tokenizer)[0].items():
+        if place < _MOST and chr(_FIRST + place) in stand_ins:
+            hidden_as[token] = _special_stand_in(place, token)
+    renamed = {token: name * len(token) for token, name in zip(sorted(hidden_as), _NAMES, strict=False)}
+    if len(renamed) < len(hidden_as):
+        raise ValueError(f"a text holds {len(hidden_as)} special tokens of the tokenizer; write them otherwise")
+    for token, name in renamed.items():
+        text = text.replace(token, name)
+    for token, stand_in in hidden_as.items():
+        text = text.replace(stand_in, token)
+    encoded = _renaming(tokenizer, tuple(renamed.items())).encode(text, add_special_tokens=False)
     return encoded.ids, [start for start, _ in encoded.offsets]
 
 
 @lru_cache(maxsize=4)
-def _renaming(tokenizer: Any) -> Tokenizer:
-    """Return a copy of a tokenizer in which the tokens ``<image>`` and ``<video>`` have other names."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+def _renaming(tokenizer: Any, names: tuple[tuple[str, str], ...]) -> Tokenizer:
+    """Return a copy of a tokenizer in which some tokens have other names."""
+    renamed, rules = dict(names), json.loads(tokenizer.backend_tokenizer.to_str())
     rules["truncation"] = rules["padding"] = None
     for token in rules["added_tokens"]:
-        token["content"] = _RENAMED.get(token["content"], token["content"])
+        token["content"] = renamed.get(token["content"], token["content"])
     vocabulary = rules["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        rules["model"]["vocab"] = {_RENAMED.get(name, name): number for name, number in vocabulary.items()}
+        rules["model"]["vocab"] = {renamed.get(name, name): number for name, number in vocabulary.items()}
     else:
-        rules["model"]["vocab"] = [[_RENAMED.get(name, name), score] for name, score in vocabulary]
+        rules["model"]["vocab"] = [[renamed.get(name, name), score] for name, score in vocabulary]
     try:
         return Tokenizer.from_str(json.dumps(rules))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(
-            f"this tokenizer cannot write <image> as text ({' '.join(str(error).split())[:120]}); write it otherwise"
+            f"this tokenizer cannot write {names[0][0]} as text ({' '.join(str(error).split())[:120]}); write it "
+            "otherwise"
         ) from None

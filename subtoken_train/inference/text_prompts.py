@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
-from subtoken_train.families.chat import filled_template
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise

@@ -19,7 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from tqdm import tqdm
 
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.families.chat import filled_template
+from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import context_tokens

@@ -3,8 +3,6 @@ r"""What is written ``\<image>`` reaches every model as the characters ``<image>
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from subtoken_train.datasets.collate import answer_tokens, encode
 from subtoken_train.datasets.records import Record
@@ -12,6 +10,7 @@ from subtoken_train.families.literal_marks import escaped, hidden, picture_marks
 from subtoken_train.inference.prompt_inputs import inputs_of
 from subtoken_train.inference.text_prompts import picture_frame
 from subtoken_train.types import Region, Turn
+from tests.support.chats import byte_level
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
@@ -19,24 +18,6 @@ from tests.support.qwen_tiny import qwen_family
 from tests.support.text_families import text_family
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
-SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
-SPECIAL += ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<IMG_CONTEXT>", "<img>", "</img>"]
-
-
-def byte_level(metaspace: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with all marks of all families as special tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=SPECIAL, initial_alphabet=sorted(alphabet)
-    )
-    tokenizer.train_from_iterator(["USER: what is <image> in a file ? ASSISTANT: a tag"] * 50, trainer)
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=SPECIAL[3:], **special)
-
-
 FAMILIES = {
     "llava": None,
     "llava_next": next_family,
