@@ -12,6 +12,7 @@ import pytest
 from datasets import Dataset, Image
 from PIL import Image as Pictures
 
+from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Task
 
 
@@ -53,6 +54,13 @@ def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
     whole = [{"image": {"bytes": picture(n % 256), "path": None}, **row} for n, row in enumerate(rows)]
     Dataset.from_list(whole).cast_column("image", Image()).to_parquet(path)
     return folder
+
+
+def refused(words: str, name: str, source: Path | str | None = None, **options: Any) -> None:
+    """Check that a task's files are not read, in words that match a pattern; its options are allowed."""
+    task = build_task(name, source, **options)
+    with pytest.raises(ValueError, match=words):
+        task.samples()
 
 
 def prompts_of(task: Task) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -106,35 +105,6 @@ def test_what_a_record_says_is_worded(results, key, value, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"id": NaN}', "NaN is no JSON number"),
-        ('{"id": "a", "id": "b"}', "stands twice"),
-        ("[" * 50_000, "nested deeper"),
-        ('{"id": ' + "9" * 5000 + "}", "is no record"),
-    ],
-)
-def test_lines_that_are_no_records(results, text, words):
-    path = next((results / "arm" / "fake").glob("samples-*.jsonl"))
-    path.write_text(text + "\n" + path.read_text())
-    assert words in str(report(results))
-
-
-def test_bytes_and_pipes(results):
-    path = next((results / "arm" / "fake").glob("samples-*.jsonl"))
-    path.write_bytes(b"\xff\xfe\n" + path.read_bytes())
-    assert "is not UTF-8" in str(report(results))
-    path.unlink()
-    os.mkfifo(path)
-    assert "is not a regular file" in str(report(results))
-
-
-def test_empty_and_missing_folders(tmp_path):
-    assert "holds no results" in str(report(tmp_path / "nothing"))
-    assert "holds no results" in str(report(tmp_path))
-
-
-@pytest.mark.parametrize(
     ("name", "shown"), [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\u202egnp", "\\u202egnp"), ("ä b", "ä b")]
 )
 def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
@@ -165,12 +135,6 @@ def test_anchors_of_any_shape(results, anchors):
         path = results / name / "fake" / "manifest.json"
         path.write_text(with_value(json.loads(path.read_text()), ("arm", "anchor"), anchor))
     assert report(results) is None
-
-
-def test_two_arms_of_one_name(results):
-    path = results / "anchor" / "fake" / "manifest.json"
-    path.write_text(with_value(json.loads(path.read_text()), ("arm", "name"), "arm"))
-    assert "arm arm has" in str(report(results))
 
 
 @pytest.mark.parametrize(

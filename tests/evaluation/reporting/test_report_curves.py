@@ -9,6 +9,11 @@ from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, register, write_run, write_subtasks
 
 
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch):
+    register(monkeypatch, "pope", "gqa")
+
+
 def reached(curve):
     """Tolerance -> largest r within it."""
     return {tolerance: largest for tolerance, (largest, _) in curve.edges.items()}
@@ -36,8 +41,7 @@ def test_compression_within_a_tolerance(losses, tolerance, expected):
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_familys_curve(tmp_path, monkeypatch):
-    register(monkeypatch, "pope", "gqa")
+def test_a_familys_curve(tmp_path):
     for task, full in (("pope", 40), ("gqa", 20)):
         write_run(tmp_path, facts("lora"), task, answers(range(full)))
         for keep, share in ((0.5, 0.9), (0.25, 0.7)):
@@ -56,8 +60,7 @@ def test_a_familys_curve(tmp_path, monkeypatch):
     assert reached(curve) == pytest.approx({0.1: 0.5, 0.2: 0.625})
 
 
-def test_the_loss_is_a_mean_over_tasks_of_relative_losses(tmp_path, monkeypatch):
-    register(monkeypatch, "pope", "gqa")
+def test_the_loss_is_a_mean_over_tasks_of_relative_losses(tmp_path):
     for task, full, less in (("pope", 40, 20), ("gqa", 10, 10)):
         write_run(tmp_path, facts("lora"), task, answers(range(full)))
         write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), task, answers(range(less)))
@@ -93,15 +96,13 @@ def test_a_task_without_a_score_uncompressed_is_named(tmp_path):
     assert curve.reached_text(0.1) == "ruler/qa_2: 0 uncompressed"
 
 
-def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path):
     write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), "pope", answers(range(9)))
     (curve,) = make_curves(read_results([tmp_path]))
     assert (curve.reference, curve.area, curve.edges) == (False, None, {})
 
 
-def test_two_arms_at_one_budget_are_no_curve(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_two_arms_at_one_budget_are_no_curve(tmp_path):
     for name, keep in (("a", 0.5), ("b", 0.5), ("c", 0.25)):
         write_run(tmp_path, facts(name, keep, reducer=f"fastv {keep}"), "pope", answers(range(9)))
     curves = make_curves(read_results([tmp_path]))
@@ -111,8 +112,7 @@ def test_two_arms_at_one_budget_are_no_curve(tmp_path, monkeypatch):
     }
 
 
-def test_families(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_families(tmp_path):
     arms = [
         facts("a", 0.5, reducer="fastv 0.5"),
         facts("b", 0.5, reducer="fastv 0.5", groups="S16K4 linear"),

@@ -19,12 +19,16 @@ from subtoken_train.evaluation.reporting.score_tables import (
 from tests.support.report_results import answers, facts, register, write_run
 
 
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch):
+    register(monkeypatch, "pope", "gqa", "mme")
+
+
 def by_name(folder) -> dict[str, ArmResults]:
     return {arm.name: arm for arm in read_results([folder])}
 
 
-def test_score_difference_and_intervals_of_one_task(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_score_difference_and_intervals_of_one_task(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(30)))
     write_run(tmp_path, facts("b"), "pope", answers(range(4, 28)))
     arms = by_name(tmp_path)
@@ -38,8 +42,7 @@ def test_score_difference_and_intervals_of_one_task(tmp_path, monkeypatch):
     assert difference.error == pytest.approx(np.sqrt(0.15 * 0.85 / 40), rel=0.05)
 
 
-def test_pairing_is_by_id_and_over_shared_samples(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_pairing_is_by_id_and_over_shared_samples(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(10))[:20], rows=40)
     write_run(tmp_path, facts("b"), "pope", answers(range(5)))
     arms = by_name(tmp_path)
@@ -49,8 +52,7 @@ def test_pairing_is_by_id_and_over_shared_samples(tmp_path, monkeypatch):
     assert score_estimate(arms["a"], "pope").value == pytest.approx(0.5)
 
 
-def test_other_samples_are_not_paired(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_other_samples_are_not_paired(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(10)))
     write_run(tmp_path, facts("b"), "pope", answers(range(5)), digest="others")
     arms = by_name(tmp_path)
@@ -69,8 +71,7 @@ def test_a_score_that_is_no_mean_over_samples_has_no_interval(tmp_path, monkeypa
     assert mean_estimate(arms["a"], ["pope"]).low is None
 
 
-def test_a_mean_wants_all_of_its_tasks_and_resamples_within_them(tmp_path, monkeypatch):
-    register(monkeypatch, "pope", "gqa", "mme")
+def test_a_mean_wants_all_of_its_tasks_and_resamples_within_them(tmp_path):
     for name, right in (("a", 30), ("b", 20)):
         write_run(tmp_path, facts(name), "pope", answers(range(right)))
         write_run(tmp_path, facts(name), "gqa", answers(range(10))[:10], rows=10, expected=10)
@@ -84,8 +85,7 @@ def test_a_mean_wants_all_of_its_tasks_and_resamples_within_them(tmp_path, monke
     assert mean_difference(arms["a"], arms["b"], ["pope", "mme"]) is None
 
 
-def test_seeds_are_averaged_and_their_spread_is_in_the_interval(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_seeds_are_averaged_and_their_spread_is_in_the_interval(tmp_path):
     for seed, right in ((0, 40), (1, 20)):
         write_run(tmp_path, facts(f"a-seed{seed}", seed=seed), "pope", answers(range(right)))
         write_run(tmp_path, facts(f"b-seed{seed}", seed=seed), "pope", answers(range(right - 4)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.results import MANIFEST_FILE
 from tests.support.report_results import answers, facts, register, write_run
 
 
@@ -63,16 +62,6 @@ def test_unknown_task(tmp_path):
     assert "poppe/manifest.json: unknown task 'poppe'. Did you mean 'pope'?" in message
 
 
-def test_corrupt_line_and_duplicate_id(tmp_path):
-    place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
-    path = place / "samples-0-of-1.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], "{}\n", *lines[2:]]))
-    assert f"{path}, line 3 is no record" in refused(tmp_path)
-    path.write_text("".join([*lines, lines[4]]))
-    assert f"{path}, line 41: sample '4' is there twice" in refused(tmp_path)
-
-
 def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
     place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
     path = place / "samples-0-of-1.jsonl"
@@ -85,12 +74,6 @@ def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
 def test_more_samples_than_were_asked(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(3)), rows=39)
     assert "holds 40 samples, but its manifest says 39" in refused(tmp_path)
-
-
-def test_a_manifest_that_cannot_be_read(tmp_path):
-    place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
-    (place / MANIFEST_FILE).write_text("{")
-    assert "manifest.json" in refused(tmp_path)
 
 
 def test_a_score_that_the_task_does_not_have(tmp_path):

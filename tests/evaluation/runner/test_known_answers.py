@@ -11,7 +11,7 @@ from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
-from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, scenes_grid
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,3 @@ def test_recall_under_quest(tmp_path):
     assert whole == 1
     assert anchor < routed < whole
     assert Manifest.read(folders[1]).arm.anchor == Manifest.read(folders[2]).arm.name
-
-
-@pytest.mark.slow
-def test_whole_is_not_its_own_anchor(scenes, tmp_path):
-    (folder,) = run_grid(scenes_grid(scenes, tmp_path, WHOLE, limit=1, anchors="auto"))
-    assert Manifest.read(folder).arm.anchor is None

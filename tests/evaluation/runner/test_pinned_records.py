@@ -118,15 +118,6 @@ def test_other_answers_in_the_files_are_refused(scenes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_smaller_limit_leaves_the_folder_as_it_was(scenes, tmp_path):
-    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=4)
-    (folder,) = run_grid(grid)
-    with pytest.raises(ValueError, match="is of 4 samples, and 3 are asked; raise limit"):
-        run_grid(replace(grid, limit=3))
-    assert Manifest.read(folder).rows == len(read_samples(folder)) == 4
-
-
-@pytest.mark.slow
 def test_a_trained_anchor_may_come_later(scenes, tmp_path):
     """The answers stay, and are compared with it from then on."""
     grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2, anchors="auto")

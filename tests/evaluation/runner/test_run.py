@@ -218,14 +218,6 @@ def test_text_tasks_are_for_language_models(tmp_path):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
 
 
-@pytest.mark.slow
-def test_models_are_compared_with_tasks_before_the_first_answer(scenes, tmp_path):
-    both = (ROUTED, ArmSpec(adapter="checkpoints/adapters/tinylm_quest25_s16k12"))
-    with pytest.raises(ValueError, match="run them apart"):
-        run_grid(scenes_grid(scenes, tmp_path, *both))
-    assert written(tmp_path) == 0
-
-
 def test_names_of_all_tasks_are_checked_before_files_are_read(scenes, tmp_path):
     grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match="unknown task 'recal'"):

@@ -1,12 +1,10 @@
 """GQA in both forms."""
 
-import pytest
-
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import gqa_own
 from tests.support.benchmark_folders import gqa_parquet as parquet
-from tests.support.vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.vqa_cases import picture, refused
 
 ASKED = "<image>\nIs it overcast?\nAnswer the question using a single word or phrase."
 
@@ -28,21 +26,12 @@ def test_the_benchmarks_own_form(tmp_path):
     assert task.expected_rows == 12_578
 
 
-def test_reference_prompts(shared, tmp_path):
-    documents, expected = reference_prompts(shared, "gqa")
-    assert prompts_of(build_task("gqa", parquet(tmp_path, documents))) == expected
-
-
 def test_mistakes(tmp_path):
     folder = parquet(tmp_path, [{"question": "Why?", "imageId": "n7"}])
-    with pytest.raises(ValueError, match=r"parquet, row 1: image n7 is not in testdev_balanced_images"):
-        build_task("gqa", folder).samples()
+    refused(r"parquet, row 1: image n7 is not in testdev_balanced_images", "gqa", folder)
     folder = parquet(tmp_path, [{"question": "Why?", "id": "1"}, {"question": "Who?", "id": "1"}])
-    with pytest.raises(ValueError, match=r"row 2: id '1' is there twice, first in .*row 1"):
-        build_task("gqa", folder).samples()
+    refused(r"row 2: id '1' is there twice, first in .*row 1", "gqa", folder)
     folder = parquet(tmp_path, [{"question": "Why?"}, {"question": "Who?", "answer": None}])
-    with pytest.raises(ValueError, match=r"row 2: no answers, so this is another split's file; use that of 'testdev'"):
-        build_task("gqa", folder).samples()
+    refused(r"row 2: no answers, so this is another split's file; use that of 'testdev'", "gqa", folder)
     (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')
-    with pytest.raises(ValueError, match=r"testdev_balanced_questions\.json, '1': no column imageId"):
-        build_task("gqa", tmp_path).samples()
+    refused(r"testdev_balanced_questions\.json, '1': no column imageId", "gqa", tmp_path)

@@ -16,6 +16,7 @@ from subtoken_train.inference.text_prompts import encode_chat
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
+from tests.support.vqa_cases import refused
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}"
@@ -153,16 +154,7 @@ def test_a_file_without_an_answer_prefix_is_named(tmp_path):
     text = "VAR A = 1\nQuestion: Find all variables that are assigned the value 1."
     path.write_text(json.dumps({"index": 0, "input": text, "outputs": ["A"]}), encoding="utf-8")
     assert build_task("ruler", tmp_path, tasks=["vt"]).samples()
-    with pytest.raises(ValueError, match=r"validation.jsonl, line 1: no answer prefix \(Answer: ...\)"):
-        build_task("ruler", tmp_path, tasks=["vt"], chat=True).samples()
-
-
-@pytest.mark.parametrize("name", ["ruler", "ruler_synthetic", "longbench"])
-def test_options_are_checked(name):
-    with pytest.raises(ValueError, match="'asked'"):
-        build_task(name, question="asked")
-    with pytest.raises(ValueError, match="chat"):
-        build_task(name, chat="yes")
+    refused(r"validation.jsonl, line 1: no answer prefix \(Answer: ...\)", "ruler", tmp_path, tasks=["vt"], chat=True)
 
 
 @pytest.mark.parametrize("name", TASKS)

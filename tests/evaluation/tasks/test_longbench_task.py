@@ -6,6 +6,7 @@ import pytest
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.longbench import NEW_TOKENS, ROWS, SETS, WITHOUT_CHAT
+from tests.support.vqa_cases import refused
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 
@@ -73,23 +74,19 @@ def test_all_sets(tmp_path):
 def test_rows_that_cannot_be_scored(tmp_path, name, row, message):
     good = {"answers": ["Paragraph 1"], "all_classes": ["x"]}
     write(tmp_path, name, good, row)
-    with pytest.raises(ValueError, match=message):
-        build_task("longbench", tmp_path, sets=[name]).samples()
+    refused(message, "longbench", tmp_path, sets=[name])
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown sets of longbench 'narrativqa'.*narrativeqa"):
-        build_task("longbench", tmp_path, sets=["narrativqa"])
-    with pytest.raises(
-        ValueError, match=r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip"
-    ):
-        build_task("longbench", tmp_path, sets=["lcc"]).samples()
-    with pytest.raises(ValueError, match=r"longbench reads a folder, and THUDM/LongBench is none\. hf download"):
-        build_task("longbench", "THUDM/LongBench").samples()
+    refused(
+        r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip",
+        "longbench",
+        tmp_path,
+        sets=["lcc"],
+    )
+    refused(r"longbench reads a folder, and THUDM/LongBench is none\. hf download", "longbench", "THUDM/LongBench")
     path = write(tmp_path, "lcc", {})
     path.write_text(path.read_text()[:-9])
-    with pytest.raises(ValueError, match=r"lcc\.jsonl, line 1"):
-        build_task("longbench", tmp_path, sets=["lcc"]).samples()
+    refused(r"lcc\.jsonl, line 1", "longbench", tmp_path, sets=["lcc"])
     path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"lcc\.jsonl is one JSON list; one JSON object a line"):
-        build_task("longbench", tmp_path, sets=["lcc"]).samples()
+    refused(r"lcc\.jsonl is one JSON list; one JSON object a line", "longbench", tmp_path, sets=["lcc"])

@@ -6,7 +6,7 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import mmbench_parquet as parquet
 from tests.support.benchmark_folders import mmbench_table as table
-from tests.support.vqa_cases import prompts_of, reference_cases
+from tests.support.vqa_cases import prompts_of, reference_cases, refused
 
 PROMPTS = {
     "llava": (
@@ -57,8 +57,7 @@ def test_images_of_other_rows(tmp_path):
     *_, sample = build_task("mmbench", folder).samples()
     assert open_image(sample.images[0]).getpixel((0, 0)) == (1, 0, 0)
     table(tmp_path, [{}, {"image": "7"}], "MMBench_DEV_EN.tsv")
-    with pytest.raises(ValueError, match=r"EN\.tsv, line 3: image is '7', neither base64 nor the index of a row"):
-        build_task("mmbench", folder).samples()
+    refused(r"EN\.tsv, line 3: image is '7', neither base64 nor the index of a row", "mmbench", folder)
 
 
 def test_reference_prompts(shared, tmp_path):
@@ -79,19 +78,13 @@ def test_reference_prompts(shared, tmp_path):
     ],
 )
 def test_mistakes(tmp_path, write, rows, message):
-    with pytest.raises(ValueError, match=message):
-        build_task("mmbench", write(tmp_path, rows)).samples()
+    refused(message, "mmbench", write(tmp_path, rows))
 
 
 def test_mistakes_of_tables(tmp_path):
-    with pytest.raises(ValueError, match="unknown prompt of mmbench 'llav'"):
-        build_task("mmbench", prompt="llav")
-    with pytest.raises(ValueError, match=r"has no en/dev-\*\.parquet"):
-        build_task("mmbench", tmp_path).samples()
+    refused(r"has no en/dev-\*\.parquet", "mmbench", tmp_path)
     table(tmp_path, [{"index": "x"}])
-    with pytest.raises(ValueError, match=r"20230712\.tsv, line 2: index 'x' is no number"):
-        build_task("mmbench", tmp_path).samples()
+    refused(r"20230712\.tsv, line 2: index 'x' is no number", "mmbench", tmp_path)
     cut = tmp_path / "mmbench_dev_20230712.tsv"
     cut.write_text(cut.read_text().rpartition("\t")[0])
-    with pytest.raises(ValueError, match=r"20230712\.tsv, line 2: 11 cells, 12 are wanted; the file may be cut off"):
-        build_task("mmbench", tmp_path).samples()
+    refused(r"20230712\.tsv, line 2: 11 cells, 12 are wanted; the file may be cut off", "mmbench", tmp_path)

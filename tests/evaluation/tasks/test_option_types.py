@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 
 import pytest
@@ -20,6 +21,7 @@ from subtoken_train.typed import checked
         ("coco_caption", {"year": "2014"}, "is '2014'; it must be a whole number"),
         ("ruler", {"tasks": "vt"}, "is 'vt'; it must be a list"),
         ("ruler", {"tasks": ["vt", 3]}, r"tasks of task ruler\[1\] is 3; it must be a text"),
+        *((name, {"chat": "yes"}, "chat of task") for name in ("ruler", "ruler_synthetic", "longbench")),
         ("ruler_synthetic", {"tokenizer": 3}, "tokenizer of task ruler_synthetic is 3; it must be a text"),
     ],
 )
@@ -37,16 +39,25 @@ def test_wrong_types_are_worded(task, options, message):
         ("longbench", {"sets": []}, "sets of longbench"),
         ("local_text", {"max_new_tokens": 0}, "max_new_tokens of local_text is 0"),
         ("video_tt", {"frames": -1}, "frames of video_tt is -1; it must be 1 to"),
-        ("recall", {"split": "x"}, "unknown split of recall 'x'"),
         ("recall", {"seed": -1}, "seed of recall is -1; it must be 0 to"),
-        ("scenes_pope", {"split": "val"}, "unknown split of scenes_pope 'val'"),
         ("wikitext", {"config": "../x"}, "config of wikitext is '../x'"),
         ("wikitext", {"query_words": 0}, "query_words of wikitext is 0"),
+        ("wikitext", {"prefix_words": 0}, "prefix_words of wikitext is 0; it must be 1 to 16,777,216"),
     ],
 )
 def test_values_out_of_range_are_refused_when_a_task_is_made(task, options, message):
     with pytest.raises(ValueError, match=message):
         build_task(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, task in TASKS.items() for option in task.allowed]
+)
+def test_a_value_that_an_option_does_not_have(name, option):
+    given = {str: "asked", int: -1, tuple: ["asked"]}[type(getattr(TASKS[name](), option))]
+    shown = re.escape(repr(given[0] if isinstance(given, list) else given))
+    with pytest.raises(ValueError, match=rf"unknown {option} of {name} {shown}\..* Allowed: "):
+        build_task(name, **{option: given})
 
 
 NOT_SERVED = [

@@ -9,7 +9,7 @@ from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import pope_own as own_form
 from tests.support.benchmark_folders import pope_parquet as parquet
 from tests.support.benchmark_folders import write_files
-from tests.support.vqa_cases import expected_scores, picture, prompts_of, real_answers, reference_prompts
+from tests.support.vqa_cases import expected_scores, picture, real_answers, refused
 
 ASKED = "<image>\nIs there a snowboard in the image?\nAnswer the question using a single word or phrase."
 CATEGORIES = ("adversarial", "popular", "random")
@@ -75,31 +75,22 @@ def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
     assert metric.compute()["f1"].item() == pytest.approx(expected["F1 score"], abs=1e-6)
 
 
-def test_reference_prompts(shared, tmp_path):
-    documents, expected = reference_prompts(shared, "pope")
-    assert prompts_of(build_task("pope", parquet(tmp_path, documents))) == expected
-
-
 def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown category of pope 'randm'\. Did you mean 'random'"):
-        build_task("pope", category="randm")
-    with pytest.raises(
-        ValueError, match=r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par"
-    ):
-        build_task("pope", tmp_path).samples()
+    refused(r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par", "pope", tmp_path)
     own_form(tmp_path, [{}, {}])
-    with pytest.raises(ValueError, match=r"random\.json, line 2: id 'random/1' is there twice, first in .* line 1"):
-        build_task("pope", tmp_path, category="random").samples()
+    refused(
+        r"random\.json, line 2: id 'random/1' is there twice, first in .* line 1", "pope", tmp_path, category="random"
+    )
     own_form(tmp_path, [{}, {"label": "maybe"}])
-    with pytest.raises(ValueError, match=r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no"):
-        build_task("pope", tmp_path, category="random").samples()
+    refused(r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no", "pope", tmp_path, category="random")
     own_form(tmp_path, [{}, {"question_id": 2, "label": None}])
-    with pytest.raises(
-        ValueError, match=r"random\.json, line 2: no answers, so this is another split's file; use that"
-    ):
-        build_task("pope", tmp_path, category="random").samples()
+    refused(
+        r"random\.json, line 2: no answers, so this is another split's file; use that",
+        "pope",
+        tmp_path,
+        category="random",
+    )
     cut = tmp_path / "coco_pope_random.json"
     own_form(tmp_path, [{}, {}])
     cut.write_text(cut.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"random\.json, line 2: invalid JSON"):
-        build_task("pope", tmp_path, category="random").samples()
+    refused(r"random\.json, line 2: invalid JSON", "pope", tmp_path, category="random")

@@ -7,6 +7,7 @@ from datasets import Dataset
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.ruler import context_end
+from tests.support.vqa_cases import refused
 
 CONTEXT = (
     "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the "
@@ -60,8 +61,7 @@ def test_the_hubs_files(tmp_path):
     check(samples[0], "niah_single_1-0")
     assert samples[1].max_new_tokens == 32
     assert len(build_task("ruler", tmp_path, tasks=["qa_1"]).samples()) == 1
-    with pytest.raises(ValueError, match=r"no 8192/test-\*\.parquet"):
-        build_task("ruler", tmp_path, length=8192).samples()
+    refused(r"no 8192/test-\*\.parquet", "ruler", tmp_path, length=8192)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,6 @@ def test_rows_of_a_complete_set():
     task = build_task("ruler")
     assert (task.rows, task.expected_rows) == (6_500, 6_500)
     assert build_task("ruler", tasks=["vt", "cwe"], rows_per_task=50).expected_rows == 100
-    with pytest.raises(ValueError, match=r"unknown tasks of ruler 'niah_single'. Did you mean 'niah_single_"):
-        build_task("ruler", tasks=["niah_single"])
 
 
 @pytest.mark.parametrize(
@@ -97,11 +95,9 @@ def test_rows_of_a_complete_set():
 )
 def test_broken_lines_are_named(tmp_path, row, message):
     write_lines(tmp_path, "vt", [row])
-    with pytest.raises(ValueError, match=message):
-        build_task("ruler", tmp_path, tasks=["vt"]).samples()
+    refused(message, "ruler", tmp_path, tasks=["vt"])
 
 
 def test_a_task_without_its_file(tmp_path):
     write_lines(tmp_path, "vt", [])
-    with pytest.raises(ValueError, match=r"cwe/validation.jsonl is missing"):
-        build_task("ruler", tmp_path, tasks=["vt", "cwe"]).samples()
+    refused(r"cwe/validation.jsonl is missing", "ruler", tmp_path, tasks=["vt", "cwe"])

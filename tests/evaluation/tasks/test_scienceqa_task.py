@@ -11,7 +11,7 @@ from tests.support.benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
 from tests.support.benchmark_folders import scienceqa_own as own_form
 from tests.support.benchmark_folders import scienceqa_parquet as parquet
 from tests.support.benchmark_folders import write_files
-from tests.support.vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.vqa_cases import picture, refused
 
 HOW = "\nAnswer with the option's letter from the given choices directly."
 ASKED = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\nB. Utah{HOW}"
@@ -50,8 +50,7 @@ def test_real_problems(shared, tmp_path):
         pytest.skip("reference material (scienceqa) is absent")
     shutil.copy(folder / "problems_first_part.json", tmp_path / "problems.json")
     shutil.copy(folder / "pid_splits.json", tmp_path)
-    with pytest.raises(ValueError, match=r"pid_splits\.json: 3,880 ids of 'test' are not in .*problems\.json, first '"):
-        build_task("scienceqa", tmp_path).samples()
+    refused(r"pid_splits\.json: 3,880 ids of 'test' are not in .*problems\.json, first '", "scienceqa", tmp_path)
     there = json.loads((tmp_path / "problems.json").read_text())
     ids = [name for name in json.loads((tmp_path / "pid_splits.json").read_text())["test"] if name in there]
     (tmp_path / "pid_splits.json").write_text(json.dumps({"test": ids}))
@@ -59,28 +58,17 @@ def test_real_problems(shared, tmp_path):
     assert len(build_task("scienceqa", tmp_path, subset="full").samples()) == 361
 
 
-def test_reference_prompts(shared, tmp_path):
-    documents, expected = reference_prompts(shared, "scienceqa")
-    documents = [{**document, "answer": 0} for document in documents]
-    assert prompts_of(build_task("scienceqa", parquet(tmp_path, documents))) == expected
-
-
 def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="unknown subset of scienceqa 'image'"):
-        build_task("scienceqa", subset="image")
-    with pytest.raises(ValueError, match=r"row 2: the answer is 2, which is none of the 2 choices"):
-        build_task("scienceqa", parquet(tmp_path, [{}, {"answer": 2}])).samples()
+    refused(
+        r"row 2: the answer is 2, which is none of the 2 choices", "scienceqa", parquet(tmp_path, [{}, {"answer": 2}])
+    )
     own_form(tmp_path, {"8": {**PROBLEM, "image": None, "answer": "1"}}, ["8"])
-    with pytest.raises(ValueError, match=r"problems\.json, '8': the answer is '1', which is none of the 2 choices"):
-        build_task("scienceqa", tmp_path, subset="full").samples()
+    refused(
+        r"problems\.json, '8': the answer is '1', which is none of the 2 choices", "scienceqa", tmp_path, subset="full"
+    )
     own_form(tmp_path, {"8": {**PROBLEM, "image": None}}, ["8", "8"])
-    with pytest.raises(
-        ValueError, match=r"splits\.json, test\[1\]: id '8' is there twice, first in .*test\[0\]; keep one"
-    ):
-        build_task("scienceqa", tmp_path).samples()
+    refused(r"splits\.json, test\[1\]: id '8' is there twice, first in .*test\[0\]; keep one", "scienceqa", tmp_path)
     (tmp_path / "pid_splits.json").write_text('{"val": []}')
-    with pytest.raises(ValueError, match=r"pid_splits\.json has no list 'test'"):
-        build_task("scienceqa", tmp_path).samples()
+    refused(r"pid_splits\.json has no list 'test'", "scienceqa", tmp_path)
     (tmp_path / "problems.json").unlink()
-    with pytest.raises(ValueError, match=r"has no problems\.json\. Parquet: hf download"):
-        build_task("scienceqa", tmp_path).samples()
+    refused(r"has no problems\.json\. Parquet: hf download", "scienceqa", tmp_path)

@@ -10,7 +10,7 @@ from tests.support.benchmark_folders import TEXTVQA_ANSWERS as ANSWERS
 from tests.support.benchmark_folders import TEXTVQA_QUESTIONS as QUESTIONS
 from tests.support.benchmark_folders import textvqa_llava
 from tests.support.benchmark_folders import textvqa_parquet as parquet
-from tests.support.vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.vqa_cases import picture, prompts_of, refused
 
 HOW = "Answer the question using a single word or phrase."
 CAMERA = "what is the brand of this camera?"
@@ -76,8 +76,7 @@ def test_without_ocr_tokens_only_their_line_is_gone(tmp_path):
     short = [{**line, "text": f"{line['text'].splitlines()[0]}\n{HOW}"} for line in LINES]
     (tmp_path / QUESTIONS).write_text("".join(json.dumps(line) + "\n" for line in short))
     assert len(prompts_of(task)) == 3
-    with pytest.raises(ValueError, match=r"ocr\.jsonl, line 1: a text must have a line each"):
-        build_task("textvqa", tmp_path).samples()
+    refused(r"ocr\.jsonl, line 1: a text must have a line each", "textvqa", tmp_path)
 
 
 def test_parquet_form(tmp_path):
@@ -95,12 +94,6 @@ def test_parquet_form(tmp_path):
         "<image>\nWhat is the brand of this camera?\nAnswer the question using a single word or phrase.",
         "<image>\nIs it?\nAnswer the question using a single word or phrase.",
     ]
-
-
-@pytest.mark.parametrize("ocr", [True, False])
-def test_reference_prompts(shared, tmp_path, ocr):
-    documents, expected = reference_prompts(shared, "textvqa", ocr=ocr)
-    assert prompts_of(build_task("textvqa", parquet(tmp_path, documents), ocr=ocr)) == expected
 
 
 def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
@@ -124,27 +117,21 @@ def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
     ],
 )
 def test_files_that_do_not_belong_together(tmp_path, lines, data, message):
-    with pytest.raises(ValueError, match=message):
-        build_task("textvqa", llava_folder(tmp_path, lines, data)).samples()
+    refused(message, "textvqa", llava_folder(tmp_path, lines, data))
 
 
 def test_missing_and_truncated_files(tmp_path):
     folder = llava_folder(tmp_path)
     content = (folder / ANSWERS).read_text()
     (folder / ANSWERS).write_text(content[:-40])
-    with pytest.raises(ValueError, match=r"val\.json: invalid JSON .*cut off"):
-        build_task("textvqa", folder).samples()
+    refused(r"val\.json: invalid JSON .*cut off", "textvqa", folder)
     (folder / ANSWERS).write_text("[]")
-    with pytest.raises(ValueError, match=r"val\.json has no list 'data'"):
-        build_task("textvqa", folder).samples()
+    refused(r"val\.json has no list 'data'", "textvqa", folder)
     (folder / ANSWERS).unlink()
-    with pytest.raises(ValueError, match=r"task textvqa: .* has no TextVQA_0\.5\.1_val\.json\. Parquet: hf download"):
-        build_task("textvqa", folder).samples()
+    refused(r"task textvqa: .* has no TextVQA_0\.5\.1_val\.json\. Parquet: hf download", "textvqa", folder)
     (folder / ANSWERS).write_text(content)
     whole = (folder / QUESTIONS).read_text()
     (folder / QUESTIONS).write_text(whole[:-30])
-    with pytest.raises(ValueError, match=r"ocr\.jsonl, line 3: invalid JSON .*cut off"):
-        build_task("textvqa", folder).samples()
+    refused(r"ocr\.jsonl, line 3: invalid JSON .*cut off", "textvqa", folder)
     (folder / QUESTIONS).unlink()
-    with pytest.raises(ValueError, match=r"has no llava_textvqa_val_v051_ocr\.jsonl"):
-        build_task("textvqa", folder).samples()
+    refused(r"has no llava_textvqa_val_v051_ocr\.jsonl", "textvqa", folder)

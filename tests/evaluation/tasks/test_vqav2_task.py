@@ -7,7 +7,7 @@ from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import VQAV2_QUESTIONS as QUESTIONS
 from tests.support.benchmark_folders import people, vqav2_own
 from tests.support.benchmark_folders import vqav2_parquet as parquet
-from tests.support.vqa_cases import picture, prompts_of, reference_prompts
+from tests.support.vqa_cases import picture, refused
 
 ASKED = [
     {"question_id": 262148000, "image_id": 262148, "question": "Where is he looking?"},
@@ -45,22 +45,12 @@ def test_parquet_form(tmp_path):
     assert task.options == {"split": "validation"}
 
 
-def test_reference_prompts(shared, tmp_path):
-    documents, expected = reference_prompts(shared, "vqav2")
-    assert prompts_of(build_task("vqav2", parquet(tmp_path, documents))) == expected
-
-
 @pytest.mark.parametrize("split", ["testdev", "test"])
 def test_splits_of_the_server(split):
     with pytest.raises(
         ValueError, match=f"split '{split}' has no answers and cannot be scored; use split 'validation'"
     ):
         build_task("vqav2", split=split)
-
-
-def test_unknown_split():
-    with pytest.raises(ValueError, match=r"unknown split of vqav2 'valid'. Did you mean 'validation'\?"):
-        build_task("vqav2", split="valid")
 
 
 @pytest.mark.parametrize(
@@ -75,17 +65,12 @@ def test_unknown_split():
     ],
 )
 def test_files_that_do_not_belong_together(tmp_path, asked, noted, message):
-    with pytest.raises(ValueError, match=message):
-        build_task("vqav2", official_folder(tmp_path, asked, noted)).samples()
+    refused(message, "vqav2", official_folder(tmp_path, asked, noted))
 
 
 def test_missing_and_truncated_files(tmp_path):
     folder = official_folder(tmp_path)
     (folder / QUESTIONS).write_text((folder / QUESTIONS).read_text()[:-9])
-    with pytest.raises(ValueError, match=r"questions\.json: invalid JSON .*cut off"):
-        build_task("vqav2", folder).samples()
+    refused(r"questions\.json: invalid JSON .*cut off", "vqav2", folder)
     (folder / QUESTIONS).unlink()
-    with pytest.raises(
-        ValueError, match=r"task vqav2: .* has no v2_OpenEnded_mscoco_val2014_questions\.json\. Parquet:"
-    ):
-        build_task("vqav2", folder).samples()
+    refused(r"task vqav2: .* has no v2_OpenEnded_mscoco_val2014_questions\.json\. Parquet:", "vqav2", folder)

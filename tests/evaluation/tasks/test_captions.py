@@ -1,21 +1,48 @@
-"""CIDEr: pycocoevalcap's own figures, the Java tokenizer, and what is missing."""
+"""COCO Captions and TextCaps: prompt and references; CIDEr: pycocoevalcap's own figures, and the Java tokenizer."""
 
 import shutil
 
 import pytest
 
-from subtoken_train.evaluation.tasks import captions
-from subtoken_train.evaluation.tasks.captions import (
-    CaptionCider,
-    check_tokenizer,
-    cider,
-    ptb_tokens,
-    word_overlap,
-)
-from tests.support.vqa_cases import reference_cases
+from subtoken_train.datasets.image_sources import open_image
+from subtoken_train.evaluation.tasks import build_task, captions
+from subtoken_train.evaluation.tasks.captions import CaptionCider, cider, ptb_tokens, word_overlap
+from tests.support.vqa_cases import reference_cases, refused, write_rows
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]
+
+
+COLUMNS = {"coco_caption": ("question_id", "answer"), "textcaps": ("image_id", "caption_str")}
+
+
+def parquet(folder, name, *captions):
+    rows = [dict(zip(COLUMNS[name], pair, strict=True)) for pair in captions]
+    return write_rows(folder, "data/val-00000-of-00001", rows)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_samples(tmp_path, name):
+    folder = parquet(tmp_path, name, ("one.jpg", ["A dog.", "dogs"]), ("two.jpg", ["A cat."]))
+    first, second = build_task(name, folder).samples()
+    prompt = "<image>\nProvide a one-sentence caption for the provided image."
+    assert (first.id, first.prompt, first.reference) == ("one.jpg", prompt, {"captions": ["A dog.", "dogs"]})
+    assert (second.id, second.max_new_tokens, second.choices) == ("two.jpg", 64, ())
+    assert open_image(first.images[0]).size == (2, 2)
+
+
+def test_captions_that_cannot_be_scored(tmp_path):
+    """None at all, and one that is no list, which would be taken letter by letter."""
+    words = "no answers, so this is another split's file; use that of 'val'"
+    refused(words, "textcaps", parquet(tmp_path / "a", "textcaps", ("one", [])))
+    words = r"row 1: caption_str is 'A dog\.', and a list of texts is wanted"
+    refused(words, "textcaps", parquet(tmp_path / "b", "textcaps", ("one", "A dog.")))
+
+
+def test_years_are_different_sets():
+    assert build_task("coco_caption").expected_rows == 40_504
+    later = build_task("coco_caption", year=2017)
+    assert (later.source, later.expected_rows) == ("lmms-lab/COCO-Caption2017", 5_000)
 
 
 @pytest.fixture
@@ -55,16 +82,14 @@ def test_line_breaks_inside_captions_shift_nothing():
     assert ptb_tokens(texts) == [["one two three four"], ["five six seven", ""], ["a man 's hat red"]]
 
 
-def test_missing_java_is_said_before_anything_runs(monkeypatch):
+def test_what_is_missing_stops_before_a_model_runs(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="no 'java' on the PATH; install a Java runtime"):
-        check_tokenizer()
-
-
-def test_missing_library(monkeypatch):
+        build_task("textcaps").check_requirements()
+    build_task("ruler").check_requirements()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pycocoevalcap, which is missing; .*subtoken_train\[eval\]"):
-        check_tokenizer()
+        build_task("textcaps").check_requirements()
 
 
 def test_words_shared():
