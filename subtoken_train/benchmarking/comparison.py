@@ -95,14 +95,7 @@ ROUNDING = 0.03
 
 @dataclass(frozen=True)
 class Subject:
-    """The arm that is measured.
-
-    Attributes:
-        family: its backbone, with its LoRA.
-        reducer: its token reducer.
-        bank: its routers; None where none acts.
-        compression: eviction and precision of all packed sides.
-    """
+    """The arm that is measured: a backbone with its LoRA, and what compresses it; no bank: no router acts."""
 
     family: Family
     reducer: Reducer
@@ -135,12 +128,8 @@ class Subject:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
 
         Where the arm has no token reducer its anchor has one all the same: tokens drawn at random, or Quest's pages.
-
-        Args:
-            tokens: of a prompt's compressed region, before the reducer.
-
-        Raises:
-            ValueError: no keep ratio has the arm's bytes.
+        ``tokens`` counts the compressed region before the reducer. Where no keep ratio has the arm's bytes, a
+        ``ValueError`` says so.
         """
         if self.bank is None:
             return None

@@ -100,15 +100,7 @@ def departures(
 def other_machine(
     family: Family, path: str, backbones: Collection[str], dtype: str, quantization: str = "none"
 ) -> list[str]:
-    """List in which points model, device and precision are not the paper's, which measures on one ``GPU``.
-
-    Args:
-        family: the backbone.
-        path: where it came from.
-        backbones: those that the paper measures.
-        dtype: of the run.
-        quantization: of the frozen weights.
-    """
+    """List in which points model, device and precision are not the paper's, which measures on one ``GPU``."""
     found, device = _smaller(family, path, backbones), family.device.type
     if device != "cuda":
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
@@ -169,11 +161,7 @@ _GB = 1e9
 
 
 def memory_prompt(family: Family) -> PromptParts:
-    """Return the protocol's prompt.
-
-    Raises:
-        ValueError: a model that sees images.
-    """
+    """Return the protocol's prompt; a ``ValueError`` for a model that sees images."""
     if family.image_token_id is not None:
         raise ValueError(
             f"--peak-memory is about a language model's prefix, and {family.name} reads images; --table8 is about those"

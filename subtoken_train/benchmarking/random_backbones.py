@@ -35,11 +35,7 @@ class Shrink:
     narrower: int = 1
 
     def apply(self, config: Any) -> None:
-        """Change a backbone's configuration in place.
-
-        Raises:
-            ValueError: more layers than there are.
-        """
+        """Change a backbone's configuration in place; more layers than there are raise a ``ValueError``."""
         text = config.get_text_config()
         if self.layers is not None:
             if self.layers > text.num_hidden_layers:

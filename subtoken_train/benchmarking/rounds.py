@@ -105,12 +105,10 @@ def synchronise() -> None:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts storages, once each, from the operation that makes them until nothing refers to them.
+    """Counts storages once each, from the operation that makes them until nothing refers to them.
 
-    Sees forward, backward and optimiser (one thread: a CPU). Does not see what a kernel allocates and frees inside.
-
-    Args:
-        held: tensors that were there before.
+    Those of ``held`` are counted from the start. Sees forward, backward and optimiser (one thread: a CPU). Does not see
+    what a kernel allocates and frees inside.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
@@ -163,17 +161,10 @@ PEAK_ELSEWHERE = (
 
 @dataclass
 class SideFigures:
-    """Measurements of one side.
+    """Measurements of one side: bytes after the prompts and after the last step, seconds of every round.
 
-    Attributes:
-        words: what the side is.
-        kernel: what attends in its steps.
-        entries: of a sample's prompt in the last layer.
-        prompt_bytes: the cache right after the prompts.
-        final_bytes: the cache after the last step.
-        peak_bytes: see the module's text.
-        prefill_seconds: of every round.
-        step_seconds: of every round, one step's share.
+    ``kernel`` attends in its steps; ``entries`` are of a sample's prompt in the last layer; a step's seconds are its
+    share of all.
     """
 
     words: str

@@ -53,14 +53,7 @@ class HeldBytes:
 
 
 class Side(ABC):
-    """One way to run prompts.
-
-    Attributes:
-        name: in tables and records.
-        words: what it is.
-        family: the backbone that all sides share.
-        prompts: the batch that all sides run.
-    """
+    """One way to run the prompts that all sides run, on the backbone that they share."""
 
     def __init__(self, name: str, words: str, family: Family, prompts: Batch) -> None:
         self.name, self.words, self.family, self.prompts = name, words, family, prompts
@@ -95,13 +88,7 @@ class Side(ABC):
 
 
 class PackedSide(Side):
-    """Our packed cache, under a token reducer, routers and a compression.
-
-    Attributes:
-        reducer: ``none`` keeps every token.
-        bank: routers; None keeps every value whole.
-        compression: eviction and precision.
-    """
+    """Our packed cache, under a token reducer, routers (None: whole values) and a compression."""
 
     def __init__(
         self,
@@ -171,14 +158,8 @@ def _path(layer: PackedLayer) -> str:
 class DenseSide(Side):
     """Transformers' own forward pass on a cache of its own that keeps everything.
 
-    Args:
-        name: in tables and records.
-        words: what it is.
-        family: the backbone.
-        prompts: the batch.
-        make_cache: an empty cache.
-        compiles: run decoding steps through ``torch.compile``, with CUDA graphs; the cache is then kept from turn to
-            turn, because graphs hold its addresses.
+    ``compiles`` runs decoding steps through ``torch.compile``, with CUDA graphs; the cache is then kept from turn to
+    turn, because graphs hold its addresses.
     """
 
     def __init__(

@@ -108,8 +108,7 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
     """A batch of prompts on the model's device.
 
-    Raises:
-        ValueError: images of a family that cuts them in tiles, without its processor.
+    Images of a family that cuts them in tiles need its processor: without it a ``ValueError``.
     """
     generator = torch.Generator().manual_seed(seed)
     ids_BN = _words(family, (batch_size, parts.length), generator)

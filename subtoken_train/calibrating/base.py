@@ -32,13 +32,7 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Source of the prompts.
-
-    Attributes:
-        name: a data set's, or a file's.
-        batches: padded, on the backbone's device.
-        sha256: digest of the file; None for drawn prompts.
-    """
+    """Batches of prompts on the backbone's device, the name of their data set or file, and its digest; None: drawn."""
 
     name: str
     batches: Iterator[Batch]
@@ -48,19 +42,10 @@ class PromptSource:
 def calibration_prompts(
     family: Family, data: str | None, samples: int, batch_size: int, context_length: int, seed: int, answers: bool
 ) -> PromptSource:
-    """Prompts for a backbone.
+    """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
 
-    Args:
-        family: the backbone's.
-        data: a language model reads ``recall``, the default; one that sees images a file of records.
-        samples: prompts, or as many as a file has.
-        batch_size: of them, at a time.
-        context_length: tokens of a drawn context.
-        seed: of what is drawn.
-        answers: whether the answers follow.
-
-    Raises:
-        ValueError: data of the other kind, or a broken file.
+    A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens; one that sees
+    images a file of records. Data of the other kind, or a broken file, raise a ``ValueError``.
     """
     if family.image_token_id is None:
         if data not in (None, RECALL):
@@ -101,11 +86,7 @@ Progress = Callable[[int, int], None]
 class Calibrator(ABC):
     """Calibration of one method; a frozen dataclass whose fields are the settings.
 
-    Attributes:
-        samples: prompts that are read.
-        batch_size: of them, at a time.
-        context_length: tokens of a drawn prompt's context.
-        seed: of what is drawn.
+    ``context_length`` counts tokens of a drawn prompt's context; ``seed`` is of what is drawn.
     """
 
     name: ClassVar[str]
@@ -133,13 +114,9 @@ class Calibrator(ABC):
     def run(
         self, backbone: CompressedBackbone, identity: Identity, data: str | None = None, show: Progress | None = None
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode.
+        """A calibration of a backbone in evaluation mode, with or without an adapter.
 
-        Args:
-            backbone: with or without an adapter.
-            identity: of the backbone, as adapters record it.
-            data: a data set's name or a file, see ``calibration_prompts``.
-            show: told after every batch.
+        ``identity`` is as adapters record it, ``data`` as ``calibration_prompts`` takes it.
 
         Raises:
             ValueError: data that does not fit the backbone, or has nothing to calibrate with.

@@ -49,11 +49,7 @@ class DuoCalibrator(Calibrator):
     Attributes:
         sinks: first entries that a streaming head sees.
         recent: entries up to a row that it sees.
-        learning_rate: peak rate.
         regularisation: weight of the mean alpha.
-
-    Raises:
-        ValueError: a setting out of its range, or no entry that streaming would not see.
     """
 
     name: ClassVar[str] = "duo_attention"
@@ -113,10 +109,7 @@ class DuoCalibrator(Calibrator):
 class AlphaModule(L.LightningModule):
     """One number per layer and key-value head; the frozen backbone is no part of what is trained or saved.
 
-    Args:
-        family: the backbone, already on its device.
-        settings: of the training.
-        steps: of the whole training, for the rate's course.
+    ``steps`` of the whole training give the rate its course.
     """
 
     def __init__(self, family: Family, settings: DuoCalibrator, steps: int) -> None:

@@ -30,13 +30,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class PrefixCalibrator(Calibrator):
-    """Prefixes of every prompt, averaged; see ``Calibrator`` for the other settings.
-
-    Attributes:
-        scope: what competes, ``context`` or ``all``; as the eviction's.
-        sinks: see ``PrefixKV``.
-        recent: see ``PrefixKV``.
-    """
+    """Prefixes of every prompt, averaged; see ``Calibrator`` and ``PrefixKV`` for the settings."""
 
     name: ClassVar[str] = "prefixkv"
 

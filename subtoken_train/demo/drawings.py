@@ -91,12 +91,7 @@ class KeptGroups:
 
 
 def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
-    """Read the first sample of a plan; None where no layer is routed.
-
-    Args:
-        plan: what a cache keeps.
-        regions_N: ``Region`` codes of the unreduced prompt.
-    """
+    """Read the first sample of a plan, by the ``Region`` codes of the unreduced prompt; None if nothing is routed."""
     groups = next((layer.group_mask_BNS.shape[-1] for layer in plan.layers if layer.group_mask_BNS is not None), None)
     if groups is None:
         return None

@@ -39,10 +39,7 @@ def check_address(host: str, port: int) -> None:
 
 @contextmanager
 def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
-    """Inside the block the page is there; what was uploaded and drawn is removed afterwards.
-
-    Yields:
-        its address.
+    """Inside the block the page is at the address given; what was uploaded and drawn is removed afterwards.
 
     Raises:
         ValueError: the port was taken in the meantime, or this machine does not reach the page there.

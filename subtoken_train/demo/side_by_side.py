@@ -35,16 +35,10 @@ class SideAnswer:
     """One model's finished answer, and what is left of its cache to look at.
 
     Attributes:
-        title: of its ``ShownModel``.
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
         tokens: generated ones.
-        image: the picture that was asked about.
-        family: of the backbone, which knows how the picture was laid out.
         batch: the prompt, without pixels.
-        plan: what the cache kept of it.
-        report: what the cache took.
-        prefill_seconds: of the prompt's pass.
-        decode_seconds: of everything after it.
+        decode_seconds: of everything after the prompt's pass.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.
         notes: warnings that came with the answer.
     """
@@ -65,13 +59,7 @@ class SideAnswer:
 
 @dataclass(frozen=True)
 class Spoken:
-    """An answer of one model, as far as it has come.
-
-    Attributes:
-        place: of its side.
-        text: so far.
-        answer: once it is finished.
-    """
+    """An answer of the side at a place, as far as it has come; the whole of it once it is finished."""
 
     place: int
     text: str
@@ -98,12 +86,9 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 @dataclass(frozen=True)
 class ShownModel:
-    """One of the models that are asked.
+    """One of the models that are asked, and whether the page's eviction acts on it.
 
-    Attributes:
-        title: what the page calls it.
-        load: takes its turn on the loaded backbone; what was handed out before runs no more.
-        compresses: whether the page's eviction acts on it.
+    ``load`` takes its turn on the loaded backbone; what was handed out before runs no more.
     """
 
     title: str
@@ -112,20 +97,11 @@ class ShownModel:
 
 
 class SideBySide:
-    """Loads what an adapter names, and asks its sides one after another.
+    """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
     The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
-    several askers wait for each other.
-
-    Args:
-        adapter: folder or Hub id of the routed model's adapter.
-        anchor: of its anchor's; None: there is none.
-        backbone: where their backbone is; None: where they say.
-        device: as ``ModelPool`` takes it.
-
-    Attributes:
-        sides: backbone, anchor where there is one, and the adapter's model.
-        num_layers: of the backbone.
+    several askers wait for each other. Without ``backbone`` it is where the adapters say; ``device`` is as
+    ``ModelPool`` takes it.
 
     Raises:
         ValueError: no such adapter, one of a language model, or an anchor on another backbone.
@@ -161,14 +137,8 @@ class SideBySide:
     def ask(self, image: Image.Image, question: str, eviction: str | None, keep: str) -> Iterator[Spoken]:
         """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
 
-        Args:
-            image: what is asked about.
-            question: without a placeholder, or with one ``<image>``.
-            eviction: of all sides but the backbone, as it is written; None: none.
-            keep: what the eviction keeps, as it is written.
-
-        Raises:
-            ValueError: settings, or a prompt, that a side refuses.
+        Eviction (None: none) and what it keeps are as they are written, and of all sides but the backbone. The question
+        has no placeholder, or one ``<image>``. Settings, or a prompt, that a side refuses raise a ``ValueError``.
         """
         spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=keep if eviction else None, written="argument")
         spec.compression().check(self._family)  # before the backbone answers for nothing

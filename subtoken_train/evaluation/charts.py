@@ -122,13 +122,9 @@ def image_of(figure: Figure) -> Image.Image:
 
 @styled
 def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
-    """Draw the figure as an element of a page.
+    """Draw the figure as an element of a page; all of its ids begin with ``name``, which is unique there.
 
-    Args:
-        figure: drawn with ``STYLE``.
-        name: unique in the page; all ids begin with it.
-        title: what it shows, in a few words: what a screen reader says first.
-        description: what can be read from it.
+    A screen reader says ``title`` first, then ``description``: what can be read from it.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

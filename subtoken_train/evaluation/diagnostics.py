@@ -91,11 +91,7 @@ class Diagnosis:
 
 
 def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosis:
-    """Run prompts and count.
-
-    Args:
-        backbone: in evaluation mode, with routing.
-        batches: of prompts; their size does not matter.
+    """Run batches of prompts, of any size, through a routed arm in evaluation mode, and count.
 
     Raises:
         ValueError: a token-only arm, or no prompt has anything to route.

@@ -148,13 +148,6 @@ def watch_generation(
 
     A token counts once it is read again: the last one generated does not, nor does end-of-text.
 
-    Args:
-        backbone: in evaluation mode.
-        prompts: without answers.
-        compression: with an eviction.
-        protocol: when the question is seen, see ``open_prompts``.
-        new_tokens: at least 1.
-
     Raises:
         ValueError: an eviction that lets nothing go, or acts while tokens are decoded; what ``open_prompts`` refuses.
     """
@@ -221,14 +214,7 @@ def diagnose_eviction(
     protocol: Protocol,
     new_tokens: int,
 ) -> list[PromptLayer]:
-    """Return a row for every prompt and layer.
-
-    Args:
-        backbone: in evaluation mode.
-        batches: of prompts; their size does not matter.
-        compression: with an eviction.
-        protocol: when the question is seen.
-        new_tokens: that are generated at most, 1 or more.
+    """Return a row for every prompt and layer, after up to ``new_tokens`` generated ones; batches may be of any size.
 
     Raises:
         ValueError: the eviction does not fit the backbone or the prompts, or nothing is generated after any prompt.

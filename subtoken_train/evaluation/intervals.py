@@ -21,15 +21,10 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return the percentile interval of the mean of ``scores``, resampled with replacement.
 
-    Args:
-        scores: one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and*
-            questions are resampled, so the interval holds the spread between trainings too; with few seeds it is a
-            rough one. For a paired comparison pass differences: both arms then meet the same seeds and questions.
-        level: coverage.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: there are no scores.
+    Scores are one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and* questions
+    are resampled, so the interval holds the spread between trainings too; with few seeds it is a rough one. For a
+    paired comparison pass differences: both arms then meet the same seeds and questions. No scores raise a
+    ``ValueError``.
     """
     values_sn = np.atleast_2d(np.asarray(scores, dtype=np.float64))
     if not values_sn.size:
@@ -68,16 +63,11 @@ def resampled_means(
 ) -> npt.NDArray[np.float64]:
     """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
-    Questions are resampled within their task, so that a large task weighs no more than a small one. Seeds are resampled
-    too; tables with equally many seeds share the draw, because one training answers all tasks. A resample is drawn as
-    the counts of equal columns (a multinomial), which has the distribution of drawing questions one by one.
-
-    Args:
-        tables: per task scores as ``bootstrap_interval`` takes them, [n] or [s, n]; paired: differences.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: a task has no scores.
+    Tables hold scores as ``bootstrap_interval`` takes them; paired: differences. Questions are resampled within their
+    task, so that a large task weighs no more than a small one. Seeds are resampled too; tables with equally many seeds
+    share the draw, because one training answers all tasks. A resample is drawn as the counts of equal columns (a
+    multinomial), which has the distribution of drawing questions one by one. A task without scores raises a
+    ``ValueError``.
     """
     rng = np.random.default_rng(seed)
     weights: dict[int, npt.NDArray[np.float64]] = {}

@@ -43,12 +43,7 @@ class KeptTokens:
 
 
 def kept_tokens(layer: LayerPlan, regions_N: Tensor) -> KeptTokens:
-    """Read the first sample of a layer's plan.
-
-    Args:
-        layer: entries, groups and heads that stay.
-        regions_N: ``Region`` codes of the unreduced prompt.
-    """
+    """Read the first sample of a layer's plan, beside the ``Region`` codes of the unreduced prompt."""
     valid = layer.entries_BN[0] >= 0
     entries, visual = layer.entries_BN[0][valid].cpu(), regions_N.cpu() == Region.VISUAL
     share_N = torch.zeros(len(regions_N))
@@ -77,11 +72,7 @@ def check_places(backbone: CompressedBackbone) -> None:
 
 
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
-    """Return the rows and columns of the visual tokens of a prompt's only image.
-
-    Raises:
-        ValueError: the tokens are no grid.
-    """
+    """Return rows and columns of the visual tokens of a prompt's only image; no grid is a ``ValueError``."""
     check_drawable(family)
     tokens = int((batch.regions_BN[0] == Region.VISUAL).sum())
     if batch.image_grid_I3 is not None:
@@ -97,17 +88,8 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
 def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int]) -> Image.Image:
     """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
 
-    Where heads keep sets of their own, a token is dimmed by the share of heads that dropped it.
-
-    Args:
-        image: the prompt's only image, RGB.
-        family: the backbone, which says how the image was laid out.
-        batch: the prompt, one sample.
-        plan: what its cache keeps.
-        layers: numbers of the layers, in the order of the panels.
-
-    Raises:
-        ValueError: see ``visual_grid``.
+    The prompt is one sample with one image (RGB). Where heads keep sets of their own, a token is dimmed by the share of
+    heads that dropped it. Raises what ``visual_grid`` raises.
     """
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
@@ -124,14 +106,7 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
 def dimmed(
     seen: Image.Image, depths_T: Sequence[float], grid: tuple[int, int], fog: tuple[int, int, int]
 ) -> Image.Image:
-    """Fade every token's cell some way, 0 to 1, towards a colour.
-
-    Args:
-        seen: what the model saw, in whole cells.
-        depths_T: of the tokens, row by row.
-        grid: rows and columns of the tokens.
-        fog: the colour.
-    """
+    """Fade the cell of every token, row by row, some way (0 to 1) towards a colour; the picture is in whole cells."""
     depth = Image.new("L", grid[::-1])
     depth.putdata([round(255 * share) for share in depths_T])
     return Image.composite(Image.new("RGB", seen.size, fog), seen, depth.resize(seen.size, Image.Resampling.NEAREST))

@@ -78,9 +78,6 @@ class Manifest:
     """One arm on one task.
 
     Attributes:
-        arm: who answered.
-        task: the task's registered name.
-        options: the task's options.
         source: folder or Hub id that the task was read from; None: the task's own Hub id.
         rows: samples asked (all of the set, or ``limit``).
         expected_rows: samples of the complete set; None where there is no such number.
@@ -114,11 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read a folder's manifest.
-
-        Raises:
-            ValueError: there is none, or none that this version reads.
-        """
+        """Read a folder's manifest; a ``ValueError`` where there is none, or none that this version reads."""
         path = folder / MANIFEST_FILE
         try:
             content = read_json(path)
@@ -153,13 +146,8 @@ MAX_LINE = 2**24
 class SampleRecord(Measured):
     """One sample of one arm and task. Everything that scoring and reports need; no model is needed again.
 
-    Attributes:
-        id: the sample's.
-        kind: the sample's question kind.
-        prompt_sha256: digest of what was asked, see ``prompt_digest``.
-        reference: the sample's, for scoring again.
-        prediction: generated text, or the log-likelihood of each choice.
-        score: of this sample alone, see ``TaskMetric.score``.
+    The reference is there for scoring again; ``score`` is of this sample alone, see ``TaskMetric.score``. A prediction
+    is a generated text, or the log-likelihood of each choice.
     """
 
     id: str
@@ -170,11 +158,7 @@ class SampleRecord(Measured):
     score: float
 
     def line(self) -> str:
-        """Return one line of JSON, newline included.
-
-        Raises:
-            ValueError: a log-likelihood or score is NaN or infinite, which no reader of records takes.
-        """
+        """Return one line of JSON, newline included; a ``ValueError`` where a number is NaN or infinite."""
         content = asdict(self)
         told = {name: content.pop(name) for name in SampleRecord.__annotations__}  # before what was measured
         try:
@@ -187,11 +171,7 @@ class SampleRecord(Measured):
 
     @classmethod
     def parse(cls, line: str | bytes, place: str) -> SampleRecord:
-        """Read ``line`` back.
-
-        Args:
-            line: JSON.
-            place: file and line, for the message.
+        """Read ``line`` back; ``place`` is file and line, for the message.
 
         Raises:
             ValueError: it is no record: a key or type is another one, or a number is negative or not finite.
@@ -232,13 +212,7 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
 
 
 class SampleWriter:
-    """Appends the records of one process.
-
-    Args:
-        folder: of the arm and task.
-        rank: of this process.
-        processes: how many there are.
-    """
+    """Appends the records of one process to the folder of an arm and task."""
 
     def __init__(self, folder: Path, rank: int = 0, processes: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -92,11 +92,9 @@ class ModelArguments(ArmSpec):
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
-    """Check the arguments of a harness, whose parser may have made numbers of some.
+    """Check the arguments of a harness, whose parser may have made numbers of some; None is what was not given.
 
-    Args:
-        given: by name; None is what was not given.
-        unavailable: names that this harness has no use for.
+    ``unavailable`` are names that this harness has no use for.
 
     Raises:
         ValueError: an unknown name, a value that is not allowed, or one that needs another which is missing.
@@ -148,12 +146,9 @@ class GreedySettings:
 
 
 def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Collection[str] = ()) -> GreedySettings:
-    """Read the settings of one request.
+    """Read the settings of one request; ``ignored`` ones mean nothing here.
 
-    Args:
-        given: the harness's generation keyword arguments.
-        default_length: tokens of an answer where they name none.
-        ignored: further settings that mean nothing here.
+    ``default_length`` counts the tokens of an answer where they name none.
 
     Raises:
         ValueError: sampling, beams, or a setting that greedy decoding does not know.
@@ -183,13 +178,7 @@ SUMMED = ("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "e
 
 
 class Counted:
-    """Sums over prompts; a prompt with several continuations counts once.
-
-    Args:
-        backbone: whose reducer and routers are at work.
-        compression: eviction and precision.
-        protocol: when the prompt is compressed.
-    """
+    """Sums over prompts; a prompt with several continuations counts once."""
 
     def __init__(self, backbone: CompressedBackbone, compression: Compression, protocol: Protocol) -> None:
         self.backbone, self.compression, self.protocol = backbone, compression, protocol
@@ -274,14 +263,8 @@ Scored = tuple[float, bool]
 class Runner(Generic[PromptT]):
     """A loaded model, and what compression did to the prompts that it was asked so far.
 
-    Args:
-        model: the model.
-        arguments: its batch size and protocol.
-        collate: makes a batch of prompts.
-        length: by which prompts are ordered, so that a batch holds like ones.
-
-    Raises:
-        ValueError: a method that the protocol leaves nothing to read.
+    ``length`` orders prompts, so that a batch holds like ones. A method that the protocol leaves nothing to read raises
+    a ``ValueError``.
     """
 
     def __init__(
@@ -301,14 +284,9 @@ class Runner(Generic[PromptT]):
     def score(
         self, requests: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]
     ) -> list[Scored]:
-        """Log-likelihoods of continuations; those of equal prompts share one pass over it.
+        """Log-likelihoods of the token ids that continue prompts; those of equal prompts share one pass over it.
 
-        Args:
-            requests: prompt, and token ids of its continuation.
-            done: called with a request's index and outcome, as soon as it is known.
-
-        Raises:
-            ValueError: as ``score_batch``.
+        ``done`` is called with a request's index and outcome, as soon as it is known. Raises as ``score_batch``.
         """
         outcomes: list[Scored] = [(0.0, False)] * len(requests)
         by_prompt: dict[PromptT, list[int]] = defaultdict(list)
@@ -329,14 +307,9 @@ class Runner(Generic[PromptT]):
     def generate(
         self, requests: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]
     ) -> list[str]:
-        """Greedy answers, without the texts that end them.
+        """Greedy answers to prompts, without the texts that end them.
 
-        Args:
-            requests: prompt and settings.
-            done: called with a request's index and answer, as soon as it is known.
-
-        Raises:
-            ValueError: as ``generate_batch``.
+        ``done`` is called with a request's index and answer, as soon as it is known. Raises as ``generate_batch``.
         """
         texts = [""] * len(requests)
         by_settings: dict[GreedySettings, list[int]] = defaultdict(list)

@@ -12,11 +12,7 @@ from subtoken_train.cli.terminal import guarded
 
 
 def main() -> int:
-    """Register the model, run the harness's command line, report.
-
-    Raises:
-        ValueError: the harness is not installed.
-    """
+    """Register the model, run the harness's command line, report; a ``ValueError`` where it is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("lm-evaluation-harness is not installed: pip install 'subtoken_train[eval]'")
     from subtoken_train.cli.terminal import quiet_libraries

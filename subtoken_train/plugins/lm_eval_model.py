@@ -40,11 +40,8 @@ log = logging.getLogger(__name__)
 class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     """An adapter or a language model, its cache compressed, as lm-evaluation-harness asks models.
 
-    Args:
-        given: the harness's ``model_args``, see ``ModelArguments``.
-
-    Raises:
-        ValueError: arguments that do not fit, or a backbone that sees images.
+    ``given`` are the harness's ``model_args``, see ``ModelArguments``. Arguments that do not fit, or a backbone that
+    sees images, raise a ``ValueError``.
     """
 
     last: ClassVar[SubTokenLM | None] = None
@@ -91,9 +88,6 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         """Take the harness's file of finished requests (``--use_cache``).
 
         It knows requests by their text alone, so it is refused where another model or other settings filled it.
-
-        Raises:
-            ValueError: it was.
         """
         super().set_cache_hook(cache_hook)
         finished = cache_hook.dbdict

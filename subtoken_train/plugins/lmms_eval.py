@@ -48,11 +48,8 @@ class Question:
 class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed where types are checked
     """An adapter or a backbone, its cache compressed, as lmms-eval asks models.
 
-    Args:
-        given: the harness's ``model_args``, see ``ModelArguments``.
-
-    Raises:
-        ValueError: arguments that do not fit, or a language model.
+    ``given`` are the harness's ``model_args``, see ``ModelArguments``. Arguments that do not fit, or a language model,
+    raise a ``ValueError``.
     """
 
     is_simple = True
@@ -102,11 +99,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
 
     def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
-        """Not offered.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raise ``NotImplementedError``: tasks of several rounds are not offered."""
         raise NotImplementedError(
             "tasks of several rounds are not offered by the model 'subtoken'; choose another task"
         )
@@ -126,11 +119,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return Question(text, f"{task} {split} {doc_id}", read)
 
     def _record(self, question: Question, answer: str | None = None) -> Record:
-        """The question as one turn; its images stand in front where it places none.
-
-        Raises:
-            ValueError: something else than images.
-        """
+        """The question as one turn; its images stand in front where it places none, and nothing else may be given."""
         images = list(question.images() or [])
         for image in images:
             if not isinstance(image, Image.Image):

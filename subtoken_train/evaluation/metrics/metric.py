@@ -73,12 +73,7 @@ class MeanScores(TaskMetric):
     @staticmethod
     @abstractmethod
     def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return one answer's scores, in 0..1. A score that is taken over other samples only is left out.
-
-        Args:
-            prediction: a text, or log-likelihoods where the task asks for those.
-            reference: of the sample.
-        """
+        """Return one answer's scores, in 0..1. A score that is taken over other samples only is left out."""
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
         """Take answers with the references of their samples."""

@@ -37,11 +37,7 @@ def string_match_part(text: str, expected: Sequence[str]) -> float:
 def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
     """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
 
-    Args:
-        prediction: the answer.
-        task: one of ``RULER_TASKS``.
-        expected: texts, at least one.
-        control: what takes the place of control characters: a line break for RULER, nothing for kvpress.
+    ``control`` takes the place of control characters: a line break for RULER, nothing for kvpress.
     """
     match = string_match_part if task.startswith("qa") else string_match_all
     return match(_CONTROL.sub(control, prediction.strip()).strip(), expected)

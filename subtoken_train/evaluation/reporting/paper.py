@@ -58,12 +58,8 @@ COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
 class PaperComparison:
     """One arm and one printed row; every mapping is column -> score in % or points of %, absent where there is none.
 
-    Attributes:
-        arm: ours.
-        words: table, model and method of the printed row.
-        printed: as printed.
-        recomputed: means and differences from the printed cells.
-        ours: measured here.
+    ``recomputed`` are means and differences from the printed cells, ``ours`` what was measured here; ``words`` names
+    the row.
     """
 
     arm: str

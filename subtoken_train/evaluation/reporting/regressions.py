@@ -42,8 +42,7 @@ DIMMED, FOG, BARS = 0.82, (128, 128, 128), (122, 116, 104)
 class TaskFiles:
     """The samples of tasks, read when one is asked for and held until the report is done.
 
-    Args:
-        data_root: folder with a folder per task; None: where the manifests say that the files were.
+    ``data_root`` is a folder with a folder per task; None: where the manifests say that the files were.
     """
 
     def __init__(self, data_root: Path | None = None) -> None:
@@ -128,9 +127,7 @@ class ShownAnswer:
     """One arm's answer to the sample.
 
     Attributes:
-        arm: its name.
         text: the generated answer, or the log-likelihoods of the choices.
-        score: of this sample.
         picture: the sample's, dropped tokens dimmed; None where there is none to draw on.
         kept: what of the visual tokens is kept, in words; empty for text.
     """
@@ -144,16 +141,10 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class Regression:
-    """One sample.
+    """One sample, with both answers.
 
     Attributes:
-        task: its task.
-        sample_id: its id there.
-        kind: its question kind.
         question: its prompt; None where the task's files cannot be read here.
-        reference: what the metric read.
-        ours: the arm's answer.
-        anchor: the anchor's.
         remark: why no picture or question is shown; empty otherwise.
     """
 

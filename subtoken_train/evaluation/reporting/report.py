@@ -60,12 +60,8 @@ class Report:
     """The parts of a report; a part without content is empty.
 
     Attributes:
-        arms: in the order of the tables.
         titles: arm -> what people call it, no two alike.
-        tables: scores and differences.
         tasks: how each task was asked; more than one line where arms differ in it.
-        curves: accuracy against KV.
-        kinds: scores per question kind.
         regressions: arm -> samples on which it falls furthest behind its anchor.
         comparisons: printed rows beside ours.
     """
@@ -93,11 +89,8 @@ def make_report(
 ) -> Report:
     """Read results folders and work everything out.
 
-    Args:
-        folders: of results.
-        paper: file of printed tables; None: no comparison.
-        data_root: folder with a folder of files per task, for pictures and questions.
-        progress: called with (done, total) as runs are read and scored.
+    ``paper`` is a file of printed tables (None: no comparison), ``data_root`` a folder with a folder of files per task,
+    for pictures and questions. ``progress`` is called with (done, total) as runs are read and scored.
 
     Raises:
         ValueError: what ``read_results`` and ``compare_paper`` refuse.

@@ -97,19 +97,15 @@ class Run:
     """One arm, trained with one seed, on one task.
 
     Attributes:
-        folder: where it lies.
-        manifest: what it says of itself.
         ids: of the answered samples, in order of the files.
         kinds: their question kinds.
         scores_n: their scores, each of its sample alone.
         scores: of the task's metric, over all of them.
         cost: of all samples together.
-        higher_is_better: whether a larger score of a sample is the better one.
         one_token: whether no answer needed a second token but the end of text, or only log-likelihoods were asked.
         grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
         subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
         asked: how, in words (``Task.asks``).
-        question_compressed: whether the question was part of what is compressed.
     """
 
     folder: Path
@@ -135,12 +131,9 @@ class Run:
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm with all of its seeds.
+    """An arm with all of its seeds; ``runs`` are by task, then by seed, both in order.
 
-    Attributes:
-        name: without the seed.
-        facts: of the first run; ``anchor`` without its seed.
-        runs: task -> seed -> run, both in order.
+    Its name has no seed, nor has the anchor of its facts, which are those of the first run.
     """
 
     name: str
@@ -172,9 +165,7 @@ def without_seed(name: str) -> str:
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
     """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
 
-    Args:
-        folders: of results.
-        progress: called with (done, total) after every run.
+    ``progress`` is called with (done, total) after every run.
 
     Raises:
         ValueError: no results, an unknown task, records that cannot be read (file and line), the same run twice, or

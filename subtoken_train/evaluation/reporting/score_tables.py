@@ -95,10 +95,7 @@ class Part(NamedTuple):
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | None:
     """Return the score of an arm on a task: the mean over its seeds; None where no sample is answered.
 
-    Args:
-        arm: with all seeds.
-        task: its name.
-        name: of the score; None: the task's primary one. Others are taken for no means over samples.
+    Without a ``name`` it is the task's primary score; others are taken for no means over samples.
     """
     runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
     if not runs:
@@ -232,11 +229,9 @@ MAX_ARMS = 8
 
 @dataclass(frozen=True)
 class KindScores:
-    """One task's kinds.
+    """One task's kinds, in order of their first samples.
 
     Attributes:
-        task: its name.
-        kinds: in order of their first samples.
         arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
         drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
     """
@@ -301,9 +296,7 @@ class ArmRow:
     """An arm in a table.
 
     Attributes:
-        arm: with all seeds.
         anchor: what it is compared with; None where it names none or that one is not among the results.
-        scores: column -> score.
         differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
         cost: of the table's tasks, all seeds together.
         anchor_ratio: measured share of KV that the anchor keeps over ours, without the index of value groups, on the
@@ -322,13 +315,9 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Arms and columns.
+    """Arms in the paper's order, and columns: key (task or mean) -> heading.
 
-    Attributes:
-        title: in words.
-        columns: key (task or mean) -> heading.
-        samples: column -> samples that its largest cell rests on.
-        rows: in the paper's order.
+    ``samples`` says how many of them the largest cell of a column rests on.
     """
 
     title: str

@@ -52,7 +52,6 @@ class Section:
     """A table under its heading.
 
     Attributes:
-        title: of the heading.
         frame: a column of names first; cells as this module says.
         samples: column -> samples that its largest cell rests on; of columns of estimates only.
         notes: what a reader must know, below the table.

@@ -42,11 +42,8 @@ class Arm:
     Attributes:
         spec: as the grid wrote it.
         facts: what tables say of it.
-        reducer: its token reducer's settings.
         tokens: tokens of a nominal prompt's compressed region, before reduction.
         routing: groups, where the arm selects any.
-        shape: cache geometry.
-        modality: what its model sees.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
         calibration_sha256: digests of the files that its reducer and its eviction read; None where they read none.
         chat_template: whether its tokenizer has one; None: unknown, since no tokenizer is here.
@@ -116,8 +113,7 @@ def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
     """Load every arm once, so that mistakes show before anything is answered, and state its facts.
 
-    Raises:
-        ValueError: see ``describe_arm``; two arms of one name.
+    Raises what ``describe_arm`` raises, and a ``ValueError`` for two arms of one name.
     """
     arms: dict[str, Arm] = {}
     for spec in specs:
@@ -241,8 +237,7 @@ WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie be
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
     """Return the arms with their anchors named, followed by the untrained anchors that had to be added.
 
-    Returns:
-        (arms, notes): a note for every routed arm that has no anchor, with the reason.
+    Beside them a note, with the reason, for every routed arm that has no anchor.
     """
     named: list[Arm] = []
     added: list[Arm] = []

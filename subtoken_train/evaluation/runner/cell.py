@@ -135,15 +135,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one task, and how it is asked.
+    """One arm on one task, and how it is asked: samples in the task's order, prompts of at most ``max_length`` tokens.
 
-    Attributes:
-        arm: who answers.
-        task: what is asked.
-        samples: all that are asked, in the task's order.
-        folder: the cell's own, with its manifest in it.
-        batch_size: prompts that share a pass.
-        max_length: longest prompt in tokens; None: any.
+    The folder is the cell's own, with its manifest in it.
     """
 
     arm: Arm

@@ -96,16 +96,8 @@ def answer_records(
     """Answer the last turn of every record, earlier turns given, and score it as ``SceneScore`` does.
 
     Where a record has a reference answer, its tokens (end of turn included) are scored too, see ``answer_samples``.
-
-    Args:
-        backbone: in evaluation mode.
-        records: questions with reference answers.
-        max_length: prompt tokens, visual ones included.
-        batch_size: prompts decoded together.
-        max_new_tokens: cap on a generated answer.
-        limit: only the first records.
-        progress: called with (done, total) after every batch.
-        compression: eviction and precision; None: none, the model's dtype.
+    ``max_length`` counts prompt tokens, visual ones included; ``limit`` takes only the first records; ``progress`` is
+    called with (done, total) after every batch. Without a compression there is no eviction, and the model's dtype.
     """
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
@@ -142,19 +134,9 @@ def answer_samples(
     prompt cannot change a reference's first token. With ``eviction_every`` there is no such cache to go back to, and
     both are left out.
 
-    Args:
-        backbone: in evaluation mode.
-        samples: what is asked.
-        metric: what scores an answer.
-        batches: places of ``samples`` that are answered together; all of them, each once.
-        collate: makes the batch of some samples' prompts.
-        progress: after every batch.
-        compression: eviction and precision.
-        protocol: what is seen when the cache is compressed.
-        reference: the token ids of a sample's reference answer; none: it has none. None: no sample has.
-
-    Raises:
-        ValueError: a log-likelihood is not finite.
+    ``batches`` are places of ``samples`` that are answered together; all of them, each once. ``reference`` gives the
+    token ids of a sample's reference answer, none where it has none; None: no sample has. A log-likelihood that is not
+    finite raises a ``ValueError``.
     """
     compression, clock = Compression() if compression is None else compression, time.perf_counter()
     found: dict[int, SampleRecord] = {}
@@ -221,19 +203,12 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> lis
 
 
 def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Say what all measures of one difference say together.
+    """Say what all measures of one difference say together; of all, more is better.
 
     ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
-    and some below; ``level``: all hold zero. Where not all measures agree the words name them. Each interval is taken
-    as it is: of many independent measures some would lie off zero by chance, and none is corrected for that.
-
-    Args:
-        intervals: words of a measure -> (low, high) of its difference, in the order in which they are named; of all,
-            more is better.
-
-    Returns:
-        ``ahead``, ``level``, ``ahead (score, token accuracy; level: log-likelihood)``, or
-        ``mixed (ahead: token accuracy; behind: score)``.
+    and some below; ``level``: all hold zero. Where not all measures agree the words name them, in the order given:
+    ``ahead (score, token accuracy; level: log-likelihood)``. Each interval is taken as it is: of many independent
+    measures some would lie off zero by chance, and none is corrected for that.
     """
     assert intervals
     found: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
@@ -303,12 +278,8 @@ class RunRecord:
     ) -> RunRecord:
         """Make the record of some answers.
 
-        Args:
-            arm: the arm's name.
-            backbone: what answered.
-            answers: what it answered.
-            data: the question file's content, or what the questions are drawn by.
-            context_tokens: a language model's context; None: the compressed region is an image.
+        ``data`` is the question file's content, or what the questions are drawn by; ``context_tokens`` a language
+        model's context (None: the compressed region is an image).
         """
         before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
         kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
@@ -350,11 +321,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
-    """Read the scores of an arm and of the others that answered the same questions.
-
-    Args:
-        path: a file of ``evaluate --out``.
-        arm: the name that the record gives the adapter.
+    """Read the scores of an arm and of the others that answered the same questions, from a file of ``evaluate --out``.
 
     Raises:
         ValueError: the file is no such record, has no such arm, or its arms answered other questions.

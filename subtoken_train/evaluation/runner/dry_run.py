@@ -39,12 +39,8 @@ CALIBRATION = "calibration"
 class LayoutPool(ModelPool):
     """Hands out models that are laid out on the meta device, with the same checks of names and settings.
 
-    Args:
-        planned: of adapters that are not there.
-
-    Attributes:
-        untrained: adapters that are not there, in the order in which they were asked for.
-        weights: bytes of the models that were handed out, by path and dtype.
+    ``planned`` is asked of adapters that are not there; ``weights`` are bytes of the models handed out, by path and
+    dtype.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -128,11 +124,8 @@ class PlannedArm:
 class DryRun:
     """Plan of a grid: what it would run.
 
-    Attributes:
-        arms: those of the grid, and the anchors that would be added.
-        tasks: in the order of the grid.
-        wanted: what is not there: (what it is, how to get it).
-        notes: as a run would print them first.
+    Beside the grid's arms stand the anchors that would be added; ``wanted`` is (what is not there, how to get it);
+    ``notes`` are as a run would print them first.
     """
 
     arms: list[PlannedArm]

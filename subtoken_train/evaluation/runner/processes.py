@@ -52,10 +52,8 @@ class Processes:
     def device(self, wanted: str | None) -> str:
         """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
 
-        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
-
-        Raises:
-            ValueError: one GPU is named for all of several processes.
+        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs. One GPU that is named
+        for all of several processes raises a ``ValueError``.
         """
         if wanted == "auto" and self.count == 1:
             return wanted  # a model that one GPU does not hold may take them all
@@ -94,10 +92,8 @@ ONE = Processes()
 def alone(folder: Path, processes: Processes) -> Iterator[None]:
     """Inside the block this run alone writes into a results folder; the first process speaks for all.
 
-    A folder that it made is taken away again where the block fails before its first answer.
-
-    Raises:
-        ValueError: another run holds it.
+    A folder that it made is taken away again where the block fails before its first answer. A folder that another run
+    holds raises a ``ValueError``.
     """
     if not processes.first:
         yield

@@ -37,12 +37,7 @@ KEYS = ("id", "prompt", "image", "images")
 
 @dataclass
 class PromptFile(Task):
-    """The lines of a file, without anything to score.
-
-    Attributes:
-        max_new_tokens: cap on an answer.
-        images_outside_folder: whether image paths may lead out of the file's folder.
-    """
+    """The lines of a file, without anything to score; image paths stay in its folder unless they may lead out of it."""
 
     max_new_tokens: int = 64
     images_outside_folder: bool = False
@@ -115,20 +110,10 @@ def answer_file(
     images_outside_folder: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Answer what is missing of a file, and write all answers so far in the order of its lines.
+    """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
 
-    Args:
-        prompts: the file.
-        output: written whole; what lies there is replaced. Records are in ``records_folder(output)``.
-        spec: who answers.
-        device: of the model.
-        batch_size: prompts of one pass.
-        max_new_tokens: cap on an answer.
-        images_outside_folder: see ``PromptFile``.
-        progress: called with (done, left at the start) after every batch.
-
-    Returns:
-        How many are answered.
+    The output is written whole; what lies there is replaced, and the records are in ``records_folder(output)``.
+    ``progress`` is called with (done, left at the start) after every batch.
 
     Raises:
         ValueError: a line that cannot be asked, answers of other prompts or settings, or what ``load_arm`` refuses.

@@ -30,21 +30,12 @@ def run_grid(
     counter: Counter | None = None,
     processes: Processes = ONE,
 ) -> list[Path]:
-    """Answer everything that the grid asks and that is not on disk yet.
+    """Answer everything that the grid asks and that is not on disk yet; return the cells' folders, arm by arm.
 
     Tasks are read and arms loaded before the first answer, so that mistakes cost no time. One process of several
     answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number
-    of them.
-
-    Args:
-        grid: what to run.
-        device: of the models; None: this process's GPU, or the CPU.
-        say: told what is done.
-        counter: makes the progress display of a cell from its name.
-        processes: this process among others, which have met (``with Processes.from_environment()``).
-
-    Returns:
-        The cells' folders, arm by arm.
+    of them. ``counter`` makes the progress display of a cell from its name; ``processes`` have met (``with
+    Processes.from_environment()``). Without a device it is this process's GPU, or the CPU.
 
     Raises:
         ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of

@@ -38,9 +38,6 @@ class Grid:
     """Everything that one ``evaluate`` runs.
 
     Attributes:
-        arms: who answers.
-        tasks: what is asked.
-        out: results folder.
         data_root: folder with one folder per task; a task without one there is read from the Hub.
         limit: only the first samples of each task; without it a set that is not complete is refused.
         batch_size: prompts that share a pass.
@@ -104,11 +101,9 @@ _FILE: dict[str, Any] = {
 
 
 def read_grid(path: Path, **overrides: Any) -> Grid:
-    """Read a grid and replace some of its settings.
+    """Read a grid, YAML with ``arms``, ``tasks``, ``out`` and other attributes of ``Grid``, and replace some settings.
 
-    Args:
-        path: YAML with ``arms``, ``tasks``, ``out`` and, optionally, the other attributes of ``Grid``.
-        overrides: attributes of ``Grid``; None leaves the file's.
+    An override that is None leaves what the file says.
 
     Raises:
         ValueError: no such file, no YAML, or keys or values that a grid does not have.
@@ -153,13 +148,7 @@ SCENES = 800  # test questions of seed 1, the first of those that the tables of 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     """Return the grids of a suite, with one results folder for all; the scenes are written below it, once.
 
-    Args:
-        name: of ``SUITES``.
-        out: results folder.
-        overrides: see ``read_grid``.
-
-    Raises:
-        ValueError: no such suite.
+    Overrides are those of ``read_grid``; an unknown suite raises a ``ValueError``.
     """
     if name not in SUITES:
         raise unknown_name("suite", name, SUITES)

@@ -54,12 +54,7 @@ TASKS: Registry[Task] = Registry(
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
-    """Build a task by its name, with some of its options changed.
-
-    Args:
-        name: of ``TASKS``.
-        source: folder with its files, or a Hub id; None: its own Hub id.
-        options: fields of the task, by name.
+    """Build a task by its name, with some of its options changed; without a source it is its own Hub id.
 
     Raises:
         ValueError: no such task or option, or a value that the task refuses.

@@ -50,8 +50,7 @@ def check_tokenizer() -> None:
 def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
     """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces: one Java process.
 
-    Raises:
-        ValueError: see ``check_tokenizer``, or the Java program did not answer for each caption.
+    Raises as ``check_tokenizer``, and where the Java program did not answer for each caption.
     """
     check_tokenizer()
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
@@ -169,10 +168,8 @@ class TextCaps(CaptionTask):
 class CocoCaption(CaptionTask):
     """COCO Captions (Chen et al., arXiv:1504.00325) of the validation images; ids are their file names.
 
-    Not here: the Karpathy split, whose Parquet files hold addresses in the place of images.
-
-    Attributes:
-        year: of the images. Each year is a set of its own on the Hub.
+    Each year of images is a set of its own on the Hub. Not here: the Karpathy split, whose Parquet files hold addresses
+    in the place of images.
     """
 
     year: int = 2014

@@ -127,11 +127,7 @@ def _asked(record: Record, max_new_tokens: int) -> Sample:
 
 @dataclass
 class _Scenes(Task):
-    """Scenes of one split.
-
-    Attributes:
-        split: ``test``, ``dev`` or ``train``.
-    """
+    """Scenes of one split: ``test``, ``dev`` or ``train``."""
 
     modality = "image"
     primary = "score"

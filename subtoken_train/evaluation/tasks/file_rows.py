@@ -28,22 +28,14 @@ class FileRow(NamedTuple):
     place: str
 
     def text(self, column: str) -> str:
-        """Return the text of a cell.
-
-        Raises:
-            ValueError: it holds none.
-        """
+        """Return the text of a cell; a ``ValueError`` where it holds none."""
         value = self.values[column]
         if not isinstance(value, str):
             raise ValueError(f"{self.place}: {column} is {value!r}, and a text is wanted; fetch the file again")
         return value
 
     def texts(self, column: str) -> list[str]:
-        """Return the list of texts of a cell, which may be those that mappings have as ``answer``.
-
-        Raises:
-            ValueError: it holds no such list.
-        """
+        """Return the texts of a cell, which mappings may have as ``answer``; another cell is a ``ValueError``."""
         found = self.values[column]
         if isinstance(found, list):
             given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
@@ -53,11 +45,7 @@ class FileRow(NamedTuple):
         raise ValueError(f"{self.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
 
     def image(self, column: str = "image") -> tuple[ImageSource]:
-        """Return the row's image.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """Return the row's image; a ``ValueError`` where it has none."""
         if self.values[column] is None:
             raise ValueError(f"{self.place}: the row has no image; fetch the file again")
         return (self.values[column],)
@@ -68,11 +56,7 @@ class FileRow(NamedTuple):
 
 
 def task_source(task: Task) -> Path | str:
-    """Return where a task's files are: a folder, or a Hub id.
-
-    Raises:
-        ValueError: neither; the message says how to get the files.
-    """
+    """Return where a task's files are, a folder or a Hub id; a ``ValueError`` says how to get them."""
     source = task.source if task.source is not None else task.hub_id
     if source is None:
         raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
@@ -92,11 +76,7 @@ def find_file(task: Task, folder: Path, *names: str) -> Path:
 
 
 def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
-    """Refuse an id that is there twice, by a ``ValueError`` that names both places.
-
-    Args:
-        ids: each with its place.
-    """
+    """Refuse an id that is there twice, by a ``ValueError`` that names both places."""
     seen: dict[str, str] = {}
     for name, place in ids:
         if name in seen:
@@ -115,11 +95,7 @@ MAX_TEXT = 2**32
 
 
 def benchmark_text(path: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        ValueError: the file is missing or not UTF-8, or holds a NUL, which no text does.
-    """
+    """Read a text file; a ``ValueError`` where it is missing, not UTF-8, or holds a NUL, which no text does."""
     try:
         if (size := check_regular(path)) > MAX_TEXT:
             raise ValueError(f"{path} has {size:,} bytes; at most {MAX_TEXT:,} are read")
@@ -136,19 +112,14 @@ def benchmark_text(path: Path) -> str:
 
 
 def benchmark_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: the file is missing, not UTF-8, or not JSON.
-    """
+    """Read a JSON file; a ``ValueError`` where it is missing, not UTF-8, or not JSON."""
     return _parsed(benchmark_text(path), str(path))
 
 
 def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[FileRow]:
     """Read the objects of the list that a JSON file holds under a key; ``columns`` are those that each must have.
 
-    Raises:
-        ValueError: the file is missing or not JSON, there is no such list, or an entry lacks a column.
+    A file that is missing or holds something else raises a ``ValueError`` with its place, here and below.
     """
     content = benchmark_json(path)
     entries = content.get(key) if isinstance(content, dict) else None
@@ -158,11 +129,7 @@ def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[File
 
 
 def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
-    """Read the objects of a JSON file that is one object of objects, by their names; each must have the columns.
-
-    Raises:
-        ValueError: the file is missing or not JSON, holds something else, or an entry lacks a column.
-    """
+    """Read the objects of a JSON file that is one object of objects, by their names; each must have the columns."""
     content = benchmark_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {shown(content)} instead of named objects; is it another file?")
@@ -170,11 +137,7 @@ def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
 
 
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
-    """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines are skipped.
-
-    Raises:
-        ValueError: the file is missing or one list, a line is no JSON object, or it lacks a column.
-    """
+    """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines go."""
     text = benchmark_text(path)
     if text.lstrip().startswith("["):
         raise ValueError(f"{path} is one JSON list; one JSON object a line is wanted: write a line for each of them")
@@ -187,11 +150,7 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
 
 
 def read_lines(path: Path) -> list[FileRow]:
-    """Read the lines of a text file that are not empty, column ``text``.
-
-    Raises:
-        ValueError: the file is missing or not UTF-8.
-    """
+    """Read the lines of a text file that are not empty, column ``text``."""
     lines = enumerate(benchmark_text(path).removeprefix("\ufeff").splitlines(), start=1)
     return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
 

@@ -35,11 +35,7 @@ class ImageQuestions(Task):
 
     @abstractmethod
     def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of one row.
-
-        Args:
-            row: with ``columns`` and ``image``.
-            number: of the row in the whole split, from 0.
+        """Return the sample of one row, whose number in the whole split counts from 0.
 
         Raises:
             ValueError: a value is none that the benchmark has; the message names file and row.
@@ -72,21 +68,13 @@ class ImageQuestions(Task):
         return Sample(str(name), about_image(text), reference, row.image(), **others)
 
     def answer(self, row: FileRow) -> str:
-        """Return a row's one answer, of its column ``answer``.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return a row's one answer, of its column ``answer``; a ``ValueError`` where there is none."""
         if row.values["answer"] is None:
             raise self.without_answer(row)
         return row.text("answer")
 
     def people(self, row: FileRow) -> dict[str, list[str]]:
-        """Return what metrics over several accepted answers read: ``answers``, a list of texts, of the row's column.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """Return what metrics over several accepted answers read, ``answers``; none is a ``ValueError``."""
         if not row.values.get("answers"):
             raise self.without_answer(row)
         return {"answers": row.texts("answers")}

@@ -83,12 +83,7 @@ _FEWEST_PEOPLE = 4  # three others must agree for a full score
 
 @dataclass
 class LocalQuestions(Task):
-    """Questions in one's own format, for both tasks.
-
-    Attributes:
-        max_new_tokens: cap on an answer.
-        images_outside_folder: whether image paths may lead out of the file's folder.
-    """
+    """Questions in one's own format, for both tasks; image paths stay in the file's folder unless they may lead out."""
 
     max_new_tokens: int = 32
     images_outside_folder: bool = False

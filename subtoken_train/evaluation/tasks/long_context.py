@@ -20,8 +20,7 @@ from subtoken_train.families.backbone_config import is_hub_id, resolve
 def read_tokenizer(name: str) -> Any:
     """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run.
 
-    Raises:
-        ValueError: there is none, or it cannot be read.
+    One that is missing or cannot be read raises a ``ValueError``.
     """
     from transformers import AutoTokenizer
 
@@ -43,9 +42,6 @@ def not_at_hand(name: str | None) -> ValueError | None:
     return None
 
 
-Question = Literal["kept", "compressed"]
-
-
 @dataclass
 class LongContext(Task):
     """A benchmark whose context may be compressed before the question is read, or with it.
@@ -57,7 +53,7 @@ class LongContext(Task):
     """
 
     chat: bool = field(default=False, kw_only=True)
-    question: Question = field(default="kept", kw_only=True)
+    question: Literal["kept", "compressed"] = field(default="kept", kw_only=True)
 
     @property
     def asks(self) -> str:
@@ -68,6 +64,3 @@ class LongContext(Task):
     def compresses_question(self) -> bool:
         """See ``Task.compresses_question``."""
         return self.question == "compressed"
-
-
-QUESTIONS: tuple[Question, ...] = ("kept", "compressed")

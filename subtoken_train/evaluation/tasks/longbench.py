@@ -38,7 +38,7 @@ from torch import Tensor
 
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
-from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext
+from subtoken_train.evaluation.tasks.long_context import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
 CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")
@@ -154,12 +154,8 @@ SETS = (
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     """Return an answer's score in its set: the best over the accepted answers.
 
-    Args:
-        prediction: with the space around it: of code it is indentation.
-        reference: see ``LongBenchScores``.
-
-    Raises:
-        ValueError: the set needs ``jieba``, which is missing.
+    The prediction has the space around it, which is indentation in code. A missing ``jieba`` that the set needs raises
+    a ``ValueError``.
     """
     name = reference["set"]
     if name in FIRST_LINE:
@@ -255,10 +251,9 @@ _LINE_BREAK_ENDS = ("samsum",)
 
 @dataclass
 class LongBench(LongContext):
-    """The sets; see ``LongContext`` for ``question``. ``chat`` leaves out examples and code (``WITHOUT_CHAT``).
+    """Some or all of the 21 sets; see ``LongContext`` for ``question``.
 
-    Attributes:
-        sets: which of the 21.
+    ``chat`` leaves out examples and code (``WITHOUT_CHAT``).
     """
 
     sets: tuple[str, ...] = SETS
@@ -268,7 +263,7 @@ class LongBench(LongContext):
     rows = sum(ROWS.values())
     primary = "score"
     scored_by = LongBenchScores
-    allowed: ClassVar = {"sets": SETS, "question": QUESTIONS}
+    allowed: ClassVar = {"sets": SETS}
     where = (
         "hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, then unzip DIR/data.zip in DIR, "
         "which leaves DIR/data/SET.jsonl; DIR, or DIR/data, is the source"

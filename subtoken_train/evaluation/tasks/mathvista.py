@@ -161,8 +161,7 @@ FILE = "testmini.json"
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
     """Return a row's question with its unit, choices, and the form that the answer must have, one below the other.
 
-    Raises:
-        ValueError: no form is known for its kind of answer.
+    A kind of answer for which no form is known raises a ``ValueError``.
     """
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
     choices = [lettered(problem["choices"])] if problem["choices"] else []

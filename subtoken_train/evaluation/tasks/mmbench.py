@@ -53,11 +53,7 @@ PROMPTS: dict[str, Callable[[str, str | None, Mapping[str, str]], str]] = {
 
 @dataclass
 class MMBench(ImageQuestions):
-    """All rows of the development set.
-
-    Attributes:
-        prompt: whose words are used: ``llava``, ``lmms`` or ``vlmevalkit``.
-    """
+    """All rows of the development set, in the words of ``prompt``: ``llava``, ``lmms`` or ``vlmevalkit``."""
 
     name = "mmbench"
     hub_id = "lmms-lab/MMBench"

@@ -122,11 +122,7 @@ IMAGES = "val2014"
 
 @dataclass
 class POPE(ImageQuestions):
-    """Questions of one or all categories.
-
-    Attributes:
-        category: ``all``, ``adversarial``, ``popular`` or ``random``.
-    """
+    """Questions of one category (``adversarial``, ``popular`` or ``random``) or of ``all``."""
 
     name = "pope"
     hub_id = "lmms-lab/POPE"

@@ -28,7 +28,7 @@ from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
 from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
-from subtoken_train.evaluation.tasks.long_context import QUESTIONS, LongContext, not_at_hand, read_tokenizer
+from subtoken_train.evaluation.tasks.long_context import LongContext, not_at_hand, read_tokenizer
 from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -50,8 +50,7 @@ _PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_t
 def context_end(text: str, task: str) -> int:
     """Count the characters before a task's question: up to the last place where its fixed words begin.
 
-    Raises:
-        ValueError: they are not in the text.
+    A text without them raises a ``ValueError``.
     """
     places = [match.start() for match in _QUESTIONS[family(task)].finditer(text)]
     if not places:
@@ -60,11 +59,7 @@ def context_end(text: str, task: str) -> int:
 
 
 def asked_parts(rest: str, task: str) -> tuple[str, str]:
-    """Split what follows a task's context into its question and its answer prefix.
-
-    Raises:
-        ValueError: there is no answer prefix.
-    """
+    """Split what follows a task's context into question and answer prefix; no prefix is a ``ValueError``."""
     place = rest.find(_ANSWERS[family(task)])
     if place < 0:
         raise ValueError(f"no answer prefix ({_ANSWERS[family(task)]} ...) after the question of RULER's task {task}")
@@ -97,7 +92,7 @@ class Ruler(LongContext):
     rows = 500 * len(RULER_TASKS)
     primary = "string_match"
     scored_by = RulerMatch
-    allowed: ClassVar = {"tasks": RULER_TASKS, "question": QUESTIONS}
+    allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
@@ -246,10 +241,7 @@ def variable_tracking(random: Random, size: int) -> Text:
 def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
     """Make ``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
 
-    Args:
-        random: generator.
-        size: the others' number, at most what there are words for.
-        often: how many times a common and another word is listed.
+    ``often`` says how many times a common and another word is listed.
     """
     example = _numbered(random, 30, (10, 3) if often[0] > 10 else (3, 1))
     main = _numbered(random, size, often)
@@ -380,7 +372,7 @@ class RulerSynthetic(LongContext):
     primary = "string_match"
     scored_by = RulerMatch
     needs_files = False
-    allowed: ClassVar = {"tasks": tuple(MAKERS), "question": QUESTIONS}
+    allowed: ClassVar = {"tasks": tuple(MAKERS)}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
 

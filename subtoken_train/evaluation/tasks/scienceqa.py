@@ -23,11 +23,7 @@ SUBSETS = {"img": 2017, "full": 4241}
 
 @dataclass
 class ScienceQA(ImageQuestions):
-    """The test questions.
-
-    Attributes:
-        subset: ``img``: those with an image; ``full``: all, of which those without one are asked as text.
-    """
+    """The test questions: with an image (``img``), or all (``full``), of which those without one are asked as text."""
 
     name = "scienceqa"
     hub_id = "lmms-lab/ScienceQA"

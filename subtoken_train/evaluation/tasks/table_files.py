@@ -37,15 +37,11 @@ def read_table(
     image: str | None = None,
     header: bool = True,
 ) -> list[FileRow]:
-    """Read the rows of a CSV or TSV file; all values are text.
+    """Read the rows of a CSV or TSV file in UTF-8; all values are text.
 
-    Args:
-        path: UTF-8; cells may be quoted and hold line breaks.
-        columns: that it must have; others are read, too. Without ``header``: exactly these, in order.
-        delimiter: between cells.
-        image: column of base64 images, which become ``EncodedImage``: their text is not kept in memory. Text that is
-            too short for an image stays.
-        header: the first line names the columns.
+    It must have ``columns``; others are read, too. Without ``header`` it has exactly these, in order. Base64 images of
+    the column ``image`` become ``EncodedImage``: their text is not kept in memory. Text that is too short for an image
+    stays.
 
     Raises:
         ValueError: the file is missing or not UTF-8, lacks a column, or a row has another number of cells.
@@ -125,11 +121,8 @@ _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-e
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
     """Return the Parquet files of one split, in order; empty where there is none.
 
-    Args:
-        folder: as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
-            folder of it.
-        split: first part of the file names.
-        config: its folder's name; None: the default configuration (``data``, ``default``).
+    The folder is as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
+    folder of it; ``config`` names that folder (None: the default one, ``data`` or ``default``).
     """
     below = ("data", "default", "") if config is None else (config, "")
     patterns = (f"{split}-*-of-*.parquet", f"{split}.parquet")
@@ -140,17 +133,10 @@ def parquet_files(folder: Path, split: str, config: str | None = None) -> list[P
 def read_split(
     task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
 ) -> list[FileRow]:
-    """Read all rows of one split of the task's Parquet set.
+    """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
 
     ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
     ``check_complete`` names them.
-
-    Args:
-        task: whose source is read.
-        split: ``test``.
-        columns: those to read at once.
-        images: columns of images, which are read when they are asked for.
-        config: configuration; None: the default one.
 
     Raises:
         ValueError: there is no such split, configuration or column, a file is truncated, or a download failed.

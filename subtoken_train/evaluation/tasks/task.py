@@ -66,8 +66,7 @@ class Sample:
 class Task(ABC):
     """A benchmark: one file and one line in ``TASKS`` each. Subclasses are dataclasses; their fields are options.
 
-    Attributes:
-        source: folder with the benchmark's files, or a Hub data-set id; None: ``hub_id``.
+    ``source`` is a folder with its files, or a Hub data-set id; None: ``hub_id``.
     """
 
     name: ClassVar[str]
@@ -121,27 +120,19 @@ class Task(ABC):
         return self.scored_by()
 
     def check_options(self) -> None:  # noqa: B027  (most options cannot contradict each other)
-        """Raise where options that are each allowed cannot be served together, for instance too short a length.
+        """Raise a ``ValueError`` where options that are each allowed cannot be served together, and say what to change.
 
         Asked by ``evaluate --check`` and before any model runs; no file of the benchmark is read.
-
-        Raises:
-            ValueError: what does not fit, and what to change.
         """
 
     def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
-        """Raise where the metric could not score here (a library or program is missing); asked before any model runs.
+        """Raise a ``ValueError`` where the metric could not score here, and say how to get what is missing.
 
-        Raises:
-            ValueError: what is missing, and how to get it.
+        Asked before any model runs.
         """
 
     def write_for_others(self, folder: Path) -> None:  # noqa: B027  (few are read)
-        """Write what a program outside reads, when all samples are answered; most tasks nothing.
-
-        Args:
-            folder: with the records.
-        """
+        """Write what a program outside reads beside the records, when all samples are answered; most tasks nothing."""
 
     @property
     def expected_rows(self) -> int | None:

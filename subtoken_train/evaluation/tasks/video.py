@@ -40,12 +40,9 @@ _TT_BEFORE = (
 
 @dataclass
 class VideoTask(Task):
-    """Questions about frames, whose answers only a judge can score.
+    """Questions about frames, whose answers only a judge can score: a run leaves JUDGE_FILE beside its records.
 
-    Nothing is scored here: a run leaves JUDGE_FILE beside its records.
-
-    Attributes:
-        frames: images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
+    ``frames`` counts the images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8

@@ -25,8 +25,7 @@ IMAGES = "val2014"
 class VQAv2(ImageQuestions):
     """The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well.
 
-    Attributes:
-        split: ``validation``; the others are known, and refused because they cannot be scored here.
+    The other values of ``split`` are known, and refused because they cannot be scored here.
     """
 
     name = "vqav2"

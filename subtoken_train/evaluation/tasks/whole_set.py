@@ -17,12 +17,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9
 
 
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
-    """Refuse a part of a set as if it were the set.
-
-    Args:
-        task: that was read.
-        samples: all that its files hold.
-        limit: samples that a run asks for; where the files hold as many, the set need not be whole.
+    """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold.
 
     Raises:
         ValueError: there is no sample, or another number than ``task.expected_rows`` and no limit or a higher one;
@@ -92,11 +87,7 @@ def _files(image: PictureSource) -> tuple[Path, ...]:
 
 
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
-    """Open a few images, spread over the samples; their widths and heights in pixels.
-
-    Raises:
-        ValueError: one is missing or cannot be read.
-    """
+    """Open a few images, spread over the samples; their widths and heights in pixels."""
     seen = [sample for sample in samples if sample.images]
     step = max(1, len(seen) // _OPENED)
     return [open_image(first_frame(sample.images[0])).size for sample in seen[::step][:_OPENED]]

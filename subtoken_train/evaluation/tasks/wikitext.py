@@ -30,13 +30,9 @@ TEXT_FILES = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
 
 @dataclass
 class WikiText(Task):
-    """Windows of the test split.
+    """Windows of the test split: words that may be compressed, words read in full but not scored, words scored.
 
-    Attributes:
-        config: of the Hub's data set, and the name of its folder.
-        context_words: that may be compressed.
-        prefix_words: read in full, not scored.
-        query_words: scored.
+    ``config`` is the Hub's, and its folder's name.
     """
 
     config: str = "wikitext-103-raw-v1"
