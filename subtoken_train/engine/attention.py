@@ -122,7 +122,7 @@ class ContextSplit:
         """Context tokens that stay in ``layer``, bool [B, N]: of those that a window has not left behind."""
         kept_BN, counts = self.contexts[self.windows[layer] if self.windows else None]
         kept_BN = kept_BN.to(query_BHNd.device)
-        if self.reducer is not None:
+        if self.reducer is not None and any(counts):
             assert self.position_BN is not None
             assert self.rotate is not None
             view = View(

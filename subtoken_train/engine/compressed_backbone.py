@@ -213,13 +213,9 @@ class CompressedBackbone(nn.Module):
         if not self.splits or (reducer is None and self.active_routing is None):
             return
         assert reducer is None or isinstance(reducer, ContextReducer)
-        if not bool((run.rows.regions_BM == Region.CONTEXT).any()):
-            if bool((batch.labels_BN == IGNORE_INDEX).all()):  # prompts too short to have a context
-                return
-            raise ValueError(
-                f"no record of the batch ({batch.record_ids[0]}, ...) has a context to compress; a language model's "
-                "reducer and routers need packed text (data.train) or prompts with a context"
-            )
+        any_context = bool((run.rows.regions_BM == Region.CONTEXT).any())
+        if not any_context and bool((batch.labels_BN == IGNORE_INDEX).all()):
+            return  # prompts too short to have a context; what is trained still runs every router
         run.state = self._routing_state(run, deferred=True)
         run.split = ContextSplit(
             reducer,

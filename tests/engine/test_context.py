@@ -8,8 +8,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers import REDUCERS, build_reducer
+from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.greedy import generate_greedy
@@ -222,9 +224,39 @@ def test_a_language_model_takes_no_images():
         compress(text_family()).run(batch)
 
 
-def test_prompts_without_a_context_are_refused_rather_than_left_whole():
-    with pytest.raises(ValueError, match=r"no record of the batch .text-0, .... has a context to compress"):
-        compress(text_family(), **QUEST).run(text_batch([(0, 6, 2)]))
+SHORT = [(0, 9, 6), (0, 3, 4)]
+CONTEXT_REDUCERS = [name for name in REDUCERS if issubclass(REDUCERS.find(name), ContextReducer)]
+
+
+def trained_loss(backbone, batch):
+    """The summed loss of a batch and the gradients of all that trains, after it."""
+    backbone.zero_grad()
+    rows, targets = predicting_rows(batch.labels_BN)
+    result = backbone.run(batch)
+    loss = answer_loss(backbone.logits(result, rows), targets)
+    (loss + 0 * result.state.mean_balance()).backward()
+    return loss.item(), {name: p.grad.clone() for name, p in backbone.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("name", CONTEXT_REDUCERS)
+def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(name):
+    family = text_family()
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = compress(family, ROUTED, name=name, keep_ratio=0.5)
+    batch = text_batch([*MIXED, *SHORT])
+    loss, gradients = trained_loss(backbone, batch)
+    alone = [trained_loss(backbone, only_text(batch, index)) for index in range(len(batch.record_ids))]
+    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-6)
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_samples_without_a_context_are_trained_whole():
+    family, batch = text_family(), text_batch(SHORT)
+    backbone = compress(family, ROUTED, **QUEST)
+    real = batch.regions_BN != Region.PADDING
+    torch.testing.assert_close(backbone.logits(backbone.run(batch))[real], hf_logits(family, batch)[real])
 
 
 def test_quest_configuration_is_part_of_the_reducer():
