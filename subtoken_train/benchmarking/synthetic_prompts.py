@@ -18,10 +18,11 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.families.qwen_vl.inputs import QwenInputs
-from subtoken_train.inference.prompt_inputs import QUERY_TOKENS, batch_from_inputs
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch
 
 IMAGE_SIZE = (336, 336)

@@ -2,20 +2,26 @@
 
 Legend: B batch, N sequence positions.
 
-A sample is laid out as ``[CONTEXT ... | QUERY ... | ANSWER ...]``. Reducers and query summaries read CONTEXT and QUERY;
-the ANSWER tokens are predicted, so nothing that is decided before them may look at them. Where a sample has no ANSWER
-(the ``region`` reading: the whole query region is read *and* predicted), QUERY carries the labels.
+A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. Reducers and
+query summaries read CONTEXT and QUERY; the ANSWER tokens are predicted, so nothing that is decided before them may look
+at them. Where a sample has no ANSWER (the ``region`` reading: the whole query region is read *and* predicted), QUERY
+carries the labels.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region
+
+QUERY_TOKENS = 64
+"""Last tokens of a prompt that ask, unless told."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +29,12 @@ class TextSample:
     """One unpadded sequence.
 
     Attributes:
-        input_ids: token ids; a BOS, where there is one, is the first of the context.
+        input_ids: token ids; a BOS, where there is one, is the first of the system's or the context.
         context_length: tokens of the CONTEXT region.
         query_length: tokens of the QUERY region, right after the context.
         record_id: a name for messages and logs.
-        without_loss: places in it that are read and never labelled.
+        without_loss: places in it that are read and never labelled: QUERY, where they stand behind the prompt.
+        system_length: tokens of the SYSTEM region, before the context.
     """
 
     input_ids: Sequence[int]
@@ -35,11 +42,12 @@ class TextSample:
     query_length: int
     record_id: str
     without_loss: Sequence[int] = ()
+    system_length: int = 0
 
     @property
     def prompt_length(self) -> int:
         """Tokens before the ANSWER region."""
-        return self.context_length + self.query_length
+        return self.system_length + self.context_length + self.query_length
 
 
 def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
@@ -52,15 +60,19 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
     labels_BN = torch.full(shape, IGNORE_INDEX)
     regions_BN = torch.full(shape, int(Region.PADDING))
     for row, sample in enumerate(samples):
-        length, prompt = len(sample.input_ids), sample.prompt_length
-        assert 0 < sample.query_length <= length - sample.context_length
+        length, system, prompt = len(sample.input_ids), sample.system_length, sample.prompt_length
+        asks = system + sample.context_length
+        assert asks < prompt <= length
         input_ids_BN[row, :length] = torch.as_tensor(sample.input_ids)
-        regions_BN[row, : sample.context_length] = int(Region.CONTEXT)
-        regions_BN[row, sample.context_length : prompt] = int(Region.QUERY)
+        regions_BN[row, :system] = int(Region.SYSTEM)
+        regions_BN[row, system:asks] = int(Region.CONTEXT)
+        regions_BN[row, asks:prompt] = int(Region.QUERY)
         regions_BN[row, prompt:length] = int(Region.ANSWER)
-        first_label = sample.context_length if prompt == length else prompt
+        first_label = asks if prompt == length else prompt
         labels_BN[row, first_label:length] = input_ids_BN[row, first_label:length]
-        labels_BN[row, torch.as_tensor(sample.without_loss, dtype=torch.long)] = IGNORE_INDEX
+        read = torch.as_tensor(sample.without_loss, dtype=torch.long)
+        labels_BN[row, read] = IGNORE_INDEX
+        regions_BN[row, read[read >= prompt]] = int(Region.QUERY)
     return Batch(
         input_ids_BN=input_ids_BN,
         labels_BN=labels_BN,
@@ -70,6 +82,25 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
         images_per_sample_B=torch.zeros(len(samples), dtype=torch.long),
         record_ids=[sample.record_id for sample in samples],
     )
+
+
+def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
+    """Tokens of a text that are context: up to its last blank line (a few-shot prompt), else all but the last ones.
+
+    A blank line counts where something follows it, in at most half of the prompt; a prompt of ``asking`` tokens or
+    fewer without one has no context, and is not compressed.
+    """
+
+    def text(start: int) -> str:
+        ending: str = family.tokenizer.decode(token_ids[start - 1 :])
+        return ending
+
+    starts = range(len(token_ids) // 2 + 1, len(token_ids))
+    # the later the start the shorter the ending: the last one that still holds a blank line is found by halving
+    place = bisect_left(starts, True, key=lambda start: "\n\n" not in text(start))
+    if place and text(starts[place - 1]).split("\n\n")[-1].strip():
+        return starts[place - 1]
+    return max(0, len(token_ids) - asking)
 
 
 def padding_id(tokenizer: object) -> int:

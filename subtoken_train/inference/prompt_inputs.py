@@ -6,7 +6,6 @@ Legend: B batch, N positions.
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from os import PathLike
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.documents import check_characters, text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.family import Family, GivenImages
@@ -36,7 +36,6 @@ IMAGE_INPUTS = (
     "second_per_grid_ts",
 )
 """Outputs of processors for images and videos; each family lists those that it takes."""
-QUERY_TOKENS = 64  # last prompt tokens of a text that ask, unless told
 
 
 def batch_from_inputs(
@@ -153,25 +152,6 @@ def _on(device: torch.device, name: str, given: Any) -> Tensor:
     if not isinstance(given, Tensor):
         raise ValueError(f'{name} must be a tensor, not {type(given).__name__}; use return_tensors="pt"')
     return given.to(device)
-
-
-def context_tokens(family: Family, token_ids: list[int]) -> int:
-    """Tokens of a text that are context: up to its last blank line (a few-shot prompt), else all but the last 64.
-
-    A blank line counts where something follows it, in at most half of the prompt; a prompt of 64 tokens or fewer
-    without one has no context, and is not compressed.
-    """
-
-    def text(start: int) -> str:
-        ending: str = family.tokenizer.decode(token_ids[start - 1 :])
-        return ending
-
-    starts = range(len(token_ids) // 2 + 1, len(token_ids))
-    # the later the start the shorter the ending: the last one that still holds a blank line is found by halving
-    place = bisect_left(starts, True, key=lambda start: "\n\n" not in text(start))
-    if place and text(starts[place - 1]).split("\n\n")[-1].strip():
-        return starts[place - 1]
-    return max(0, len(token_ids) - QUERY_TOKENS)
 
 
 def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_length: int | None) -> Tensor:

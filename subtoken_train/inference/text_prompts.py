@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
+from subtoken_train.datasets.text_batches import TextSample, collate_text, context_tokens, padding_id
 from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.prompt_inputs import context_tokens
 from subtoken_train.types import Batch, Turn
 
 _MARK = "(the question stands here)"

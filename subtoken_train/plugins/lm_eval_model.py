@@ -18,11 +18,11 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
+from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_inputs import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read_arguments
 from subtoken_train.types import Batch

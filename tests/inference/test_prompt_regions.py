@@ -7,9 +7,10 @@ import torch
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
-from subtoken_train.inference.prompt_inputs import batch_from_inputs, context_tokens
+from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.greedy import generate_greedy

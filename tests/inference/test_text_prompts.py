@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
+from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.prompt_inputs import context_tokens
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region

@@ -34,7 +34,7 @@ class Sample:
         images: images and videos in the order of their placeholders; opened when a batch needs them.
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
         context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
-            split (``inference.prompt_inputs.context_tokens``).
+            split (``datasets.text_batches.context_tokens``).
         max_new_tokens: cap on a generated answer.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
