@@ -69,10 +69,21 @@ class ArmSettings:
     selector: Annotated[
         Words,
         Setting(
-            "untrained control in the routers' place: none (whole values), value_norm, output_norm, random or static",
+            "untrained choice of value groups, value_norm, output_norm, random or static: of a backbone alone by "
+            "`groups`, of an adapter in its routers' place (none: whole values)",
             "NAME",
             harness=False,
         ),
+    ] = None
+    groups: Annotated[
+        Words,
+        Setting(
+            "value groups of a backbone alone, S and how many stay, by `selector` (value_norm)", "S,K", harness=False
+        ),
+    ] = None
+    layout: Annotated[
+        Words,
+        Setting("of `groups`: contiguous (the default) or per_head", "NAME", harness=False),
     ] = None
     eviction: Annotated[
         Words,

@@ -64,7 +64,9 @@ SELECTORS_HEAD = f"""# Group selectors
 A selector scores the value groups of every token that stays, in every layer, while the prompt is read; the budget turns
 scores into a mask, and what the mask leaves out is not stored. *Learned* ones are routers, trained by a recipe; the
 others are controls that choose without training, in the same bytes. A recipe names one under `model.routing`, an arm of
-a grid by `selector`.
+a grid by `selector`. A backbone alone takes a control with S and K:
+`SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm", layout="per_head")`, in `generate`, `evaluate`
+and `benchmark` `--groups 16,12 --selector value_norm --layout per_head`, in a grid's arm the same words.
 
 | selector | learned | what it is |
 |---|---|---|

@@ -104,8 +104,7 @@ class Subject:
 
     @classmethod
     def of(cls, backbone: CompressedBackbone, compression: Compression) -> Subject:
-        """A loaded arm, whose routers leave the backbone until their side's turn."""
-        backbone.detach()
+        """A loaded arm; routers that keep every group as it is are left out."""
         bank = None if backbone.active_routing is None else backbone.bank
         return cls(backbone.family, backbone.reducer, bank, compression)
 

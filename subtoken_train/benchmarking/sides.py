@@ -108,12 +108,11 @@ class PackedSide(Side):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Routers are on the backbone inside it, and on no other side's turn."""
+        """Make the arm, and let it and its cache go."""
         self._backbone = CompressedBackbone(self.family, self.reducer, self.bank).eval()
         try:
             yield
         finally:
-            self._backbone.detach()
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:

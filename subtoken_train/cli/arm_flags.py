@@ -19,8 +19,8 @@ _CACHES = ("kv_dtype", "dtype", "max_pixels", "key_channels", "merge", "prefill_
 
 
 def add_compression_options(parser: ArgumentParser) -> None:
-    """Add a plain backbone's token reducer, and for every model the eviction and the precision of its cache."""
-    add_settings(parser, "reducer", "keep_ratio", *_EVICTIONS, *_CACHES)
+    """Add a plain backbone's reducer and value groups, and for every model the eviction and precision of its cache."""
+    add_settings(parser, "reducer", "keep_ratio", "selector", "groups", "layout", *_EVICTIONS, *_CACHES)
 
 
 def add_eviction_options(parser: ArgumentParser) -> None:

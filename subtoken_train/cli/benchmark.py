@@ -237,7 +237,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_protocol_options(args: argparse.Namespace) -> None:
     """The protocol says what it keeps, in which precision, and how long its prompt is."""
-    sizes, kept = ("lengths", "batch_sizes", "reducer", "keep_ratio"), ("eviction", "key_channels", "merge", "rerotate")
+    sizes, kept = (
+        ("lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups"),
+        ("eviction", "key_channels", "merge", "rerotate"),
+    )
     timed = {"new_tokens": None, "pairs": PAIRS, "share_of_copy": False} if args.peak_memory else {}
     given = [
         name for name in (*sizes, *kept, "kv_dtype", "prefill_chunk") if getattr(args, name) not in (None, "model")

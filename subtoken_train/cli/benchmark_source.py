@@ -22,6 +22,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import adapter_backbone
 from subtoken_train.reducers import build_reducer
+from subtoken_train.routing.bank import RouterBank
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def _adapter(args: Namespace) -> BenchmarkSource:
     spec = _spec(args, adapter=args.adapter)
     if spec.overrides:
         raise ValueError(
-            f"{args.adapter} is an adapter with its own token reducer; leave --reducer and --keep-ratio out"
+            f"{args.adapter} is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and "
+            "--selector out"
         )
     folder = adapter_folder(args.adapter)
     config = read_config(folder)
@@ -99,12 +101,16 @@ def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     backbone = replace(BackboneConfig(path=args.model), **spec.loading)
     reducer = build_reducer(spec.reducer or "none", 1.0 if spec.keep_ratio is None else spec.keep_ratio)
 
+    def around(family: Family) -> CompressedBackbone:
+        bank = None if spec.routing is None else RouterBank(spec.routing, family.hidden_size, family.shape)
+        return CompressedBackbone(family, reducer, bank)
+
     def load(device: torch.device) -> CompressedBackbone:
         if args.random:
-            return CompressedBackbone(random_family(backbone, shrink, device), reducer).eval()
+            return around(random_family(backbone, shrink, device)).to(device).eval()
         return spec.load(str(device)).backbone
 
-    layout = CompressedBackbone(layout_family(backbone, shrink.apply if args.random else None), reducer)
+    layout = around(layout_family(backbone, shrink.apply if args.random else None))
     return BenchmarkSource(f"backbone {args.model}", backbone, layout, spec.compression(), load)
 
 
@@ -112,8 +118,9 @@ def _recipe(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.training.preflight import lay_out
 
-    if given := [name for name in ("reducer", "keep_ratio") if getattr(args, name) is not None]:
-        raise ValueError(f"--{given[0].replace('_', '-')}: the recipe names its own token reducer; leave it out")
+    own = ("reducer", "keep_ratio", "selector", "groups", "layout")
+    if given := [name for name in own if getattr(args, name) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')}: the recipe names its own reducer and routers; leave it out")
     loading = {name: value for name in ("dtype", "max_pixels") if (value := getattr(args, name)) is not None}
     overrides = [f"--model.backbone.{name}={value}" for name, value in loading.items()]
     module = RecipeCLI(["--config", args.config, *overrides]).model

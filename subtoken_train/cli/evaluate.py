@@ -191,14 +191,14 @@ def _interval(metric: str, figures: list[float], sign: Literal["", "+"] = "") ->
 ARM_OPTIONS = tuple(flag_name(name) for name in FLAGGED if name != "kv_dtype")
 """Options that say who answers, beside the precision, which has a default; a grid file says them itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
-GRID_ONLY = ("selector", "protocol", "data_root", "anchors", "device", "check")
+GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
 
 
 def add_grid_options(parser: argparse.ArgumentParser) -> None:
     """Options of grids alone."""
     parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
-    add_settings(parser, "selector", "protocol")
+    add_settings(parser, "protocol")
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     parser.add_argument(
         "--check", action="store_true", help="say what the grid would run and what it wants; no weights, no files read"

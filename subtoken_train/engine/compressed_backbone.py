@@ -22,7 +22,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
@@ -57,7 +56,7 @@ class CompressedBackbone(nn.Module):
         self.reducer = reducer
         self.bank = bank
         check_reducer(reducer, family)
-        self._hooks: list[RemovableHandle] | None = []
+        self._detached = False
         self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
         """True if context and query rows of a language model see different caches."""
         if self.splits:
@@ -67,7 +66,7 @@ class CompressedBackbone(nn.Module):
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
             attention = [layer.self_attn for layer in family.decoder.layers]
-            self._hooks = bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
             bank.freeze_below(self.cut_layer)
 
     @property
@@ -115,10 +114,8 @@ class CompressedBackbone(nn.Module):
         return nominal_ledger(shape, tokens, budget, self.cut_layer, kept or None, filled).fraction(region)
 
     def detach(self) -> None:
-        """Take the routers off the family, which another backbone can then use; this one runs no more."""
-        for hook in self._hooks or ():
-            hook.remove()
-        self._hooks = None
+        """Hand the family on to another backbone; this one runs no more."""
+        self._detached = True
 
     def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
         """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
@@ -146,7 +143,7 @@ class CompressedBackbone(nn.Module):
         Raises:
             ValueError: in evaluation mode and without a cache, NaN or infinity in what the last layer gives.
         """
-        assert self._hooks is not None, "this backbone's family was handed on to another"
+        assert not self._detached, "this backbone's family was handed on to another"
         acts = self.reducer.stage != "none" and (self.reducer.acts or force_gather)
         run = RunningPass(batch, cache, pad_left, observer, chunks, acts)
         self._embed(run)

@@ -19,6 +19,7 @@ from subtoken_train.inference.compression import Compression, parse_keep
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig, check_untrained, untrained_routing
 from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
 
@@ -48,10 +49,9 @@ class ArmSpec(ArmSettings):
             check_word("dtype", self.dtype, DTYPES)
         if self.adapter is None:
             self._check_reducer()
-            if self.selector is not None:
-                raise ValueError(
-                    f"arm {self.backbone}: selector {self.selector!r} needs an adapter, whose S and K it takes"
-                )
+            untrained_routing(self.groups, self.selector, self.layout)
+        else:
+            self._check_groups()
         given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
         if self.eviction is None and given:
             names = ("eviction_keep", "eviction_every", "eviction_options")
@@ -74,6 +74,20 @@ class ArmSpec(ArmSettings):
             say, place = self.spelled, f"arm {self.backbone}: " if self.written == "key" else ""
             example = f"{say('reducer', 'fastv')} and {say('keep_ratio', '0.25')}"
             raise ValueError(f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}")
+
+    def _check_groups(self) -> None:
+        """Refuse groups of an adapter, which has its own."""
+        if self.selector not in (None, "none"):
+            check_untrained(self.selector)
+        if (name := next((name for name in ("groups", "layout") if getattr(self, name) is not None), None)) is not None:
+            raise ValueError(f"{self.spelled(name)} is of a backbone alone; {self.adapter} is an adapter with its own")
+
+    @property
+    def routing(self) -> RoutingConfig | None:
+        """Value groups of a backbone alone; None where it has none, and of an adapter."""
+        if self.adapter is not None:
+            return None
+        return untrained_routing(self.groups, self.selector, self.layout, self.seed)
 
     def _check_types(self) -> None:
         """Refuse values of another type, which a file may hold, and a seed that nothing draws with."""
@@ -129,7 +143,17 @@ class ArmSpec(ArmSettings):
         ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         where = backbone or (self.backbone if self.adapter is not None else None)
-        loaded = load_backbone(path, revision if self.adapter is None else None, where, reducer, device, self.loading)
+        loaded = load_backbone(
+            path,
+            revision if self.adapter is None else None,
+            where,
+            reducer,
+            device,
+            selector=self.selector if self.adapter is not None else None,
+            seed=self.seed,
+            routing=self.routing,
+            loading=self.loading,
+        )
         return SubTokenModel.around(loaded, compression)
 
     @property
@@ -159,8 +183,8 @@ def _is_of(kind: type, value: object) -> bool:
     return type(value) in ((int, float) if kind is float else (kind,)) and value != ""
 
 
-_CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed")
-"""Settings whose types ``parse_keep`` and ``Compression`` check, or that go with what draws."""
+_CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed", "groups")
+"""Settings whose types ``parse_keep``, ``Compression`` and ``untrained_routing`` check, or that go with what draws."""
 _ALWAYS = ("key_channels", "rerotate", "reducer_options", "eviction_options")
 """Settings for which None is no value."""
 _OF_CACHES = tuple(name for name in ARM_SETTINGS if name in Compression.__annotations__ and name != "eviction")

@@ -43,6 +43,8 @@ from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inpu
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.routing import untrained_routing
+from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Plan, Turn
 
 
@@ -87,6 +89,9 @@ class SubTokenModel:
         model: a transformers model of a family that is served, in evaluation mode, see ``family_in_memory``.
         processor: the processor that was published with it (of a language model: its tokenizer).
         reducer: a token reducer, for instance ``build_reducer("fastv", 0.25)``; None: every token stays.
+        groups: S and K: of every token that the reducer leaves, K of S value groups stay, chosen without training.
+        selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random`` or ``static``.
+        layout: of the groups: ``contiguous`` (None), pieces of the whole value vector, or ``per_head``, of every head.
         settings: how caches are compressed, see ``CompressionSettings``.
 
     Attributes:
@@ -104,11 +109,21 @@ class SubTokenModel:
     _context: CompressedContext | None
 
     def __init__(
-        self, model: Any, processor: Any, *, reducer: Reducer | None = None, **settings: Unpack[CompressionSettings]
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        reducer: Reducer | None = None,
+        groups: tuple[int, int] | str | None = None,
+        selector: str | None = None,
+        layout: str | None = None,
+        **settings: Unpack[CompressionSettings],
     ) -> None:
-        compression, family = compression_of(settings), family_in_memory(model, processor)
+        compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
+        family = family_in_memory(model, processor)
         with reading_packed(family.decoder.config):
-            self._take(CompressedBackbone(family, reducer or build_reducer("none")), compression)
+            bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+            self._take(CompressedBackbone(family, reducer or build_reducer("none"), bank), compression)
 
     @classmethod
     def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> SubTokenModel:
@@ -132,6 +147,9 @@ class SubTokenModel:
         backbone: BackboneConfig | str | None = None,
         reducer: Reducer | None = None,
         device_map: str | None = None,
+        groups: tuple[int, int] | str | None = None,
+        selector: str | None = None,
+        layout: str | None = None,
         **settings: Unpack[CompressionSettings],
     ) -> SubTokenModel:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -144,13 +162,16 @@ class SubTokenModel:
                 checked.
             reducer: for a backbone alone: a token reducer; an adapter has its own.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
+            groups: for a backbone alone: value groups without training, see the class.
+            selector: likewise.
+            layout: likewise.
             settings: how caches are compressed, see ``CompressionSettings``.
 
         Raises:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
-        compression = compression_of(settings)
-        return cls.around(load_backbone(path, revision, backbone, reducer, device_map), compression)
+        compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
+        return cls.around(load_backbone(path, revision, backbone, reducer, device_map, routing=routing), compression)
 
     @property
     def processor(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
@@ -26,6 +26,8 @@ from subtoken_train.families.load import family_class, free_memory, is_spread, l
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.routing import RoutingConfig, check_untrained
+from subtoken_train.routing.bank import RouterBank
 
 
 def device_of(name: str) -> torch.device:
@@ -42,9 +44,6 @@ def device_of(name: str) -> torch.device:
     if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
         raise unknown_name("device of this machine", name, known)
     return torch.device(name)
-
-
-FreeSelector = Literal["none", "value_norm", "output_norm", "random", "static"]
 
 
 class ModelPool:
@@ -95,6 +94,7 @@ class ModelPool:
         reducer: Reducer | None = None,
         selector: str | None = None,
         seed: int | None = None,
+        routing: RoutingConfig | None = None,
         loading: Mapping[str, Any] | None = None,
     ) -> CompressedBackbone:
         """An arm in evaluation mode, until the next call.
@@ -107,16 +107,19 @@ class ModelPool:
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
             seed: of that selector where it draws; None: the adapter's.
+            routing: of a backbone alone, see ``untrained_routing``.
             loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
 
         Raises:
             ValueError: no such name, or settings that do not fit the adapter or its backbone.
         """
-        if selector is not None and selector not in get_args(FreeSelector):
-            raise unknown_name("selector in the place of an adapter's routers", selector, get_args(FreeSelector))
+        if selector not in (None, "none"):
+            check_untrained(str(selector))
         folder = self.find(path, revision)
         if folder is None:
-            return self._plain(str(path), revision, backbone, reducer, selector, loading)
+            return self._plain(str(path), revision, backbone, reducer, selector, routing, loading)
+        if routing is not None:
+            raise ValueError(f"{path} is an adapter with its own value groups; leave groups out")
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
@@ -134,6 +137,7 @@ class ModelPool:
         backbone: BackboneConfig | str | None,
         reducer: Reducer | None,
         selector: str | None,
+        routing: RoutingConfig | None,
         loading: Mapping[str, Any] | None,
     ) -> CompressedBackbone:
         """A backbone without an adapter."""
@@ -146,7 +150,8 @@ class ModelPool:
         source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
         source = replace(source, **(loading or {}))
         family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
-        self._current = CompressedBackbone(family, reducer)
+        bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+        self._current = CompressedBackbone(family, reducer, bank)
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
@@ -184,16 +189,18 @@ def load_backbone(
     backbone: BackboneConfig | str | None = None,
     reducer: Reducer | None = None,
     device: str | None = None,
-    loading: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
+
+    ``settings``: selector, seed, routing and loading, as ``ModelPool.get`` takes them.
 
     Raises:
         ValueError: no such name or revision, or arguments of the other kind.
     """
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
-    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, loading=loading)
+    return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:

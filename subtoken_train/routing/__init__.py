@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+from typing import cast
+
+from subtoken_train.errors import unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.types import Layout
 
 SELECTORS: Registry[Selector] = Registry(
     "selector",
@@ -34,4 +39,56 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     return selector
 
 
-__all__ = ["SELECTORS", "RoutingConfig", "Selector", "SelectorInput", "build_selector"]
+def check_untrained(selector: str) -> None:
+    """Raise a worded ``ValueError`` unless a selector chooses without training."""
+    free = [name for name in SELECTORS if not SELECTORS[name].learned]
+    if selector in SELECTORS and selector not in free:
+        raise ValueError(
+            f"selector {selector!r} is a router, which chooses by training: give an adapter that was trained with it, "
+            f"or take {', '.join(free)}"
+        )
+    if selector not in free:
+        raise unknown_name("selector without training", selector, free)
+
+
+def untrained_routing(
+    groups: object, selector: str | None = None, layout: str | None = None, seed: int | None = None
+) -> RoutingConfig | None:
+    """Return the routing of a backbone alone; None where no groups are asked for.
+
+    Args:
+        groups: S and K, as numbers or written ``16,12``.
+        selector: one that needs no training; None: ``value_norm``.
+        layout: None: ``contiguous``.
+        seed: of a selector that draws.
+
+    Raises:
+        ValueError: a learned selector, no pair of numbers, or a selector or layout without groups. Whether S divides a
+            model's values is for ``RoutingConfig.check``.
+    """
+    if groups is None:
+        for name, value in (("selector", selector), ("layout", layout)):
+            if value is not None:
+                raise ValueError(f"{name} {value!r} of a backbone alone needs groups, S and K, for instance 16,12")
+        return None
+    parts = groups.split(",") if isinstance(groups, str) else groups
+    try:
+        num_groups, kept_groups = [int(part) if isinstance(part, str) else operator.index(part) for part in parts]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise ValueError(f"groups {groups!r} must be two whole numbers, S and K, for instance 16,12") from None
+    chosen = "value_norm" if selector is None else selector
+    check_untrained(chosen)
+    return RoutingConfig(
+        chosen, num_groups, kept_groups, cast("Layout", layout or "contiguous"), seed=0 if seed is None else seed
+    )
+
+
+__all__ = [
+    "SELECTORS",
+    "RoutingConfig",
+    "Selector",
+    "SelectorInput",
+    "build_selector",
+    "check_untrained",
+    "untrained_routing",
+]

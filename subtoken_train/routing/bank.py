@@ -2,7 +2,8 @@
 
 A forward hook on the value projection (outside its LoRA) sees the router's input and the value vector at once and
 returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
-works. The hooks do nothing outside ``with bank.routing(...)``: decoding never calls a router.
+works. The hooks are there inside ``with bank.routing(...)`` alone: decoding never calls a router, and a model that
+somebody handed over is as it was.
 
 Routing is deferred where some rows of a layer read whole values (a language model's context) and which tokens stay is
 known only in its attention. Then a layer takes two steps: the hook notes the projection's input and output in
@@ -105,6 +106,7 @@ class RouterBank(nn.Module):
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
+        self._projections: list[nn.Module] = []  # a list: they are no parts of the bank
 
     @property
     def learned(self) -> bool:
@@ -121,10 +123,8 @@ class RouterBank(nn.Module):
         """Return whether every group is kept as it is."""
         return self.config.kept_groups == self.config.num_groups and not self.config.value_gate
 
-    def attach(
-        self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module]
-    ) -> list[RemovableHandle]:
-        """Hook every layer's value projection (its outermost module, LoRA included); returns the handles.
+    def attach(self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module]) -> None:
+        """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
 
         Raises:
             ValueError: ``output_norm`` is asked for and an output projection is quantised.
@@ -132,7 +132,7 @@ class RouterBank(nn.Module):
         assert len(value_projections) == len(output_projections) == len(self.selectors)
         if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
-        return [module.register_forward_hook(partial(self._hook, i)) for i, module in enumerate(value_projections)]
+        self._projections = list(value_projections)
 
     def freeze_below(self, layer: int) -> None:
         """Train nothing in the layers below ``layer``: they hold every token whole, and their routers never run."""
@@ -148,7 +148,17 @@ class RouterBank(nn.Module):
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""
-        with undoing(partial(setattr, self, "_state", self._state)):
+        before, hooks = self._state, list[RemovableHandle]()
+
+        def restore() -> None:
+            self._state = before
+            for hook in hooks:
+                hook.remove()
+
+        with undoing(restore):
+            if before is None:
+                for layer, module in enumerate(self._projections):
+                    hooks.append(module.register_forward_hook(partial(self._hook, layer)))
             self._state = state
             yield state
 
@@ -160,8 +170,7 @@ class RouterBank(nn.Module):
     def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> Tensor:
         """Forward hook of a value projection."""
         state = self._state
-        if state is None:
-            return value_BND
+        assert state is not None
         if layer in state.ahead:
             return state.ahead[layer][:, slice(*state.part)]
         if state.deferred is not None:

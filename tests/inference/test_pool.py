@@ -158,8 +158,6 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
         assert (config.query_conditioned, config.value_gate) == (selector is None, selector is None)
     assert len({x.sum().item() for x in seen}) == 6
     config, backbone, _ = read_adapter(places[adapter])
-    for hook in backbone._hooks:
-        hook.remove()
     backbone.bank = None
     assert torch.equal(logits(backbone), seen[-1])
     assert pool.get(places["tokens"], selector="none").bank is None
@@ -169,7 +167,7 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
 @sampled(
     ("name", "options", "words"),
     [
-        ("routed", {"selector": "linear"}, "in the place of an adapter's routers"),
+        ("routed", {"selector": "linear"}, "which chooses by training"),
         ("tokens", {"selector": "random"}, "routes nothing"),
         ("backbone", {"selector": "random"}, "has no adapter"),
         ("backbone", {"backbone": "elsewhere"}, "is not an adapter"),

@@ -18,15 +18,20 @@ LAYER = 1
 
 def run_layer(backbone, batch):
     """A pass, and what entered and left one layer's value projection."""
-    seen, projection = {}, backbone.family.decoder.layers[LAYER].self_attn.v_proj
-    handle = projection.register_forward_hook(lambda _, args, out: seen.update(hidden=args[0], routed=out))
-    result = backbone.run(batch)
+    seen, projection = [], backbone.family.decoder.layers[LAYER].self_attn.v_proj
+    handle = projection.register_forward_hook(lambda _, __, value: seen.append(value))
+    route = backbone.bank._hook
+
+    def routed(layer, *call):
+        value = route(layer, *call)
+        seen.extend([value] if layer == LAYER else [])
+        return value
+
+    backbone.bank._hook = routed
+    state = backbone.run(batch).state
     handle.remove()
-    hooks = dict(projection._forward_hooks)
-    projection._forward_hooks.clear()
-    value = projection(seen["hidden"])
-    projection._forward_hooks.update(hooks)
-    return result.state, value, seen["routed"]
+    del backbone.bank._hook
+    return state, *seen
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])

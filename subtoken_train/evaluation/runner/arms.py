@@ -84,8 +84,9 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
         path,
         backbone=backbone,
         reducer=_reducer(spec, pool),
-        selector=spec.selector,
+        selector=None if spec.adapter is None else spec.selector,
         seed=spec.seed,
+        routing=spec.routing,
         loading=spec.loading,
     )
 
@@ -193,7 +194,10 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
     parts = [adapter_name(spec.adapter, config) if spec.adapter is not None else Path(str(spec.backbone)).name]
     if spec.reducer is not None or spec.keep_ratio is not None:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
-    if spec.selector is not None:
+    if (routing := spec.routing) is not None:
+        parts.append(groups_words(routing).replace(" ", "-"))
+        parts += [] if routing.layout == "contiguous" else [routing.layout]
+    elif spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
         method = "+".join(notation_names(spec.eviction))
@@ -309,12 +313,13 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
 
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
-    base = replace(arm.spec, selector=None, seed=arm.spec.seed if arm.spec.drawing else None)
+    seed = arm.spec.seed if arm.spec.drawing else None
+    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed)
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,
         name=f"{arm.spec.name or arm_name(base, config)}-{SUFFIX}",
-        selector="none",
+        selector=None if base.adapter is None else "none",
         keep_ratio=solved.keep_ratio,
         reducer_options={**arm.spec.reducer_options, "round_up": True, "matches": solved.matches},
     )

@@ -1,0 +1,97 @@
+"""Value groups of a backbone alone: in Python, in a grid and on the command line they are one router-free arm."""
+
+from __future__ import annotations
+
+import pytest
+
+from subtoken_train import SubTokenModel
+from subtoken_train.cli.main import main
+from subtoken_train.evaluation.runner.arms import prepare, with_anchors
+from subtoken_train.evaluation.runner.spec import expand_arms
+from subtoken_train.inference.compression import compression_of
+from subtoken_train.inference.pool import ModelPool
+from subtoken_train.routing import RoutingConfig, untrained_routing
+from tests.support.helpers import compress, save_backbone
+from tests.support.text_families import text_family
+
+TEXT, QUESTIONS = "the bee and the spider met in the garden . " * 6, ["is there a 7 ?", "describe ."]
+COMPRESSION = {"eviction": "h2o", "eviction_keep": 0.5, "kv_dtype": "int8", "prefill_chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    return save_backbone(text_family("llama", max_position_embeddings=512), tmp_path_factory.mktemp("llama") / "whole")
+
+
+def hooks(model):
+    return sum(len(part._forward_hooks) for part in model.modules())
+
+
+def test_they_are_the_router_free_arm_and_leave_the_model_as_it_was(backbone, tmp_path):
+    family = text_family("llama", max_position_embeddings=512)
+    groups = {"groups": (8, 3), "layout": "per_head"}
+    model = SubTokenModel(family.model, family.tokenizer, **groups, selector="output_norm", **COMPRESSION)
+    answers = model.ask(TEXT, QUESTIONS, max_new_tokens=4)
+    assert model.cache_report().nominal_fraction == (1 + 3 / 8) / 2
+    assert hooks(family.model) == 0
+    file = model.cache.save(tmp_path / "context.safetensors")
+    routing = RoutingConfig("output_norm", 8, 3, "per_head")
+    arm = SubTokenModel.around(compress(text_family("llama"), routing), compression_of(COMPRESSION))
+    assert arm.ask(TEXT, QUESTIONS, max_new_tokens=4) == answers
+    loaded = SubTokenModel.from_pretrained(backbone, **groups, selector="output_norm", **COMPRESSION)
+    loaded.load_cache(file)
+    assert loaded.ask(None, QUESTIONS, max_new_tokens=4) == answers
+    with pytest.raises(ValueError, match="the cache was made with adapter"):
+        SubTokenModel.from_pretrained(backbone, groups="8,3", **COMPRESSION).load_cache(file)
+
+
+def test_a_grid_names_them_and_their_anchors(backbone):
+    quest = {"backbone": str(backbone), "reducer": "quest", "keep_ratio": 0.5}
+    specs = expand_arms({**quest, "selector": "random", "seed": 3, "groups": ["8,4", "8,2"], "layout": "per_head"})
+    pool = ModelPool()
+    arms, notes = with_anchors(prepare(specs, pool), pool)
+    assert not notes
+    assert [arm.facts.name for arm in arms[:2]] == [
+        f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)
+    ]
+    assert [arm.facts.groups for arm in arms] == ["S8K4 random", "S8K2 random", "-", "-"]
+    assert [arm.facts.nominal_kv for arm in arms[:2]] == [0.375, 0.3125]
+    assert [arm.facts.anchor for arm in arms[:2]] == [arm.facts.name for arm in arms[2:]]
+    assert [arm.reducer.keep_ratio for arm in arms[2:]] == [0.375, 0.3125]
+    assert pool.loads == 1
+
+
+def test_the_command_says_what_they_take(backbone, capsys):
+    command = [
+        "generate",
+        "--backbone",
+        str(backbone),
+        "--prompt",
+        TEXT * 2,
+        "--max-new-tokens",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    assert main([*command, "--selector", "value_norm", "--groups", "8,2", "--layout", "per_head"]) == 0
+    assert "(nominal 62.5000%)" in capsys.readouterr().out
+    assert main([*command, "--groups", "7,2"]) == 2
+    assert "num_groups=7 does not divide the value width 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("8,2", "linear"), "selector 'linear' is a router, which chooses by training: give an adapter"),
+        (("8,2", "norm"), "unknown selector without training 'norm'.*Allowed: .*value_norm"),
+        ((16,), "groups 16 must be two whole numbers, S and K, for instance 16,12"),
+        (("8,2,1",), "must be two whole numbers"),
+        (((8, 2.5),), "must be two whole numbers"),
+        ((None, "value_norm"), "selector 'value_norm' of a backbone alone needs groups"),
+        ((None, None, "per_head"), "layout 'per_head' of a backbone alone needs groups"),
+    ],
+)
+def test_what_is_no_choice_without_training_is_refused(asked, words):
+    with pytest.raises(ValueError, match=words):
+        untrained_routing(*asked)
+    assert untrained_routing("8,2") == untrained_routing([8, 2]) == RoutingConfig("value_norm", 8, 2)
