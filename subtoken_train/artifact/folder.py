@@ -46,6 +46,7 @@ from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
+from subtoken_train.families.gguf_files import is_gguf
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers.base import Reducer
@@ -207,7 +208,9 @@ def write_merged(
         model = peft_model.merge_and_unload(safe_merge=True, adapter_names=list(peft_model.peft_config))
         model.save_pretrained(temporary)
         backbone.family.processor.save_pretrained(temporary)
-        write_rest(temporary, replace(config, merged=True), backbone, sections)
+        revision = None if is_gguf(config.identity.path) else config.identity.revision  # its weights are new ones
+        merged = replace(config, merged=True, identity=replace(config.identity, revision=revision))
+        write_rest(temporary, merged, backbone, sections)
     return folder
 
 

@@ -18,8 +18,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family, shapes_digest
+from subtoken_train.families.gguf_files import gguf_digest, is_gguf
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.typed import shown
 from subtoken_train.types import Identity
@@ -28,20 +29,28 @@ from subtoken_train.types import Identity
 def identify(family: Family, config: BackboneConfig) -> Identity:
     """Return the identity of a loaded (or laid-out) backbone.
 
-    The same with and without LoRA, however it is quantised, and whether its weights are shared out or not.
+    The same with and without LoRA, however it is quantised, and whether its weights are shared out or not. The revision
+    of a GGUF file is its SHA-256: its rounding is part of what an adapter was trained on.
     """
-    return Identity(config.path, config.revision, str(family.model.config.model_type), shapes_digest(family))
+    revision = _FILE + gguf_digest(Path(resolve(config.path))) if is_gguf(config.path) else config.revision
+    return Identity(config.path, revision, str(family.model.config.model_type), shapes_digest(family))
 
 
 def check_identity(wanted: Identity, found: Identity) -> None:
-    """Raise ``ValueError`` if an adapter meets a backbone of another architecture."""
+    """Raise ``ValueError`` if an adapter meets a backbone of another architecture, or one of a GGUF file another."""
     if wanted.digest != found.digest:
         raise ValueError(
             f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
             f"is {found.path!r} ({found.model_type}, {found.digest[:12]}); load the backbone that it names"
         )
+    if (file := wanted.revision or "").startswith(_FILE) and found.revision != file:
+        raise ValueError(
+            f"the adapter was trained on the GGUF file {wanted.path!r} ({file[:19]}), and {found.path!r} is not that "
+            f"file ({(found.revision or 'no GGUF file')[:19]}); load the file that it names"
+        )
 
 
+_FILE = "sha256-"
 _FILES = ("*.json", "*.safetensors")
 """Files that a model is made of; the card and the recipe beside it may be written anew."""
 

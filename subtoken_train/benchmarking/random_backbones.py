@@ -76,4 +76,4 @@ def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, 
         torch.manual_seed(seed)
         family = layout_family(config, shrink.apply, device)
     family.model.eval()
-    return with_processor(family, config) if Path(resolve(config.path)).is_dir() else family
+    return with_processor(family, config) if Path(resolve(config.path)).exists() else family

@@ -132,7 +132,7 @@ def _why_not(cli: RecipeCLI) -> str | None:
         return "training is to run on an accelerator"
     folder = Path(resolve(module.backbone_config.path))
     if not folder.is_dir():
-        return "the backbone is not at hand"
+        return "the backbone is a GGUF file" if folder.exists() else "the backbone is not at hand"
     if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES:
         return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
     if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":

@@ -123,12 +123,12 @@ def _named(given: str, sees: bool) -> Chosen:
 
 def _same(path: str) -> str:
     """One name for a backbone, however its folder is written."""
-    return os.path.realpath(found) if Path(found := resolve(path)).is_dir() else path
+    return os.path.realpath(found) if Path(found := resolve(path)).exists() else path
 
 
 def _of_its_family(given: str) -> str:
     """The shipped recipe of a backbone of the same family; its configuration is read."""
-    if not Path(resolve(given)).is_dir() and not is_hub_id(given):
+    if not Path(resolve(given)).exists() and not is_hub_id(given):
         raise unknown_name("backbone", given, _templates())
     from subtoken_train.families.load import family_class
 

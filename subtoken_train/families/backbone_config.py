@@ -10,6 +10,7 @@ import torch
 
 from subtoken_train.errors import check_word, clipped
 from subtoken_train.families.chat import check_chat
+from subtoken_train.families.gguf_files import is_gguf
 from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
@@ -27,8 +28,8 @@ class BackboneConfig:
     """Choice of the frozen model to build on.
 
     Attributes:
-        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), or a folder that ships with the project
-            (``checkpoints/tiny-llava``).
+        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), a folder that ships with the project
+            (``checkpoints/tiny-llava``), or a language model's GGUF file (``model.gguf``), which is read to ``dtype``.
         revision: branch, tag or commit on the Hub; None takes the default branch.
         dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
         attention: transformers' attention implementation (``sdpa``, ``eager``, ``flash_attention_2``).
@@ -55,22 +56,24 @@ class BackboneConfig:
 
 
 def resolve(path: str) -> str:
-    """Return the path of a local or shipped folder if there is one, otherwise the name unchanged, as a Hub id."""
+    """Return the path of a local or shipped folder or GGUF file if there is one, otherwise the name unchanged."""
     for candidate in (Path(path), resource_root() / path):
-        if candidate.is_dir():
+        if candidate.is_dir() or (is_gguf(path) and candidate.is_file()):
             return str(candidate)
     return path
 
 
 def is_hub_id(path: str) -> bool:
     """Return whether a name reads as ``user/name`` and is no folder here."""
-    return _HUB_ID.fullmatch(path) is not None and resolve(path) == path and not Path(path).exists()
+    if is_gguf(path) or _HUB_ID.fullmatch(path) is None:
+        return False
+    return resolve(path) == path and not Path(path).exists()
 
 
 def check_backbone(config: BackboneConfig) -> None:
-    """Raise ``ValueError`` if a setting is none, or the path is of GGUF files; the Hub is not asked."""
+    """Raise ``ValueError`` if a setting is none, or does not go with the path; the Hub is not asked."""
     check_named(config)
-    _refuse_gguf(config.path)
+    _check_gguf_settings(config)
     dtype_of(config)
     check_quantization(config.quantization)
     check_word("attention", config.attention, ATTENTIONS)
@@ -86,18 +89,28 @@ def check_named(config: BackboneConfig) -> None:
     """Raise ``ValueError`` if no backbone is named; a recipe's ``path: null`` comes as None."""
     named: object = config.path
     if not isinstance(named, str) or not named.strip():
-        raise ValueError(f"backbone.path is {shown(named)}; name a folder or a Hub id")
+        raise ValueError(f"backbone.path is {shown(named)}; name a folder, a Hub id or a GGUF file")
 
 
-def _refuse_gguf(path: str) -> None:
-    """Raise ``ValueError`` for a file, a folder or a repository of GGUF, which llama.cpp runs."""
-    folder = Path(resolve(path))
-    alone = folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*.gguf"))
-    if path.lower().endswith((".gguf", "-gguf")) or alone:
+def _check_gguf_settings(config: BackboneConfig) -> None:
+    """Raise ``ValueError`` for a folder or a repository of GGUF files, and for settings that no GGUF file takes."""
+    path, folder = config.path, Path(resolve(config.path))
+    if is_gguf(path):
+        if config.quantization != "none":
+            raise ValueError(
+                f"quantization {config.quantization} of {path}: a GGUF file is read to {config.dtype}; set it to none, "
+                "or quantise a folder of the model in transformers' format"
+            )
+        if config.revision is not None:
+            raise ValueError(f"revision {config.revision!r} is for Hub ids, and {path} is a file; leave it out")
+        return
+    inside = [] if not folder.is_dir() or (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+    if inside:
+        raise ValueError(f"backbone {path!r} is a folder of GGUF files; name one of them: {folder / inside[0].name}")
+    if path.lower().endswith("-gguf") and not folder.is_dir():
         raise ValueError(
-            f"backbone {clipped(repr(path), 120)} is GGUF, the format of llama.cpp, which is not trained or compressed "
-            "here; name the model that it was made of in transformers' format (a Hub id, or a folder with config.json "
-            "and .safetensors files)"
+            f"backbone {clipped(repr(path), 120)} is a repository of GGUF files; fetch one of them ('hf download "
+            f"{path} FILE.gguf --local-dir DIR') and name it: DIR/FILE.gguf"
         )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 from transformers.integrations import deepspeed
 
 from subtoken_train.families import FAMILIES
@@ -38,6 +38,7 @@ from subtoken_train.families.backbone_files import (
 )
 from subtoken_train.families.decoder import UNSERVED, check_window_runs, layer_windows
 from subtoken_train.families.family import Family
+from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
 from subtoken_train.reducers.base import Reducer
@@ -145,26 +146,30 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     """
     model_config = check_weights(family, config)
     quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
+    from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
     try:
-        model, report = family.auto_model.from_pretrained(
-            resolve(config.path),
-            config=model_config,
-            revision=config.revision,
-            trust_remote_code=False,
-            dtype=dtype_of(config),
-            attn_implementation=config.attention,
-            quantization_config=quantised,
-            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # said below
-            use_safetensors=True,
-        )
+        with _files(config) as (source, further):
+            model, report = family.auto_model.from_pretrained(
+                source,
+                **further,
+                config=model_config,
+                trust_remote_code=False,
+                dtype=dtype_of(config),
+                attn_implementation=config.attention,
+                quantization_config=quantised or from_gguf,
+                **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # said below
+                use_safetensors=True,
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the readers of broken files raise
         raise _unreadable("the weights", config, error) from error
+    if from_gguf is not None:
+        model.config.name_or_path = config.path
     check_whole(model, config.path)
     _check_report(report, model, config)
     check_finite_weights(model, config.path)
@@ -176,7 +181,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
 def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     """Check that a folder's weights are whole and fit its configuration; their headers alone are read.
 
-    Weights of the Hub are checked when they are loaded.
+    Weights of the Hub are checked when they are loaded; of a GGUF file, whether it is whole.
 
     Returns:
         The configuration.
@@ -295,6 +300,17 @@ def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
     return hub_asked() if is_hub_id(config.path) else nullcontext()
 
 
+@contextmanager
+def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the further arguments by which ``from_pretrained`` finds a backbone's files."""
+    source = resolve(config.path)
+    if is_gguf(source):
+        with opened_gguf(Path(source)) as opened:
+            yield opened
+    else:
+        yield source, {"revision": config.revision}
+
+
 def _silence(config: BackboneConfig) -> str | None:
     """Return why the Hub gave nothing, if it was asked for this backbone."""
     return silence() if is_hub_id(config.path) else None
@@ -302,9 +318,8 @@ def _silence(config: BackboneConfig) -> str | None:
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
     try:
-        return family.auto_processor.from_pretrained(
-            resolve(config.path), revision=config.revision, trust_remote_code=False
-        )
+        with _files(config) as (source, further):
+            return family.auto_processor.from_pretrained(source, **further, trust_remote_code=False)
     except Exception as error:  # whatever the readers of broken files raise
         raise _unreadable("the tokenizer or processor", config, error) from error
 
@@ -339,12 +354,15 @@ def _words(error: Exception) -> str:
 
 def _read_config(config: BackboneConfig) -> Any:
     source = resolve(config.path)
+    if is_gguf(source):
+        check_gguf(Path(source))
     try:
         if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
             raise FileNotFoundError(source)
         if Path(source).is_dir():
             check_local_files(Path(source))
-        content = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=False)
+        with _files(config) as (place, further):
+            content = AutoConfig.from_pretrained(place, **further, trust_remote_code=False)
         check_format(vars(content))
         for name in ("text_config", "vision_config"):
             if isinstance(getattr(content, name, None), dict):

@@ -249,4 +249,4 @@ def with_selection(
 def in_one_place(source: BackboneConfig) -> BackboneConfig:
     """A backbone under one name for its folder, however it was written: those that are equal share loaded weights."""
     found = resolve(source.path)
-    return replace(source, path=str(real_path(found))) if Path(found).is_dir() else source
+    return replace(source, path=str(real_path(found))) if Path(found).exists() else source

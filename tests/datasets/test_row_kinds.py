@@ -5,13 +5,10 @@ import re
 
 import pytest
 
-from subtoken_train.cli.init_recipe import choose_backbone
-from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
 from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.evaluation.runner.prompt_file import TextPrompts
-from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 
 TURN = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}
 KINDS = {
@@ -102,19 +99,3 @@ def test_notes_and_system_texts_of_a_table(tmp_path):
     path.write_text(json.dumps([{"prompt": "a", "chosen": "b", "rejected": "c"}]))
     with pytest.raises(ValueError, match=r"q.json: it is a preference pair, and preferences are not trained"):
         read_own_table(path, dict.fromkeys(("image", "question", "answer")))
-
-
-def test_a_gguf_backbone_is_named(tmp_path, capsys):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m/model-q4.gguf").write_bytes(b"GGUF")
-    for path in (str(tmp_path / "m/model-q4.gguf"), str(tmp_path / "m"), "someone/model-7B-GGUF", "gone/x.GGUF"):
-        with pytest.raises(
-            ValueError, match=r"is GGUF, the format of llama.cpp, .* name the model that it was made of"
-        ):
-            check_backbone(BackboneConfig(path))
-    assert main(["generate", "--backbone", str(tmp_path / "m/model-q4.gguf"), "--prompt", "hi"]) == 2
-    assert "is GGUF" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="is GGUF"):
-        choose_backbone("./model-q4.gguf", False, [])
-    (tmp_path / "m/config.json").write_text("{}")
-    check_backbone(BackboneConfig(str(tmp_path / "m")))

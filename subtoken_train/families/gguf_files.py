@@ -1,0 +1,138 @@
+"""Check a GGUF file, llama.cpp's format, as a backbone, and open it for transformers, which reads it to plain tensors.
+
+The header alone says whether a file can be read (``check_gguf``): what is no language model, is cut off, or is of an
+architecture that transformers does not know is refused in words. Weights become fp32, bf16 or fp16 when they are
+loaded; the rounding of the file's own format stays in them, so the file's SHA-256 is part of a backbone's identity.
+Nothing is written here, and files in several parts are not joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from subtoken_train.documents import check_regular, real_path
+from subtoken_train.forks import undoing
+
+EXTRA = "pip install 'subtoken_train[gguf]'"
+_INSTEAD = "take the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
+_NAME = "model.gguf"
+_NO_ARCHITECTURES = ("general", "tokenizer")
+
+
+def is_gguf(path: str) -> bool:
+    """Return whether a backbone's name is that of a GGUF file."""
+    return path.lower().endswith(".gguf")
+
+
+def check_gguf(path: Path) -> None:
+    """Raise ``ValueError`` unless a file is a whole GGUF file of a language model that transformers reads.
+
+    Its header is read, no weight. The package ``gguf`` must be installed.
+    """
+    if not path.exists():
+        raise ValueError(f"backbone {path} is not there; look at its spelling, and at the folder that you are in")
+    size = check_regular(path)
+    if find_spec("gguf") is None:
+        raise ValueError(f"reading {path} needs the package gguf, which is not installed: {EXTRA}")
+    try:
+        metadata, tensors = read_gguf_metadata(str(path))
+    except Exception as error:  # whatever a damaged header makes the reader do
+        raise _damaged(path, size) from error
+    architecture = metadata["general.architecture"]
+    kind, parts = metadata.get("general.type"), metadata.get("split.count", 1)
+    if architecture == "clip" or kind == "mmproj":
+        raise ValueError(f"{path} is the vision tower of a model that sees (mmproj), which is not read; {_INSTEAD}")
+    if kind == "adapter":
+        raise ValueError(f"{path} is a LoRA, no model; name the model that it is for")
+    if parts != 1:
+        raise ValueError(f"{path} is one of {parts} parts; join them first with llama.cpp's 'llama-gguf-split --merge'")
+    if not isinstance(architecture, str) or _plain(architecture) not in _architectures():
+        raise ValueError(
+            f"{path} is of the architecture {str(architecture)[:60]!r}, which transformers does not read from GGUF; "
+            f"{_INSTEAD}"
+        )
+    scaled = [name for name in tensors if name.startswith("rope_")]
+    scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
+    if scaled and architecture != "gpt-oss":
+        raise ValueError(
+            f"{path} scales its rotary positions ({scaled[0]}), which transformers leaves out of what it reads from "
+            f"GGUF; {_INSTEAD}"
+        )
+    try:
+        _reader(*_version(path))
+    except Exception as error:  # a tensor ends past the file's end, or is of no known type
+        raise _damaged(path, size) from error
+
+
+@contextmanager
+def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the folder and the argument by which ``from_pretrained`` reads a file that ``check_gguf`` found sound.
+
+    The file is alone in its folder there: a ``config.json``, a tokenizer or a LoRA beside it is no part of it. Its
+    header is parsed once, where transformers would for configuration, tokenizer and weights, and over a plain array:
+    of a vocabulary of 50,000 that takes 1 second, and over a memory map 5, each time.
+    """
+    import gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / _NAME
+        own.symlink_to(real_path(path))
+        whole, reader = gguf.GGUFReader, _reader(*_version(path))
+        named = "GGUFReader"  # transformers looks it up in the package at each reading
+        setattr(gguf, named, lambda name: reader if Path(name) == own else whole(name))
+        with undoing(lambda: setattr(gguf, named, whole)):
+            yield folder, {"gguf_file": _NAME}
+
+
+def gguf_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal; it is read once in a process, unless it changes."""
+    return _digest(*_version(path))
+
+
+def _plain(architecture: str) -> str:
+    """Return a name as both libraries write it: ``gpt-oss`` is ``gpt_oss`` elsewhere."""
+    return architecture.replace("-", "").replace("_", "")
+
+
+@cache
+def _architectures() -> frozenset[str]:
+    known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
+    return frozenset(map(_plain, known))
+
+
+def _damaged(path: Path, size: int) -> ValueError:
+    return ValueError(f"{path} is no GGUF file, or is damaged or cut off ({size:,} bytes); get it anew")
+
+
+def _version(path: Path) -> tuple[Path, int, int]:
+    status = path.stat()
+    return real_path(path), status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=1)
+def _reader(path: Path, size: int, changed: int) -> Any:
+    """Parse a file's header; sizes and offsets of all tensors are checked against its length."""
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if isinstance(value, np.memmap) else value)
+
+    return Reader(path)
+
+
+@lru_cache(maxsize=4)
+def _digest(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
