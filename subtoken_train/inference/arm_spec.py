@@ -19,7 +19,7 @@ from subtoken_train.inference.compression import Compression, parse_keep
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig, check_untrained, untrained_routing
+from subtoken_train.routing import RoutingConfig, untrained_routing
 from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
 
@@ -77,8 +77,6 @@ class ArmSpec(ArmSettings):
 
     def _check_groups(self) -> None:
         """Refuse groups of an adapter, which has its own."""
-        if self.selector not in (None, "none"):
-            check_untrained(self.selector)
         if (name := next((name for name in ("groups", "layout") if getattr(self, name) is not None), None)) is not None:
             raise ValueError(f"{self.spelled(name)} is of a backbone alone; {self.adapter} is an adapter with its own")
 
