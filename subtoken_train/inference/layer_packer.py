@@ -215,9 +215,19 @@ class LayerPacker:
         vectors = fill_BV.view(len(fill_BV), self.backbone.family.shape.num_kv_heads, -1)
         return Fill(vectors.expand(batch, -1, -1), self.backbone.bank.config.fill == "mean")
 
-    def begin_tails(self, next_position: Tensor) -> None:
-        """Say where the first token after the prompts stands, [B, 1] or [3, B, 1], once all layers are packed."""
-        for layer in self.cache.layers:
+    def make_ready(self, next_position: Tensor) -> None:
+        """Make the cache ready to decode once all layers are packed.
+
+        Args:
+            next_position: of the first token after the prompts, [B, 1] or [3, B, 1]; re-rotated keys have their own.
+        """
+        cache, place = self.cache, next_position
+        if self.rerotation is not None:
+            place = self.rerotation.next_position.to(next_position.device)
+        cache.next_position = place
+        for layer in cache.layers:
             assert isinstance(layer, PackedLayer)
             if layer.window is not None:
-                layer.begin_tail(next_position[:, 0])
+                layer.begin_tail(place[:, 0])
+        cache.prepare()
+        cache.origin_B = torch.arange(place.shape[-2], device=place.device)

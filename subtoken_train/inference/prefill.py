@@ -133,12 +133,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         evict_while_decoding(cache, eviction, plan, prompts.record_ids)
     if eviction is not None and eviction.method.reads:
         add_pages(cache, plan, eviction)
-    rerotation = packer.rerotation
-    following = result.rows.next_position if rerotation is None else rerotation.next_position
-    cache.next_position = following.to(prompts.regions_BN.device)
-    packer.begin_tails(cache.next_position)
-    cache.prepare()
-    cache.origin_B = torch.arange(len(prompts.regions_BN), device=prompts.regions_BN.device)
+    packer.make_ready(result.rows.next_position.to(prompts.regions_BN.device))
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     logits_BV = next_logits(backbone, take_rows(result.hidden_BMD, last_B1))
@@ -167,6 +162,14 @@ def _whole(
     backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
     """Run all layers, plan what stays, pack each layer."""
+    result = run_whole(backbone, prompts, eviction, packer)
+    return result, pack_whole(result, eviction, packer)
+
+
+def run_whole(
+    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+) -> PromptPass:
+    """Run all layers, and the eviction's second pass after them; the packer's dense cache is filled."""
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
@@ -179,6 +182,11 @@ def _whole(
             positions = [rows.position for rows, _ in result.layer_rows()]
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
                 second_pass(family, dense, entries, read, watch, positions)
+    return result
+
+
+def pack_whole(result: PromptPass, eviction: EvictionPass | None, packer: LayerPacker) -> Plan:
+    """Plan what stays of a pass, and pack each layer."""
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
     kept_LBhM = None if eviction is None else eviction.keep(masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
@@ -187,7 +195,7 @@ def _whole(
         entries_BM = regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts[layer], fills.get(layer))
-    return result, plan
+    return plan
 
 
 def _chunked(

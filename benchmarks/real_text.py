@@ -1,0 +1,326 @@
+"""Every text eviction on a real model: facts hidden in WikiText, and the text that follows, at equal bytes.
+
+    python -m benchmarks.real_text --model checkpoints/qwen05 --source DIR             # measures what has no record
+    python -m benchmarks.real_text --table                                             # the records as a table
+    python -m benchmarks.real_text --model DIR --source DIR --arms full                # is this model a judge?
+
+DIR holds WikiText-2's ``test.txt``. A context is a run of it with six sentences put between its own, ``The access code
+of the harbour is 4711.`` The context is compressed before anything is asked. Then the start of each sentence follows
+it (alone, on a branch of the cache): nats of the code, and whether greedy decoding says it. The text that follows the
+context in WikiText is scored on a branch of its own. A model judges methods by facts only if it says half of the codes
+with the full cache, which is measured first. Bytes are those of packed tensors, indices included, as a share of the
+full cache in two-byte numbers: a model in fp32 holds what it does not quantise in twice as many.
+
+Arms of one method with several budgets share the prompt's pass; what each keeps is what it would keep alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.arm_training import commit, sha256
+from benchmarks.comparison_tables import signed_cell
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.engine.attention import reading_packed
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.pool import load_backbone
+from subtoken_train.inference.prefill import append, contexts_of, pack_whole, run_whole
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
+from subtoken_train.types import Batch
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "benchmarks/results/real_text"
+CONTEXTS, TEXT_TOKENS, FOLLOWING, FACTS, SEED = 60, 640, 128, 6, 1
+PLACES = [
+    "harbour",
+    "orchard",
+    "library",
+    "chapel",
+    "quarry",
+    "bakery",
+    "museum",
+    "tannery",
+    "brewery",
+    "lighthouse",
+    "granary",
+    "foundry",
+    "observatory",
+    "stable",
+    "vineyard",
+    "cannery",
+    "arsenal",
+    "hospital",
+    "theatre",
+    "monastery",
+]
+ENTRIES = (0.5, 0.219, 0.125)
+METHODS = {
+    "kvzip": {},
+    "kvzip (a budget per head)": {"pool": "head"},
+    "compactor": {},
+    "expected_attention": {},
+    "snapkv": {},
+    "pyramidkv": {},
+    "h2o": {},
+    "tova": {},
+    "keydiff": {},
+    "knorm": {},
+    "lagkv": {},
+    "kvcompose": {},
+    "elastic": {},
+    "prefixkv": {},
+    "streaming_llm": {},
+    "random": {},
+    "critical(expected_attention)": {},
+    "chunk(snapkv)": {},
+}
+"""Notation, and settings that differ from a method's own; calibrated methods are left out."""
+POOLED = ("compactor", "expected_attention", "snapkv", "h2o", "keydiff", "knorm", "random")
+"""Methods whose ranking is tried with one budget for the heads of a layer, and for all layers and heads."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting of a compression.
+
+    Attributes:
+        words: of the table.
+        compression: how contexts are compressed.
+    """
+
+    words: str
+    compression: Compression
+
+
+def arms() -> dict[str, list[Arm]]:
+    """Return the arms that share a pass, by its name, in the table's order."""
+    found: dict[str, list[Arm]] = {"full": [Arm("full cache", Compression())]}
+    found["bits"] = [Arm(f"{kind} of everything", Compression(kv_dtype=kind)) for kind in ("int8", "int4")]
+    found["channels"] = [Arm("3/4 of the key channels", Compression(key_channels=0.75))]
+    chains = {name: (name.split(" ")[0], options) for name, options in METHODS.items()}
+    for base in POOLED:
+        chains[f"pooled({base})"] = (f"pooled({base})", {})
+        if base not in ("h2o",):
+            chains[f"ada({base})"] = (f"ada({base})", {"alpha": 0.0})
+    for name, (notation, options) in chains.items():
+        method = build_eviction(notation, **options)
+        found[name] = [Arm(f"{name} {keep:.1%}", Compression(method, keep)) for keep in ENTRIES]
+    kvzip = build_eviction("kvzip")
+    mixed = ((0.42, "int8"), (0.5, "int8"), (0.8, "int4"))
+    found["kvzip"] += [
+        Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in mixed
+    ]
+    return found
+
+
+@dataclass(frozen=True)
+class Question:
+    """A start that follows a context, and what is scored after it."""
+
+    start: list[int]
+    scored: list[int]
+
+
+@dataclass(frozen=True)
+class Context:
+    """A context's tokens, and what is asked of it: the facts, and last the text that follows."""
+
+    ids: list[int]
+    questions: list[Question]
+
+
+def contexts(tokenizer: Any, text: str, count: int) -> list[Context]:
+    """Hide facts in runs of text.
+
+    Args:
+        tokenizer: of the model.
+        text: WikiText's test split.
+        count: contexts; runs do not overlap.
+    """
+    draw, made = random.Random(SEED), []
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for number in range(count):
+        start = number * (TEXT_TOKENS + FOLLOWING)
+        run, after = ids[start : start + TEXT_TOKENS], ids[start + TEXT_TOKENS : start + TEXT_TOKENS + FOLLOWING]
+        if len(after) < FOLLOWING:
+            raise SystemExit(f"the text has {len(ids)} tokens, too few for {count} contexts")
+        facts = {place: f"{draw.randrange(1000, 10000)}" for place in draw.sample(PLACES, FACTS)}
+        sentences = re.split(r"(?<= \. )", tokenizer.decode(run))
+        for place, code in facts.items():
+            sentences.insert(draw.randrange(1, len(sentences)), f"The access code of the {place} is {code} . ")
+        asked = [
+            _question(tokenizer, f"\nThe access code of the {place} is", f" {code}") for place, code in facts.items()
+        ]
+        made.append(Context(tokenizer("".join(sentences))["input_ids"], [*asked, Question(after[:1], after[1:])]))
+    return made
+
+
+def _question(tokenizer: Any, start: str, answer: str) -> Question:
+    begun, whole = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (start, start + answer))
+    assert whole[: len(begun)] == begun
+    return Question(begun, whole[len(begun) :])
+
+
+def compressed(
+    backbone: CompressedBackbone, batch: Batch, settings: Sequence[Compression]
+) -> Iterator[tuple[PackedCache, float]]:
+    """Compress contexts in several ways after one pass; the cache, and the seconds of the pass and of its packing.
+
+    Args:
+        backbone: in evaluation mode.
+        batch: contexts.
+        settings: of one method, which differ in the budget and in the format.
+    """
+    family, clock = backbone.family, time.perf_counter()
+    eviction = None
+    if settings[0].eviction is not None:
+        eviction = EvictionPass(settings[0], family, batch, backbone.reducer, backbone.group_budget)
+    layers, length = family.shape.num_layers, batch.input_ids_BN.shape[1]
+    packer = LayerPacker(backbone, settings[0], PackedCache(layers), length)
+    result = run_whole(backbone, batch, eviction, packer)
+    took = time.perf_counter() - clock
+    for own in settings:
+        clock = time.perf_counter()
+        its = replace(packer, compression=own, cache=PackedCache(layers))
+        its.dense.layers, its.key_cut = [copy(layer) for layer in packer.dense.layers], packer.key_cut
+        if eviction is not None:
+            eviction.compression = own
+        pack_whole(result, eviction, its)
+        its.make_ready(result.rows.next_position)
+        yield its.cache, took + time.perf_counter() - clock
+
+
+def scored(backbone: CompressedBackbone, cache: PackedCache, questions: Sequence[Question]) -> list[tuple[float, bool]]:
+    """Return the nats of what each question scores, and whether it is what greedy decoding says."""
+    found = []
+    for _, group in groupby(questions, key=lambda each: len(each.scored) > FOLLOWING // 2):
+        some = list(group)
+        branch = cache.branch()
+        branch.batch_select_indices(torch.zeros(len(some), dtype=torch.long))
+        ids = [each.start + each.scored for each in some]
+        width = max(map(len, ids))
+        rows = torch.tensor([[own[0]] * (width - len(own)) + own for own in ids])
+        missing = torch.tensor([width - len(own) for own in ids])
+        hidden = append(backbone, rows, branch, missing if bool(missing.any()) else None)
+        logprobs = backbone.family.logits(hidden).float().log_softmax(-1)
+        for row, each in enumerate(some):
+            first = width - len(each.scored) - 1
+            own = logprobs[row, first : first + len(each.scored)]
+            wanted = torch.tensor(each.scored)
+            nats = -own.gather(-1, wanted[:, None]).sum()
+            found.append((float(nats), bool((own.argmax(-1) == wanted).all())))
+    return found
+
+
+def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[Context]) -> dict[str, dict[str, Any]]:
+    """Return a record for each of the arms that share a pass."""
+    records: dict[str, dict[str, list[Any]]] = {
+        arm.words: {key: [] for key in ("facts", "exact", "text", "share", "seconds")} for arm in some
+    }
+    family = backbone.family
+    for context in asked:
+        batch = contexts_of(text_batch(family, [EncodedText((*context.ids, context.ids[-1]), len(context.ids))]))
+        dense = len(context.ids) * family.shape.token_bytes
+        two_bytes = dense * 2 / family.shape.element_bytes
+        made = compressed(backbone, batch, [arm.compression for arm in some])
+        for arm, record, (cache, seconds) in zip(some, records.values(), made, strict=True):
+            *facts, (text, _) = scored(backbone, cache, context.questions)
+            layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+            record["facts"].append([round(nats, 3) for nats, _ in facts])
+            record["exact"].append([int(right) for _, right in facts])
+            record["text"].append(round(text, 3))
+            held, whole = sum(each.payload_bytes + each.index_bytes for each in layers), two_bytes
+            if arm.compression.kv_dtype == "model":
+                whole = dense
+            record["share"].append(round(held / whole, 5))
+            record["seconds"].append(round(seconds, 2))
+    return records
+
+
+def run(model: Path, source: Path, names: Iterable[str], count: int) -> None:
+    """Measure what has no record yet; one line for each arm in the model's file."""
+    backbone = load_backbone(model).eval()
+    asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
+    weights = sha256(b"".join(path.read_bytes() for path in sorted(model.glob("*.safetensors"))))
+    about = {"weights_sha256": weights, "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode())}
+    OUT.mkdir(parents=True, exist_ok=True)
+    file = OUT / f"{model.name}.jsonl"
+    done = {record["arm"]: record for record in read(file)}
+    if wrong := [arm for arm, record in done.items() if any(record[key] != about[key] for key in about)]:
+        raise SystemExit(f"{file} holds records of other weights or contexts ({wrong[0]}); move it away")
+    for name in names:
+        left = [arm for arm in arms()[name] if arm.words not in done]
+        if not left:
+            continue
+        with reading_packed(backbone.family.decoder.config), torch.no_grad():
+            measured = measure(backbone, left, asked)
+        for words, record in measured.items():
+            line = {"arm": words, **about, "commit": commit(), "threads": torch.get_num_threads(), **record}
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(line, separators=(",", ":")) + "\n")
+            print(
+                f"{words}: {np.mean(record['facts']):.2f} nats a fact, {np.mean(record['exact']):.1%} exact", flush=True
+            )
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return a model's records; none where it has no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def table(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write a model's records as a table, paired with the full cache over contexts."""
+    full = records["full cache"]
+    lines = [
+        "| arm | bytes of the full cache in bf16 | facts: nats above full | exact | text: nats a token above full |",
+        "|---|---|---|---|---|",
+    ]
+    for words, own in records.items():
+        facts = np.array(own["facts"]).mean(1) - np.array(full["facts"]).mean(1)
+        text = (np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1)
+        beside = ["", ""] if own is full else [signed_cell(facts, 2), signed_cell(text, 3)]
+        if own is full:
+            beside = [f"({np.mean(own['facts']):.2f} nats)", f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
+        lines.append(
+            f"| {words} | {np.mean(own['share']):.1%} | {beside[0]} | {np.mean(own['exact']):.1%} | {beside[1]} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a language model's folder")
+    parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
+    parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
+    parser.add_argument("--contexts", type=int, default=CONTEXTS)
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if not args.table:
+        if args.model is None or args.source is None:
+            parser.error("--model DIR --source DIR, or --table")
+        run(args.model, args.source, args.arms, args.contexts)
+    for file in sorted(OUT.glob("*.jsonl")):
+        print(f"\n{file.stem}\n\n{table({record['arm']: record for record in read(file)})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""benchmarks/real_text.py: contexts hold their facts; budgets that share a pass keep what each keeps alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.real_text import FACTS, OUT, Arm, arms, compressed, contexts, measure, read, table
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.attention import reading_packed
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import append, contexts_of, prefill
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
+from subtoken_train.reducers import build_reducer
+from tests.support import places
+from tests.support.tiny import tiny_families
+
+
+@pytest.fixture
+def backbone():
+    return CompressedBackbone(tiny_families()["llama"].build(), build_reducer("none")).eval()
+
+
+@pytest.mark.parametrize("notation", ["kvzip", "pooled(knorm)", "snapkv"])
+def test_budgets_of_one_pass_keep_what_each_keeps_alone(backbone, notation):
+    ids = torch.randint(10, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    batch = contexts_of(text_batch(backbone.family, [EncodedText((*ids, ids[-1]), len(ids))]))
+    method = build_eviction(notation, **({"window": 4} if notation == "snapkv" else {}))
+    settings = [Compression(method, 0.5), Compression(method, 0.2), Compression(method, 0.3, kv_dtype="int8")]
+    with reading_packed(backbone.family.decoder.config), torch.no_grad():
+        shared = [cache for cache, _ in compressed(backbone, batch, settings)]
+        for own, cache in zip(settings, shared, strict=True):
+            alone = PackedCache(backbone.family.shape.num_layers)
+            prefill(backbone, batch, alone, own)
+            assert torch.equal(alone.next_position, cache.next_position)
+            held = [[layer.payload_bytes for layer in each.layers] for each in (cache, alone)]
+            assert held[0] == held[1]
+            assert torch.equal(*(append(backbone, torch.tensor([[5, 6]]), each) for each in (cache, alone)))
+
+
+def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
+    tokenizer = backbone.family.tokenizer
+    asked = contexts(tokenizer, "the cat sat on the mat . " * 400, 1)
+    assert len(asked[0].questions) == FACTS + 1
+    some = [Arm("full cache", Compression()), Arm("int8", Compression(kv_dtype="int8"))]
+    with reading_packed(backbone.family.decoder.config), torch.no_grad():
+        whole, bits = measure(backbone, some, asked).values()
+    assert whole["share"] == [1.0]
+    assert 0.5 < bits["share"][0] < 0.6
+    assert len(whole["facts"][0]) == len(whole["exact"][0]) == FACTS
+    ids = torch.tensor([asked[0].ids + asked[0].questions[0].start + asked[0].questions[0].scored])
+    scored = len(asked[0].questions[0].scored)
+    with torch.no_grad():
+        logprobs = backbone.family.model(ids).logits[0, -scored - 1 : -1].log_softmax(-1)
+    assert whole["facts"][0][0] == pytest.approx(-float(logprobs.gather(-1, ids[0, -scored:, None]).sum()), abs=2e-3)
+
+
+@pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_records_are_whole_and_make_the_page(file):
+    records = {record["arm"]: record for record in read(file)}
+    assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
+    assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
+    assert table(records) in (places.ROOT / "docs/real_text.md").read_text()
