@@ -10,28 +10,17 @@ from typing import Any
 import numpy as np
 
 from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.known import Format, change, damage, parsed_json
+from tests.hostile.known import Format, change_file, damage_file, damage_or_change, misplaced
 from tests.hostile.pool import LM, VLM
 from tests.hostile.references import same
 from tests.hostile.tensor_files import canary_pickle, decoded, spoil_tensors
-from tests.hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, changed, no_file, shown, written
+from tests.hostile.values import HUGE, INFINITY, NAN, NUMBERS_ONLY, no_file, written
 
-CONFIG, PEFT, LORA, ROUTER = (
-    "subtoken_config.json",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "router.safetensors",
-)
+CONFIG, PEFT = "subtoken_config.json", "adapter_config.json"
+LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
 NUMBERS = (
-    "lora.rank",
-    "lora.alpha",
-    "lora.dropout",
-    "reducer.keep_ratio",
-    "routing.num_groups",
-    "routing.kept_groups",
-    "routing.balance_weight",
-    "routing.temperature",
-    "schema_version",
+    *("lora.rank", "lora.alpha", "lora.dropout", "reducer.keep_ratio", "routing.num_groups", "routing.kept_groups"),
+    *("routing.balance_weight", "routing.temperature", "schema_version"),
 )
 INVALID: dict[str, tuple[Any, ...]] = {
     **{key: (*(v for v in NUMBERS_ONLY if v is not None), NAN, INFINITY, HUGE, -1) for key in NUMBERS},
@@ -88,25 +77,12 @@ OF_PEFT = Format(
     exact=("peft_type", "r", "lora_alpha", "target_modules", "bias"),
 )
 CONTRADICTIONS = (
-    ("r", 4), ("r", 10**9), ("r", "8"), ("r", NAN), ("lora_alpha", 99), ("peft_type", "IA3"), ("peft_type",
-        "os.system"),
-    ("peft_type", None), ("target_modules", ["k_proj"]), ("target_modules", "(a+)+$"), ("use_dora", True), ("bias",
-        "all"),
+    *(("r", 4), ("r", 10**9), ("r", "8"), ("r", NAN), ("lora_alpha", 99)),
+    *(("peft_type", "IA3"), ("peft_type", "os.system"), ("peft_type", None)),
+    *(("target_modules", ["k_proj"]), ("target_modules", "(a+)+$"), ("use_dora", True), ("bias", "all")),
     ("modules_to_save", ["lm_head"]),
-)  # fmt: skip
-PICKLES = (
-    "adapter_model.bin",
-    "pytorch_model.bin",
-    "adapter_model.safetensors",
-    "router.safetensors",
-    "model.safetensors",
-    "training_args.bin",
 )
-
-
-def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The configuration with a dotted key set."""
-    return changed(config, tuple(key.split(".")), value)
+PICKLES = ("adapter_model.bin", "pytorch_model.bin", LORA, ROUTER, "model.safetensors", "training_args.bin")
 
 
 Spoilt = tuple[str, Expect]
@@ -124,16 +100,15 @@ def invalid(draw: random.Random, folder: Path) -> Spoilt:
     """A field of the configuration that cannot be."""
     path = folder / CONFIG
     config = json.loads(path.read_text())
-    key = draw.choice([key for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)])
-    value = draw.choice(INVALID[key])
-    path.write_text(written(put(config, key, value)))
-    return f"{key} is {shown(value)}", Expect.REFUSED
+    there = {key: INVALID[key] for key in INVALID if "." not in key or isinstance(config.get(key.split(".")[0]), dict)}
+    content, what, expect = misplaced(draw, config, there)
+    path.write_text(written(content))
+    return what, expect
 
 
 def changed_somewhere(draw: random.Random, folder: Path) -> Spoilt:
     """Anything anywhere in the configuration."""
-    config, what, expect = change(draw, json.loads((folder / CONFIG).read_text()), FORM)
-    (folder / CONFIG).write_text(written(config))
+    what, expect = change_file(draw, folder / CONFIG, FORM)
     return f"configuration: {what}", expect
 
 
@@ -143,8 +118,7 @@ def text(draw: random.Random, folder: Path) -> Spoilt:
     if draw.random() < 0.4:
         path.write_bytes(path.read_bytes().replace(b'"rank": 8', b'"rank": 8, "rank": 4'))
         return "rank twice", Expect.REFUSED
-    content, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
-    path.write_bytes(content)
+    what, expect = damage_file(draw, path, FORM)
     return f"configuration: {what}", expect
 
 
@@ -187,12 +161,7 @@ def peft(draw: random.Random, folder: Path) -> Spoilt:
         key, value = draw.choice(CONTRADICTIONS)
         path.write_text(json.dumps({**content, key: value}))
         return f"{PEFT}: {key} is {value!r}", Expect.REFUSED
-    if kind == "mutated":
-        content, what, expect = change(draw, content, OF_PEFT)
-        path.write_text(written(content))
-    else:
-        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_PEFT)
-        path.write_bytes(spoilt)
+    what, expect = damage_or_change(draw, path, OF_PEFT, kind)
     return f"{PEFT}: {what}", expect
 
 
@@ -242,13 +211,8 @@ def make(draw: random.Random, place: Place) -> Case:
     spoil = draw.choice(SPOIL)
     what, expect = spoil(draw, folder)
     other = spoil is tensors and expect is Expect.TAKEN  # other numbers, which are none of the original's
-    way = (
-        "read"
-        if other
-        else draw.choice(
-            ("read", "read", "read", "export", "export", "generate", *(["evaluate"] if name != LM else []))
-        )
-    )
+    ways = ("read", "read", "read", "export", "export", "generate", *(["evaluate"] if name != LM else []))
+    way = "read" if other else draw.choice(ways)
     if way == "read":
         from subtoken_train.artifact.folder import read_adapter
 

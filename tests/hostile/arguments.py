@@ -10,128 +10,63 @@ from tests.hostile.references import same
 from tests.hostile.values import NAMES
 
 NUMBERS = (
-    "0",
-    "-1",
-    "1.5",
-    "NaN",
-    "inf",
-    "-inf",
-    "1e400",
-    "9" * 400,
-    "x",
-    "",
-    " ",
-    "0x10",
-    "1_000",
-    "٣",
-    "1,5",
-    "--",
-    "None",
-    "[]",
-    "2**63",
+    *("0", "-1", "1.5", "NaN", "inf", "-inf", "1e400", "9" * 400, "x", "", " ", "0x10", "1_000", "٣", "1,5", "--"),
+    *("None", "[]", "2**63"),
 )
 COMMANDS = (
-    "fit",
-    "check",
-    "preview",
-    "evaluate",
-    "report",
-    "generate",
-    "benchmark",
-    "calibrate",
-    "diagnose",
-    "export",
-    "data",
-    "sweep",
-    "recipes",
-    "budget",
-    "env",
+    *("fit", "check", "preview", "evaluate", "report", "generate", "benchmark", "calibrate", "diagnose", "export"),
+    *("data", "sweep", "recipes", "budget", "env"),
 )
 BAD_COUNT = ("0", "-1", "1.5", "NaN", "inf", "x", "", " ", "0x10", "None", "[]", "9e9")
 BAD_SHARE = ("0", "-1", "1.5", "NaN", "inf", "-inf", "1e400", "x", "", "25%", "9" * 400)
 BAD_KEEP = (
-    "",
-    "0",
-    "-1",
-    "NaN",
-    "inf",
-    "1.5",
-    "x",
-    "5%",
-    "0tokens",
-    "-5tokens",
-    "1.5tokens",
-    "-1MB",
-    "0MB",
-    "NaNMB",
-    "infMB",
-    "MB",
-    "tokens",
-    "9" * 400 + "tokens",
+    *("", "0", "-1", "NaN", "inf", "1.5", "x", "5%", "0tokens", "-5tokens", "1.5tokens", "-1MB", "0MB", "NaNMB"),
+    *("infMB", "MB", "tokens", "9" * 400 + "tokens"),
 )
+Odd = tuple[list[str], str, str]
+"""The words of a command, an option and a value that it must refuse."""
 
 
-def generate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+def asking(place: Place) -> list[str]:
+    """A prompt to the language model."""
+    adapter = str(place.pool / "adapters" / LM)
+    return ["generate", "--adapter", adapter, "--prompt", "what is this ?", "--max-new-tokens", "1"]
+
+
+def generate(draw: random.Random, place: Place) -> Odd:
     """``generate`` with one odd option."""
-    option, values, expect = draw.choice((
-        ("--max-new-tokens", BAD_COUNT, Expect.REFUSED),
-        ("--temperature", ("-1", "NaN", "inf", "x", ""), Expect.REFUSED),
-        ("--num-beams", BAD_COUNT, Expect.REFUSED),
-        ("--context-length", ("-1", "1.5", "NaN", "x", ""), Expect.REFUSED),
-        ("--device", ("abacus", "", "cuda:99", "cpu:x", "meta"), Expect.REFUSED),
-        ("--kv-dtype", ("int2", "", "float128", "os"), Expect.REFUSED),
-        ("--eviction", ("nope", "", "../x", "snapkv "), Expect.REFUSED),
-        ("--scope", ("nope", "visual"), Expect.REFUSED),
-        ("--reducer", ("nope", "fastv", ""), Expect.REFUSED),
-        ("--image", ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00"), Expect.REFUSED),
-        ("--adapter", ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name"),
-            Expect.REFUSED),
-        ("--backbone", ("", ".", "nowhere/at/all", "../beside", "/dev/null", "\x00"), Expect.REFUSED),
-        ("--eviction-option", ("x", "a=b", "=", "seed=x", "window=-1", "window=NaN", "window=" + "9" * 400),
-            Expect.REFUSED),
+    option, values = draw.choice((
+        ("--max-new-tokens", BAD_COUNT),
+        ("--temperature", ("-1", "NaN", "inf", "x", "")),
+        ("--num-beams", BAD_COUNT),
+        ("--context-length", ("-1", "1.5", "NaN", "x", "")),
+        ("--device", ("abacus", "", "cuda:99", "cpu:x", "meta")),
+        ("--kv-dtype", ("int2", "", "float128", "os")),
+        ("--eviction", ("nope", "", "../x", "snapkv ")),
+        ("--scope", ("nope", "visual")),
+        ("--reducer", ("nope", "fastv", "")),
+        ("--image", ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00")),
+        ("--adapter", ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name")),
+        ("--backbone", ("", ".", "nowhere/at/all", "../beside", "/dev/null", "\x00")),
+        ("--eviction-option", ("x", "a=b", "=", "seed=x", "window=-1", "window=NaN", "window=" + "9" * 400)),
     ))  # fmt: skip
     value = draw.choice(values)
-    words = [
-        "generate",
-        "--adapter",
-        str(place.pool / "adapters" / LM),
-        "--prompt",
-        "what is this ?",
-        "--max-new-tokens",
-        "1",
-    ]
+    words = asking(place)
     if option == "--eviction-option":
-        words += [
-            "--eviction",
-            draw.choice(("snapkv", "kvcompose", "random", "streaming_llm")),
-            "--eviction-keep",
-            "0.5",
-        ]
+        method = draw.choice(("snapkv", "kvcompose", "random", "streaming_llm"))
+        words += ["--eviction", method, "--eviction-keep", "0.5"]
         if value == "seed=x" and "random" not in words:
             value = "x"
-    return words, option, value, expect
+    return words, option, value
 
 
-def keep(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+def keep(draw: random.Random, place: Place) -> Odd:
     """``generate`` with a budget that is none."""
-    words = [
-        "generate",
-        "--adapter",
-        str(place.pool / "adapters" / LM),
-        "--prompt",
-        "what is this ?",
-        "--max-new-tokens",
-        "1",
-    ]
-    return (
-        [*words, "--eviction", draw.choice(("snapkv", "knorm"))],
-        "--eviction-keep",
-        draw.choice(BAD_KEEP),
-        Expect.REFUSED,
-    )
+    words = [*asking(place), "--eviction", draw.choice(("snapkv", "knorm"))]
+    return words, "--eviction-keep", draw.choice(BAD_KEEP)
 
 
-def budget(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+def budget(draw: random.Random, place: Place) -> Odd:
     """``budget`` with one odd number."""
     words = ["budget", "--keep-ratio", "0.25", "--num-groups", "16", "--kept-groups", "4"]
     if draw.random() < 0.5:
@@ -145,88 +80,73 @@ def budget(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expe
     ))  # fmt: skip
     if option == "--tokens" and "--model" not in words:
         words += ["--model", "llava-1.5-7b"]
-    return words, option, draw.choice(values), Expect.REFUSED
+    return words, option, draw.choice(values)
 
 
-def evaluate(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+def evaluate(draw: random.Random, place: Place) -> Odd:
     """``evaluate`` with one odd option."""
     words = ["evaluate", "--adapter", str(place.pool / "adapters" / VLM)]
     data = ["--data", str(place.pool / "scenes/dev.json"), "--limit", "1", "--max-new-tokens", "1"]
-    option, values, expect = draw.choice((
-        ("--batch-size", BAD_COUNT, Expect.REFUSED),
-        ("--max-new-tokens", BAD_COUNT, Expect.REFUSED),
-        ("--max-length", BAD_COUNT, Expect.REFUSED),
-        ("--limit", BAD_COUNT, Expect.REFUSED),
-        ("--image-folder", ("nowhere", "/dev/null", "\x00"), Expect.REFUSED),
-        ("--protocol", ("nope",), Expect.REFUSED),
-        ("--anchors", ("perhaps",), Expect.REFUSED),
-        ("--device", ("abacus",), Expect.REFUSED),
-        ("--tasks", ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"), Expect.REFUSED),
-        ("--suite", ("nope", "", "../x"), Expect.REFUSED),
-        ("--config", ("nowhere.yaml", "", ".", "/dev/null"), Expect.REFUSED),
-        ("--data", ("nowhere.json", "", ".", "/dev/null", "\x00"), Expect.REFUSED),
-        ("--out", ("diary.txt", "../beside", "../beside/notes.txt", "."), Expect.REFUSED),
+    option, values = draw.choice((
+        ("--batch-size", BAD_COUNT),
+        ("--max-new-tokens", BAD_COUNT),
+        ("--max-length", BAD_COUNT),
+        ("--limit", BAD_COUNT),
+        ("--image-folder", ("nowhere", "/dev/null", "\x00")),
+        ("--protocol", ("nope",)),
+        ("--anchors", ("perhaps",)),
+        ("--device", ("abacus",)),
+        ("--tasks", ("nope", "", ",", "scenes_pope,nope", "../x", "\x00")),
+        ("--suite", ("nope", "", "../x")),
+        ("--config", ("nowhere.yaml", "", ".", "/dev/null")),
+        ("--data", ("nowhere.json", "", ".", "/dev/null", "\x00")),
+        ("--out", ("diary.txt", "../beside", "../beside/notes.txt", ".")),
     ))  # fmt: skip
     if option not in ("--tasks", "--suite", "--config", "--data"):
         words += data
-    return words, option, draw.choice(values), expect
+    return words, option, draw.choice(values)
 
 
-def others(draw: random.Random, place: Place) -> tuple[list[str], str, str, Expect]:
+def others(draw: random.Random, place: Place) -> Odd:
     """The other commands, with one odd option."""
     adapter = str(place.pool / "adapters" / VLM)
     recipe = str(place.pool / f"{VLM}.yaml")
-    words, option, values, expect = draw.choice((
-        (["preview", "--config", recipe], "--count", BAD_COUNT, Expect.REFUSED),
-        (["diagnose", "--adapter", adapter, "--data", "x"], "--limit", BAD_COUNT, Expect.REFUSED),
-        (["diagnose"], "--adapter", (".", "nowhere", "", "\x00", f"{adapter}_anchor"), Expect.REFUSED),
-        (["benchmark", "--adapter", adapter], "--lengths", BAD_COUNT, Expect.REFUSED),
-        (["benchmark", "--adapter", adapter], "--batch-sizes", BAD_COUNT, Expect.REFUSED),
-        (["benchmark", "--adapter", adapter], "--pairs", BAD_COUNT, Expect.REFUSED),
-        (["benchmark", "--adapter", adapter], "--device", ("abacus", "", "cuda:99", "\x00"), Expect.REFUSED),
-        (["benchmark"], "--model", ("nowhere", "", ".", "/dev/null", "\x00", adapter), Expect.REFUSED),
-        (["benchmark", "--adapter", adapter], "--out", (".", "diary.txt", "/dev/null/x", ""), Expect.REFUSED),
-        (["data", "scenes", "--out", "made"], "--train", ("-1", "x", "1.5", "", "NaN"), Expect.REFUSED),
-        (["data", "scenes", "--out", "made"], "--seed", ("-1", "x", "1.5", "", "NaN"), Expect.REFUSED),
-        (["data", "images", "--root", "."], "--file", ("nowhere", "", ".", "diary.txt", "/dev/null"), Expect.REFUSED),
-        (["data", "pope"], "--root", ("nowhere", ".", "/dev/null", "diary.txt", "\x00"), Expect.REFUSED),
+    words, option, values = draw.choice((
+        (["preview", "--config", recipe], "--count", BAD_COUNT),
+        (["diagnose", "--adapter", adapter, "--data", "x"], "--limit", BAD_COUNT),
+        (["diagnose"], "--adapter", (".", "nowhere", "", "\x00", f"{adapter}_anchor")),
+        (["benchmark", "--adapter", adapter], "--lengths", BAD_COUNT),
+        (["benchmark", "--adapter", adapter], "--batch-sizes", BAD_COUNT),
+        (["benchmark", "--adapter", adapter], "--pairs", BAD_COUNT),
+        (["benchmark", "--adapter", adapter], "--device", ("abacus", "", "cuda:99", "\x00")),
+        (["benchmark"], "--model", ("nowhere", "", ".", "/dev/null", "\x00", adapter)),
+        (["benchmark", "--adapter", adapter], "--out", (".", "diary.txt", "/dev/null/x", "")),
+        (["data", "scenes", "--out", "made"], "--train", ("-1", "x", "1.5", "", "NaN")),
+        (["data", "scenes", "--out", "made"], "--seed", ("-1", "x", "1.5", "", "NaN")),
+        (["data", "images", "--root", "."], "--file", ("nowhere", "", ".", "diary.txt", "/dev/null")),
+        (["data", "pope"], "--root", ("nowhere", ".", "/dev/null", "diary.txt", "\x00")),
         (["data", "ruler_synthetic"], "--option", ("x", "=", "a=b", "length=x", "length=-1",
-            "length=!!python/name:os.system", "length=[", "length=&a [*a]"), Expect.REFUSED),
-        (["data", "pope", "--root", "."], "--limit", BAD_COUNT, Expect.REFUSED),
-        (["report", "."], "--format", ("", "pdf", "csv,,html", "../x"), Expect.REFUSED),
-        (["report", str(place.pool / "results")], "--data-root", ("nowhere", "diary.txt"), Expect.REFUSED),
+            "length=!!python/name:os.system", "length=[", "length=&a [*a]")),
+        (["data", "pope", "--root", "."], "--limit", BAD_COUNT),
+        (["report", "."], "--format", ("", "pdf", "csv,,html", "../x")),
+        (["report", str(place.pool / "results")], "--data-root", ("nowhere", "diary.txt")),
         (["sweep", "--config", recipe, "--dry-run"], "--set", ("", "x", "=1", "a=1", "data.seed=", "data.seed=1,1",
-            "data.seed=[", "output_dir=a", "overwrite=true", "data.seed=x", "__class__=1"), Expect.REFUSED),
-        (["export", adapter, "out"], "--backbone", ("nowhere/at/all", "", ".", "\x00"), Expect.REFUSED),
-        (["export", adapter, "out"], "--push-to-hub", ("", "a/b/c", "../x", "a b", "\x00", "-"), Expect.REFUSED),
-        (["export", adapter, "out"], "--metrics", ("nowhere", ".", "diary.txt", "/dev/null", "\x00"), Expect.REFUSED),
-        (["export", adapter, "out"], "--revision", ("x",), Expect.REFUSED),
-        (["check", "--config", recipe], "--config", ("nowhere.yaml", "", ".", "/dev/null", "\x00"), Expect.REFUSED),
-        (["fit"], "--config", ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl"), Expect.REFUSED),
+            "data.seed=[", "output_dir=a", "overwrite=true", "data.seed=x", "__class__=1")),
+        (["export", adapter, "out"], "--backbone", ("nowhere/at/all", "", ".", "\x00")),
+        (["export", adapter, "out"], "--push-to-hub", ("", "a/b/c", "../x", "a b", "\x00", "-")),
+        (["export", adapter, "out"], "--metrics", ("nowhere", ".", "diary.txt", "/dev/null", "\x00")),
+        (["export", adapter, "out"], "--revision", ("x",)),
+        (["check", "--config", recipe], "--config", ("nowhere.yaml", "", ".", "/dev/null", "\x00")),
+        (["fit"], "--config", ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")),
     ))  # fmt: skip
-    return [*words], option, draw.choice(values), expect
+    return [*words], option, draw.choice(values)
 
 
 def free(draw: random.Random, place: Place) -> Case:
     """A command with words from nowhere."""
     options = (
-        "--nope",
-        "--adapter",
-        "--config",
-        "--out",
-        "--set",
-        "--limit",
-        "-c",
-        "-x",
-        "--",
-        "--offline",
-        "--print_config",
-        "--data",
-        "show",
-        "ls",
-        "copy",
-        "--help=1",
-        "--config=",
+        *("--nope", "--adapter", "--config", "--out", "--set", "--limit", "-c", "-x", "--", "--offline"),
+        *("--print_config", "--data", "show", "ls", "copy", "--help=1", "--config="),
     )
     while True:
         words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
@@ -257,12 +177,11 @@ def whole(draw: random.Random, place: Place) -> Case:
 
 def make(draw: random.Random, place: Place) -> Case:
     """A command line with one thing wrong in it."""
-    kind = draw.choice(
-        (generate, generate, keep, budget, evaluate, evaluate, others, others, others, free, free, whole)
-    )
+    kinds = (generate, generate, keep, budget, evaluate, evaluate, others, others, others, free, free, whole)
+    kind = draw.choice(kinds)
     if kind in (free, whole):
         return kind(draw, place)
-    words, option, value, expect = kind(draw, place)
+    words, option, value = kind(draw, place)
     if option in words:
         index = words.index(option)
         del words[index : index + 2]
@@ -276,4 +195,4 @@ def make(draw: random.Random, place: Place) -> Case:
     )
     told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing
     what = f"{words[0]} {option} {value[:60]!r}"
-    return Case(what, [*words, f"{option}={value}"], expect, says=named if told else ())
+    return Case(what, [*words, f"{option}={value}"], Expect.REFUSED, says=named if told else ())

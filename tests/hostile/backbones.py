@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.known import Format, change, damage, parsed_json
+from tests.hostile.known import Format, change_file, damage_file
 from tests.hostile.pool import LM, VLM
 from tests.hostile.recipes import read, with_key
 from tests.hostile.references import equals, same
@@ -35,10 +35,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
 }
 AUTO_MAP = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 JSON_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "processor_config.json",
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"),
     "generation_config.json",
 )
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Config: pass\nclass Model: pass\n"
@@ -86,8 +83,7 @@ def odd(draw: random.Random, folder: Path) -> Spoilt:
 
 def anything(draw: random.Random, folder: Path) -> Spoilt:
     """Anything in what the weights hang on, and in what nobody reads."""
-    config, what, expect = change(draw, _config(folder), FORM)
-    (folder / "config.json").write_text(written(config))
+    what, expect = change_file(draw, folder / "config.json", FORM)
     return f"config: {what}", expect
 
 
@@ -116,16 +112,13 @@ def bytes_of_a_file(draw: random.Random, folder: Path) -> Spoilt:
     """A text that a disk has spoilt."""
     name = draw.choice([name for name in JSON_FILES if (folder / name).exists()])
     form = FORM if name == "config.json" else OF_GENERATION if name.startswith("generation") else OF_OTHERS
-    content, what, expect = damage(draw, (folder / name).read_bytes(), parsed_json, form)
-    (folder / name).write_bytes(content)
+    what, expect = damage_file(draw, folder / name, form)
     return f"{name}: {what}", expect
 
 
 def generation(draw: random.Random, folder: Path) -> Spoilt:
     """Settings of generation that are of another kind."""
-    path = folder / "generation_config.json"
-    content, what, expect = change(draw, json.loads(path.read_text()), OF_GENERATION)
-    path.write_text(written(content))
+    what, expect = change_file(draw, folder / "generation_config.json", OF_GENERATION)
     return f"generation_config.json: {what}", expect
 
 
@@ -199,11 +192,8 @@ def make(draw: random.Random, place: Place) -> Case:
         return own_weights(place, folder, what)
     header = spoil is pickled or what.startswith(("weights: header", "weights: length", "weights: cut"))
     loads = (spoil in OF_WEIGHTS and not header) or "generation" in what or "tokenizer" in what
-    ways = (
-        ("check", "check")
-        if header or spoil is contradiction or what.endswith(" is gone")
-        else ("check", "check", "preview")
-    )
+    laid_out = header or spoil is contradiction or what.endswith(" is gone")
+    ways = ("check", "check") if laid_out else ("check", "check", "preview")
     way = draw.choice(("generate", "adapter", *(() if loads else ways)))
     if way == "generate":
         words = ["generate", "--backbone", "backbone", "--prompt", "what is this ?", "--max-new-tokens", "1"]

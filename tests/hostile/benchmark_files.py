@@ -56,6 +56,7 @@ def make(draw: random.Random, place: Place) -> Case:
     if (layout, name, kind, what) == ("own", "mme", "file", "absent"):  # one picture's questions; any may be there
         expect, files = Expect.TAKEN, {f"{name}/{path.relative_to(folder)}": None}
     told = f"{name} {path.relative_to(folder)}: {what}"
+    why = UNREAD if expect is Expect.EITHER else ""
     if draw.random() < 0.3:
 
         def reference(answer: Answer) -> str | None:
@@ -63,10 +64,8 @@ def make(draw: random.Random, place: Place) -> Case:
             right = [each for each in right if not (files and f"/{path.stem}.jpg" in each[0])]
             return None if answer.value == right else "other samples than the original's"
 
-        why = UNREAD if expect is Expect.EITHER else ""
         return Case(f"build_task {told}", lambda: samples(folder, name), expect, reference=reference, why=why)
     words = ["data", name, "--root", name, "--limit", "2"]
-    why = UNREAD if expect is Expect.EITHER else ""
     return Case(f"data {told}", words, expect, reference=same(place, words, files=files), why=why)
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hostile.case import Answer, Case, Expect, Place
-from tests.hostile.known import Format, change
+from tests.hostile.known import Format, change, misplaced
 from tests.hostile.pool import CACHES, asked_model
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
-from tests.hostile.values import HUGE, NAN, changed, damaged, no_file, shown, written
+from tests.hostile.values import HUGE, NAN, damaged, no_file, shown, written
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -75,9 +75,7 @@ def forged(path: Path, record: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _value(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tuple[Any, str, Expect]:
-    key = draw.choice(list(INVALID))
-    value = draw.choice(INVALID[key])
-    return changed(record, key, value), f"{'.'.join(map(str, key))} is {shown(value)}", Expect.REFUSED
+    return misplaced(draw, record, INVALID)
 
 
 def _mutated(draw: random.Random, record: Any, tensors: dict[str, Tensor]) -> tuple[Any, str, Expect]:

@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 from tests.hostile.case import Case, Expect, Place
-from tests.hostile.known import Format, change, damage, parsed_json
+from tests.hostile.known import Format, change, damage_file, misplaced
 from tests.hostile.references import same
-from tests.hostile.values import HUGE, NAN, changed, no_file, shown, without, written
+from tests.hostile.values import HUGE, NAN, no_file, without, written
 
 ALPHA, SHARES = ("numbers", "alpha"), ("numbers", "shares")
 ANY: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -54,10 +54,7 @@ def make(draw: random.Random, place: Place) -> Case:
     content, expect = original, Expect.REFUSED
     kind = draw.choice(("value", "value", "own", "own", "gone", "bytes", "mutated", "file", "control"))
     if kind in ("value", "own"):
-        table = ANY if kind == "value" else OWN[method]
-        key = draw.choice(list(table))
-        value = draw.choice(table[key])
-        content, what = changed(original, key, value), f"{'.'.join(map(str, key))} is {shown(value)}"
+        content, what, expect = misplaced(draw, original, ANY if kind == "value" else OWN[method])
     elif kind == "gone":
         key = (draw.choice(list(original)),)
         content, what = without(original, key), f"{key[0]} is gone"
@@ -67,8 +64,7 @@ def make(draw: random.Random, place: Place) -> Case:
         what, expect = "as it was made", Expect.TAKEN
     path = place.write("made.json", written(content))
     if kind == "bytes":
-        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
-        path.write_bytes(spoilt)
+        what, expect = damage_file(draw, path, FORM)
     elif kind == "file":
         what = no_file(draw, path)
     act = [

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from tests.hostile.case import Answer, Case, Expect, Place
-from tests.hostile.known import Format, change, damage, parsed_json, parsed_lines
+from tests.hostile.known import Format, change, damage, misplaced, parsed_json, parsed_lines
 from tests.hostile.pool import VLM
 from tests.hostile.recipes import TENSORS, with_key
 from tests.hostile.references import made, same
-from tests.hostile.values import NAMES, changed, nested, no_file, shown, written
+from tests.hostile.values import NAMES, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 TWO_IMAGES = [{"from": "human", "value": "<image><image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
@@ -30,16 +30,8 @@ INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("image",): (5, {}, True, [5], [None], [[]], ["a", "b"]),
 }
 OUTSIDE = (
-    "../../beside/notes.txt",
-    "../secret.png",
-    "/etc/passwd",
-    "dev/../../secret.png",
-    "~/x.png",
-    "\x00",
-    "a" * 5000,
-    "",
-    ".",
-    "dev",
+    *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
+    *("\x00", "a" * 5000, "", ".", "dev"),
 )
 """Image names that mean nothing below the folder, or something outside of it."""
 
@@ -61,10 +53,9 @@ Spoilt = tuple[Rows, str, Expect]
 
 def invalid(draw: random.Random, rows: Rows) -> Spoilt:
     """A record that breaks the format."""
-    row, key = draw.randrange(len(rows)), draw.choice(list(INVALID))
-    value = draw.choice(INVALID[key])
-    rows[row] = changed(rows[row], key, value)
-    return rows, f"{'.'.join(map(str, key))} is {shown(value)}", Expect.REFUSED
+    row = draw.randrange(len(rows))
+    rows[row], what, expect = misplaced(draw, rows[row], INVALID)
+    return rows, what, expect
 
 
 def image(draw: random.Random, rows: Rows) -> Spoilt:

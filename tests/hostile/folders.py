@@ -13,14 +13,8 @@ from tests.hostile.recipes import TENSORS, read, with_key
 from tests.hostile.references import same
 
 MINE = (
-    "thesis.txt",
-    "logs/mine.txt",
-    "recipe.yaml",
-    "a.partial",
-    "checkpoints/mine.bin",
-    "adapter/mine.bin",
-    "checkpoints/step-1.partial/x",
-    "data/train.json",
+    *("thesis.txt", "logs/mine.txt", "recipe.yaml", "a.partial", "checkpoints/mine.bin", "adapter/mine.bin"),
+    *("checkpoints/step-1.partial/x", "data/train.json"),
 )
 
 
@@ -183,23 +177,8 @@ def made(draw: random.Random, place: Place) -> Case:
 
 
 KINDS = (
-    fit,
-    fit,
-    fit,
-    key,
-    current,
-    current,
-    link,
-    again,
-    again,
-    foreign,
-    exported,
-    exported,
-    exported,
-    listed,
-    reported,
-    copied,
-    made,
+    *(fit, fit, fit, key, current, current, link, again, again, foreign, exported, exported, exported),
+    *(listed, reported, copied, made),
 )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.known import Format, change, damage, parsed_yaml
+from tests.hostile.known import Format, change, damage, misplaced, parsed_yaml
 from tests.hostile.recipe_files import TEXTS
 from tests.hostile.references import both, same
-from tests.hostile.values import HUGE, NAN, as_yaml, changed, no_file, shown, without
+from tests.hostile.values import HUGE, NAN, as_yaml, no_file, shown, without
 
 NUMBER = ("x", [], {}, 1.5, NAN, True)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -75,16 +75,12 @@ Spoilt = tuple[Any, str, Expect]
 
 def invalid(draw: random.Random, grid: Grid) -> Spoilt:
     """A value that cannot be."""
-    key = draw.choice(list(INVALID))
-    value = draw.choice(INVALID[key])
-    return changed(grid, key, value), f"{'.'.join(map(str, key))} is {shown(value)}", Expect.REFUSED
+    return misplaced(draw, grid, INVALID)
 
 
 def more(draw: random.Random, grid: Grid) -> Spoilt:
     """A setting of an arm that cannot be, or lacks what it goes with."""
-    key = draw.choice(list(MORE))
-    value = draw.choice(MORE[key])
-    return changed(grid, ("arms", 0, key), value), f"arms.0.{key} is {shown(value)}", Expect.REFUSED
+    return misplaced(draw, grid, {("arms", 0, key): values for key, values in MORE.items()})
 
 
 def eviction(draw: random.Random, grid: Grid) -> Spoilt:

@@ -8,12 +8,13 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.hostile.case import Expect
-from tests.hostile.values import damaged, mutated
+from tests.hostile.values import changed, damaged, mutated, shown, written
 
 ABSENT = object()
 DEPTH = 64
@@ -240,3 +241,31 @@ def damage(
         if expect is not None:
             return spoilt, what, expect
     raise AssertionError("nothing is known of this document")
+
+
+def misplaced(draw: random.Random, tree: Any, table: Mapping[Any, tuple[Any, ...]]) -> tuple[Any, str, Expect]:
+    """A tree with a value that cannot be at one of a table's places (tuples, or dotted), what it is, and the answer."""
+    key = draw.choice(list(table))
+    way, value = tuple(key.split(".")) if isinstance(key, str) else key, draw.choice(table[key])
+    return changed(tree, way, value), f"{'.'.join(map(str, way))} is {shown(value)}", Expect.REFUSED
+
+
+def change_file(draw: random.Random, path: Path, form: Format) -> tuple[str, Expect]:
+    """``change`` a JSON document in its place."""
+    content, what, expect = change(draw, json.loads(path.read_text()), form)
+    path.write_text(written(content))
+    return what, expect
+
+
+def damage_file(
+    draw: random.Random, path: Path, form: Format, parse: Callable[[bytes], Any] = parsed_json
+) -> tuple[str, Expect]:
+    """``damage`` a document in its place."""
+    spoilt, what, expect = damage(draw, path.read_bytes(), parse, form)
+    path.write_bytes(spoilt)
+    return what, expect
+
+
+def damage_or_change(draw: random.Random, path: Path, form: Format, kind: str) -> tuple[str, Expect]:
+    """``change`` a JSON document in its place for the kind ``mutated``, ``damage`` it for any other."""
+    return change_file(draw, path, form) if kind == "mutated" else damage_file(draw, path, form)

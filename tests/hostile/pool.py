@@ -58,17 +58,8 @@ def _data(folder: Path) -> None:
     images = folder / "images"
     images.mkdir()
     picture = Image.effect_noise((48, 32), 80).convert("RGB")
-    for suffix, kind in {
-        "png": "PNG",
-        "jpg": "JPEG",
-        "gif": "GIF",
-        "bmp": "BMP",
-        "tiff": "TIFF",
-        "webp": "WEBP",
-        "ppm": "PPM",
-        "ico": "ICO",
-    }.items():
-        picture.save(images / f"a.{suffix}", kind)
+    for suffix in ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico"):
+        picture.save(images / f"a.{suffix}", {"jpg": "JPEG"}.get(suffix, suffix.upper()))
 
 
 def _recipes(folder: Path) -> None:
@@ -79,12 +70,8 @@ def _recipes(folder: Path) -> None:
         backbone["path"] = str(REPOSITORY / backbone["path"])
         content["output_dir"] = "run"
         content["data"]["batch_size"] = 2
-        content["trainer"] |= {
-            "max_steps": 1,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        }
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+        content["trainer"] |= {"max_steps": 1, "log_every_n_steps": 1, **quiet}
         if name == VLM:
             content["data"]["train_file"] = str(folder / "scenes/train.json")
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))

@@ -121,12 +121,9 @@ def make(draw: random.Random, place: Place) -> Case:
         run = place.copy("stopped", "run")
         saved = yaml.safe_load((run / "recipe.yaml").read_text())
         (run / "recipe.yaml").write_text(yaml.safe_dump(with_key(saved, slot, value), sort_keys=False))
-        words = (
-            ["export", "run", "out"]
-            if way == "export"
-            else ["fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"]
-        )
-        writes = ("out",) if way == "export" else ("run",)
+        words, writes = ["export", "run", "out"], ("out",)
+        if way == "resume":
+            words, writes = ["fit", "--config", "run/recipe.yaml", "--output_dir", "run", "--resume"], ("run",)
     elif way == "override":
         shutil.copyfile(place.pool / f"{name}.yaml", place.work / "recipe.yaml")
         text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("...").strip()

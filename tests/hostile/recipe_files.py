@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.hostile.case import Case, Expect, Place
-from tests.hostile.known import damage, parsed_yaml
+from tests.hostile.known import damage_file, parsed_yaml
 from tests.hostile.pool import LM, VLM
 from tests.hostile.recipes import FORM, TENSORS, parsing
 from tests.hostile.references import same
@@ -75,18 +75,11 @@ def make(draw: random.Random, place: Place) -> Case:
     whole = content
     if kind == "text":
         what = draw.choice(list(TEXTS))
-        alone = draw.random() < 0.5 or what in (
-            "a directive",
-            "two documents",
-            "a text alone",
-            "a list alone",
-            "a number alone",
-        )
+        alone = draw.random() < 0.5 or what.endswith(" alone") or what in ("a directive", "two documents")
         content = (b"" if alone else content) + TEXTS[what].encode() + b"\n"
         place.write(name, content)
     elif kind == "damage":
-        content, what, expect = damage(draw, content, parsed_yaml, FORM)
-        place.write(name, content)
+        what, expect = damage_file(draw, place.write(name, content), FORM, parsed_yaml)
     elif kind == "file":
         what = no_file(draw, place.write(name, content))
     else:

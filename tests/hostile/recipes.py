@@ -91,14 +91,8 @@ SWEPT = "checkpoint.keep_last"
 BUILT = ("model.", "early_stopping", "evaluation", SWEPT)
 """What is known of a value once the run is laid out (``check``, ``fit``); the other commands parse a recipe."""
 UNKNOWN = (
-    "unknown",
-    "model.unknown",
-    "model.lora.rnak",
-    "trainer.callback",
-    "data.files",
-    "__class__",
-    "model.__init__",
-    "trainer.model",
+    *("unknown", "model.unknown", "model.lora.rnak", "trainer.callback", "data.files", "__class__"),
+    *("model.__init__", "trainer.model"),
 )
 FORM = Format(
     unsaid=("*", "*.*", "*.*.*"),

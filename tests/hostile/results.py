@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.hostile.acts import command
 from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.known import TRIES, Format, NoDocument, change, damage, parsed_json, parsed_lines
+from tests.hostile.known import TRIES, Format, NoDocument, change, damage_or_change, misplaced, parsed_lines
 from tests.hostile.references import both, same
 from tests.hostile.values import HUGE, INFINITY, NAMES, NAN, changed, damaged, no_file, shown, written
 
@@ -97,19 +97,8 @@ OF_SCORES = Format(
 )
 OF_PAPER = Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*"))
 MARKUP = (
-    "[red]x[/red]",
-    "[/bold]",
-    "[link=http://x]y",
-    "=cmd|' /C calc'!A0",
-    "+1",
-    "@x",
-    "[bold",
-    "<script>alert(1)</script>",
-    "a|b",
-    "\\end{table}",
-    "$x_1$",
-    "{{7*7}}",
-    "x" * 250,
+    *("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold"),
+    *("<script>alert(1)</script>", "a|b", "\\end{table}", "$x_1$", "{{7*7}}", "x" * 250),
 )
 
 
@@ -173,19 +162,12 @@ def records(draw: random.Random, place: Place) -> Case:
 def manifest(draw: random.Random, place: Place) -> Case:
     """A manifest with a field that cannot be."""
     path = cell(draw, place) / "manifest.json"
-    content = json.loads(path.read_text())
     kind = draw.choice(("invalid", "invalid", "mutated", "damage"))
     if kind == "invalid":
-        key = draw.choice(list(INVALID_MANIFEST))
-        value = draw.choice(INVALID_MANIFEST[key])
-        path.write_text(written(changed(content, key, value)))
-        return report(draw, place, f"manifest: {'.'.join(key)} is {shown(value)}", Expect.REFUSED)
-    if kind == "mutated":
-        content, what, expect = change(draw, content, OF_MANIFEST)
+        content, what, expect = misplaced(draw, json.loads(path.read_text()), INVALID_MANIFEST)
         path.write_text(written(content))
     else:
-        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_MANIFEST)
-        path.write_bytes(spoilt)
+        what, expect = damage_or_change(draw, path, OF_MANIFEST, kind)
     return report(draw, place, f"manifest: {what}", expect)
 
 
@@ -276,6 +258,13 @@ def _number(text: str) -> bool:
     return True
 
 
+RIGHT_SCORES: dict[str, tuple[Any, ...]] = {
+    **{"kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0)},
+    **{"kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",)},
+}
+"""By key of a run's scores: which of the odd values are right there."""
+
+
 def scores(draw: random.Random, place: Place) -> Case:
     """A file of ``evaluate --out`` that ``export --metrics`` puts on a card."""
     path = place.copy("scores.json")
@@ -285,34 +274,14 @@ def scores(draw: random.Random, place: Place) -> Case:
     whole = path.read_text()
     kind = draw.choice(("invalid", "mutated", "damage", "file", "control"))
     if kind == "invalid":
-        key = draw.choice(
-            (
-                *("kinds", "scores", "measures", "nominal_kv", "realised_kv", "kv_bytes", "dense_kv_bytes", "arm"),
-                *("data_sha256", "data"),
-            )
-        )
+        key = draw.choice(list(RIGHT_SCORES))
         value = draw.choice((5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0))
-        right = {
-            "kv_bytes": (5, 0),
-            "dense_kv_bytes": (5,),
-            "nominal_kv": (5, 0),
-            "realised_kv": (5, 0),
-            "arm": ("x",),
-            "data_sha256": ("x",),
-            "data": ("x",),
-            "kinds": (["x"] * 4,),
-            "measures": ({},),
-        }
-        if value in right.get(key, ()):
+        if value in RIGHT_SCORES[key]:
             value = NAN
         what = f"{key} is {shown(value)}"
         path.write_text(json.dumps(changed(content, ("runs", 0, key), value)))
-    elif kind == "mutated":
-        content, what, expect = change(draw, content, OF_SCORES)
-        path.write_text(written(content))
-    elif kind == "damage":
-        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_SCORES)
-        path.write_bytes(spoilt)
+    elif kind in ("mutated", "damage"):
+        what, expect = damage_or_change(draw, path, OF_SCORES, kind)
     elif kind == "control":
         what, expect = "as evaluate wrote them", Expect.TAKEN
     else:
@@ -327,12 +296,8 @@ def paper(draw: random.Random, place: Place) -> Case:
     place.copy("results")
     path = place.copy("paper.json")
     kind = draw.choice(("mutated", "mutated", "mutated", "damage", "file", "control"))
-    if kind == "mutated":
-        content, what, expect = change(draw, json.loads(path.read_text()), OF_PAPER)
-        path.write_text(written(content))
-    elif kind == "damage":
-        spoilt, what, expect = damage(draw, path.read_bytes(), parsed_json, OF_PAPER)
-        path.write_bytes(spoilt)
+    if kind in ("mutated", "damage"):
+        what, expect = damage_or_change(draw, path, OF_PAPER, kind)
     elif kind == "file":
         what, expect = no_file(draw, path), Expect.REFUSED
     else:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.hostile.case import Case, Expect, Place
-from tests.hostile.known import Format, change, damage, parsed_json, parsed_yaml
+from tests.hostile.known import Format, change_file, damage_file, parsed_yaml
 from tests.hostile.recipes import FORM as OF_RECIPE
 from tests.hostile.references import same
 from tests.hostile.tensor_files import Touch, canary_pickle
@@ -51,24 +51,18 @@ def make(draw: random.Random, place: Place) -> Case:
     export = words[0] == "export"
     anyway = () if export else ("run/logs", "run/.lock", "run.lock")
     reference = same(place, words, [f"{'out' if export else 'run/adapter'}/{name}" for name in TENSORS])
-    why = (
-        ""
-        if expect is not Expect.EITHER
-        else PASSED_OVER
-        if what.startswith("state without") or " is " in what
-        else BETWEEN
-    )
+    passed_over = what.startswith("state without") or " is " in what
+    why = "" if expect is not Expect.EITHER else PASSED_OVER if passed_over else BETWEEN
     return Case(f"{words[0]} {what}", words, expect, ("out",) if export else ("run",), anyway, (), reference, why)
 
 
 def marker(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A field of the marker that cannot be."""
     path = checkpoint / "COMPLETE"
-    content = json.loads(path.read_text())
     if draw.random() < 0.3:
-        content, what, expect = change(draw, content, FORM)
-        path.write_text(written(content))
+        what, expect = change_file(draw, path, FORM)
         return f"marker: {what}", expect
+    content = json.loads(path.read_text())
     key = draw.choice(list(INVALID_MARKER))
     value = draw.choice(INVALID_MARKER[key])
     path.write_text(written(changed(content, (key,), value)))
@@ -79,8 +73,7 @@ def marker(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
 def marker_text(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """A marker that a disk has spoilt."""
     path = checkpoint / "COMPLETE"
-    content, what, expect = damage(draw, path.read_bytes(), parsed_json, FORM)
-    path.write_bytes(content)
+    what, expect = damage_file(draw, path, FORM)
     return f"marker: {what}", expect
 
 
@@ -172,25 +165,20 @@ def other_file(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
 
 def recipe(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """The recipe beside it, spoilt."""
-    path = checkpoint.parent.parent / "recipe.yaml"
-    content, what, expect = damage(draw, path.read_bytes(), parsed_yaml, OF_RECIPE)
-    path.write_bytes(content)
+    what, expect = damage_file(draw, checkpoint.parent.parent / "recipe.yaml", OF_RECIPE, parsed_yaml)
     return f"recipe: {what}", expect
 
 
 def names(draw: random.Random, checkpoint: Path, words: Way) -> Spoilt:
     """Folders beside the checkpoint that have its kind of name; one that is newer and broken is not passed over."""
-    name = draw.choice(
-        ("step-x", "step-", "step-99999999999999999999", "step--1", "step-2.partial", "step-1e3", "step-٣", "step-2")
-    )
-    other = checkpoint.with_name(name)
+    odd = ("step-x", "step-", "step-99999999999999999999", "step--1", "step-2.partial", "step-1e3", "step-٣", "step-2")
+    other = checkpoint.with_name(name := draw.choice(odd))
     other.mkdir()
     marked = draw.random() < 0.5
     if marked:
         (other / "COMPLETE").write_text(draw.choice(("", "{}", "null")))
-    newer = (
-        marked and name in ("step-2", "step-٣", "step-99999999999999999999") and words[1] != "run/checkpoints/step-1"
-    )
+    later = name in ("step-2", "step-٣", "step-99999999999999999999")
+    newer = marked and later and words[1] != "run/checkpoints/step-1"
     return f"beside it: {name}", Expect.REFUSED if newer else Expect.TAKEN
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,7 @@ def _normalised(draw: random.Random, content: dict[str, Any]) -> str:
     return "a normaliser more"
 
 
-CHANGES: tuple[Callable[[random.Random, dict[str, Any]], str], ...] = (
-    _exchanged,
-    _exchanged,
-    _renamed,
-    _normalised,
-)
+CHANGES = (_exchanged, _exchanged, _renamed, _normalised)
 
 
 def make(draw: random.Random, place: Place) -> Case:

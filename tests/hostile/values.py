@@ -16,22 +16,8 @@ import yaml
 NAN, INFINITY = float("nan"), float("inf")
 HUGE = 10**400
 ODD_NUMBERS: tuple[Any, ...] = (
-    0,
-    -1,
-    1,
-    2,
-    -(2**63),
-    2**63,
-    2**31,
-    10**12,
-    HUGE,
-    -0.0,
-    0.5,
-    1e308,
-    1e-320,
-    NAN,
-    INFINITY,
-    -INFINITY,
+    *(0, -1, 1, 2, -(2**63), 2**63, 2**31, 10**12, HUGE),
+    *(-0.0, 0.5, 1e308, 1e-320, NAN, INFINITY, -INFINITY),
 )
 NAMES = (
     "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb",
