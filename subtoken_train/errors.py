@@ -36,12 +36,7 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
 
 
 def no_numbers(where: str, dtype: object) -> ValueError:
-    """Return the error for a model that gives NaN or infinity: where, and what helps.
-
-    Args:
-        where: for which prompt, or at which step.
-        dtype: that the model computes in, a torch dtype or its name.
-    """
+    """Return the error for a model that gives NaN or infinity: where, and what helps."""
     name = str(dtype).removeprefix("torch.")
     wider = {"float16": "choose a wider dtype (bfloat16 or float32)", "bfloat16": "choose a wider dtype (float32)"}
     advice = wider.get(name, "there is no wider dtype to choose: check its weights and its inputs")

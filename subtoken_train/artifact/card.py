@@ -50,14 +50,7 @@ class Score:
 
 
 def printed(metric: str, figure: float, sign: Literal["", "+"] = "", more: int = 0) -> str:
-    """Return a metric's figure as tables print it: ``60.3``, in %, or ``-0.312``, in nats.
-
-    Args:
-        metric: its name.
-        figure: a mean, an end of its interval, or a difference.
-        sign: ``+`` for differences.
-        more: further digits.
-    """
+    """Return a metric's figure as tables print it: ``60.3``, in %, or ``-0.312``, in nats."""
     return f"{figure:{sign}.{3 + more}f}" if metric in NATS else f"{100 * figure:{sign}.{1 + more}f}"
 
 

@@ -259,11 +259,6 @@ class FirstStage:
     def tensors(self, family: Family, backbone: BackboneConfig, peft_model: PeftModel) -> dict[str, Tensor]:
         """Return the LoRA's tensors, by the names that ``set_peft_model_state_dict`` takes.
 
-        Args:
-            family: stage 2's backbone, loaded or laid out.
-            backbone: where it came from.
-            peft_model: the model with the LoRA that they must fit exactly.
-
         Raises:
             ValueError: the adapter belongs to another backbone, or its file does not hold exactly this LoRA.
         """

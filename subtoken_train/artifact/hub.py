@@ -137,12 +137,7 @@ def _check_owner(user: dict[str, Any], repo_id: str) -> None:
 
 @contextmanager
 def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Turn an error of the client into a ``ValueError`` that says what to do; other errors pass.
-
-    Args:
-        repo_id: the repository that is asked for.
-        revision: its revision, None for the default branch.
-    """
+    """Turn an error of the client into a ``ValueError`` that says what to do; other errors pass."""
     try:
         yield
     except HFValidationError as error:

@@ -106,13 +106,7 @@ DATA_MARKER = ".subtoken-data.json"
 
 
 def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> None:
-    """Raise ``ValueError`` unless ``folder`` may be written: new, or one of its kind and nothing else in it.
-
-    Args:
-        folder: the target.
-        overwrite: whether an old one is to be replaced.
-        layout: what a folder of this kind is made of; ``last`` is what it must hold.
-    """
+    """Raise ``ValueError`` unless ``folder`` may be written: new, or one of its kind and nothing else in it."""
     if not folder.exists() and not folder.is_symlink():
         return
     if not overwrite:

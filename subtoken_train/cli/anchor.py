@@ -77,12 +77,7 @@ def anchor_words(argv: list[str]) -> list[str]:
 
 
 def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
-    """Write the recipe of an anchor; returns where it went.
-
-    Args:
-        source: a recipe's file.
-        destination: file, or folder to write ``NAME_anchor.yaml`` into.
-        overwrite: replace a file that is there.
+    """Write the recipe of an anchor to a file, or into a folder as ``NAME_anchor.yaml``; returns where it went.
 
     Raises:
         ValueError: see ``anchor_settings``, or the file is there.

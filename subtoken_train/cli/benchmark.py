@@ -110,8 +110,7 @@ def run(args: argparse.Namespace) -> int:
             source.backbone.dtype,
             source.backbone.quantization,
         )
-        said = "; ".join(record["departures"])
-        print(plain(f"Table 8 of the paper{', scaled: ' + said if said else ', as it is described'}"), flush=True)
+        _say_departures("Table 8 of the paper", record["departures"])
     for row in _rows(args, source, subject, prompts):
         record["rows"].append(row)
         if args.out:  # what was measured stays, whatever comes after it
@@ -119,6 +118,12 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         print(plain(f"written to {args.out}"))
     return 0
+
+
+def _say_departures(protocol: str, departures: list[str]) -> None:
+    """Say that the paper's protocol is followed, and in what it is not."""
+    said = "; ".join(departures)
+    print(plain(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}"), flush=True)
 
 
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
@@ -139,9 +144,7 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     record = _head(args, source, subject)
     print(plain(record["title"]), flush=True)
     record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
-    said = "; ".join(record["departures"])
-    words = f", scaled: {said}" if said else ", as it is described"
-    print(plain(f"peak memory of the paper's appendix C.1{words}"), flush=True)
+    _say_departures("peak memory of the paper's appendix C.1", record["departures"])
     record["rows"] = [row := measure_memory(subject)]
     print(plain("\n".join(["", *peak_lines(row, backbone.path)])))
     if args.out:

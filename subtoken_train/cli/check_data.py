@@ -39,10 +39,7 @@ MOST = 200
 def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) -> Iterator[str]:
     """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all.
 
-    Args:
-        family: with its processor.
-        data: read.
-        stops: what would stop fit is appended, in words.
+    ``stops`` gets what would stop fit, in words, here and in all that follows.
     """
     total, most = len(data.training_records), data.max_length
     found = sample_lengths(family, data.training_records, MOST, data.max_image_pixels, data.max_video_frames)
@@ -101,13 +98,7 @@ _BATCHES = 4
 
 
 def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
-    """The expected time of ``batches`` training batches, or why it cannot be told before a run.
-
-    Args:
-        cli: the recipe.
-        batches: of the whole run.
-        stops: what would stop fit is appended, in words.
-    """
+    """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
     if why := _why_not(cli):
         return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
     data, most = cli.datamodule, min(_BATCHES, batches)
@@ -148,14 +139,7 @@ def _duration(seconds: float) -> str:
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: list[str]) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs.
-
-    Args:
-        cli: the recipe.
-        parts: its model, laid out.
-        offline: whether nothing is read.
-        stops: what would stop fit is appended, in words.
-    """
+    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     accumulate = trainer.accumulate_grad_batches

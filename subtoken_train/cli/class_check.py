@@ -176,9 +176,6 @@ class ClassCheck:
     def complaints(self, piece: dict[str, Any]) -> Iterator[str]:
         """Yield what a piece names that is not listed, each as the start of a sentence.
 
-        Args:
-            piece: plain values by the recipe's keys.
-
         Raises:
             ValueError: a group of keys is something else, or a key is no name.
         """

@@ -15,15 +15,8 @@ from subtoken_train.version import __version__
 HELP = "Versions and hardware, for bug reports."
 
 PACKAGES = (
-    "torch",
-    "lightning",
-    "transformers",
-    "peft",
-    "datasets",
-    "torchmetrics",
-    "bitsandbytes",
-    "deepspeed",
-    "triton",
+    *("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics"),
+    *("bitsandbytes", "deepspeed", "triton"),
 )
 
 

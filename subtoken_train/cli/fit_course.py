@@ -188,10 +188,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
 
     The anchor of ``runs/NAME`` is ``runs/NAME_anchor``; an anchor is drawn beside its routed run.
 
-    Args:
-        folder: the run's.
-        courses: what it logged.
-
     Raises:
         ValueError: recipe or logs of the other one are none.
     """

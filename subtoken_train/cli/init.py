@@ -77,18 +77,18 @@ def run(args: argparse.Namespace) -> int:
     data = read_own(args.folder, args.table, columns, args.seed, counter("images"))
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
-    made = own_recipe(data, chosen, args.folder, out, name)
+    content, notes = own_recipe(data, chosen, args.folder, out, name)
     recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
     with whole_folder(out, args.overwrite, layout) as partial:
         for file, text in _records(data).items():
             (partial / file).parent.mkdir(exist_ok=True)
             (partial / file).write_text(text, encoding="utf-8")
         written = partial / recipe.name
-        written.write_text(own_recipe_text(made.content, chosen, recipe, args.folder), encoding="utf-8")
+        written.write_text(own_recipe_text(content, chosen, recipe, args.folder), encoding="utf-8")
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
         mark_data(partial, layout)
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
-    lines = [*_said(args.folder, out, data, chosen), *made.said]
+    lines = [*_said(args.folder, out, data, chosen), *notes]
     if trained:
         lines.append(f"{' and '.join(trained)} may have seen other data: train both anew, with --overwrite as below")
     print(*map(plain, lines), sep="\n")

@@ -61,12 +61,9 @@ def backbone_names(sees: bool) -> list[str]:
 
 
 def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chosen:
-    """The backbone that is meant, or one that suits the data.
+    """Return the backbone that ``given`` means (``llava7b``, a Hub id, a folder), or one that suits the data.
 
-    Args:
-        given: a shipped recipe's folder (``llava7b``), a Hub id or a folder; None: chosen here.
-        sees: whether the data are images.
-        texts: what the records say; a backbone that is at hand and does not know their words is named in a warning.
+    One that is at hand and does not know the words of ``texts`` is named in a warning.
 
     Raises:
         ValueError: there is no such backbone, or it is of the other kind.
@@ -153,12 +150,12 @@ def _tokenizer_at_hand(path: str) -> Any:
         return None
 
 
-def count_tokens(path: str, texts: Sequence[str]) -> tuple[int, bool]:
-    """Tokens of texts, and whether they were counted: where the tokenizer is not at hand, four characters are one."""
+def count_tokens(path: str, texts: Sequence[str]) -> int:
+    """Tokens of texts; where the tokenizer is not at hand, four characters are one."""
     tokenizer = _tokenizer_at_hand(path)
     if tokenizer is None:
-        return sum(map(len, texts)) // 4, False
-    return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])), True
+        return sum(map(len, texts)) // 4
+    return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
 
 
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
@@ -192,28 +189,8 @@ _HALVINGS = 2
 """Times that a block is halved where there is little text."""
 
 
-@dataclass(frozen=True)
-class OwnRecipe:
-    """A recipe as it is written.
-
-    Attributes:
-        content: its settings.
-        said: what follows from the data, a line each.
-    """
-
-    content: dict[str, Any]
-    said: tuple[str, ...]
-
-
-def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> OwnRecipe:
-    """The recipe of one's own data.
-
-    Args:
-        data: what is trained on.
-        chosen: the backbone.
-        folder: where images are.
-        out: where the records will lie.
-        name: of the run.
+def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the recipe of one's own data, and what follows from the data, a line each; records will lie below ``out``.
 
     Raises:
         ValueError: too little text for one block, or a record too long for the embedded backbone.
@@ -242,7 +219,7 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     }
     trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
-    return OwnRecipe({**content, "data": band}, (f"{steps:,} steps of {per_step:,} records{cut}", *lengths))
+    return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} records{cut}", *lengths]
 
 
 def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
@@ -274,7 +251,7 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     """The data, and how many blocks the training text fills."""
     as_records = {"documents": "conversations"} if data.kind == "conversations" else {}
     sources = {key: {"name": str(out / f"{split}.jsonl"), **as_records} for key, split in _SOURCES.items()}
-    tokens = {key: count_tokens(chosen.path, said(data, split))[0] for key, split in _SOURCES.items()}
+    tokens = {key: count_tokens(chosen.path, said(data, split)) for key, split in _SOURCES.items()}
     sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
     for _ in range(_HALVINGS):
         if tokens["train"] >= 2 * sizes["block_length"] and tokens["val"] >= sizes["block_length"]:

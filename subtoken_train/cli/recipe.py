@@ -139,11 +139,6 @@ def _holds_none(hint: Any) -> bool:
 def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
     """Refuse what the parser lets pass: an unknown key that holds nothing, and an empty list in place of a group.
 
-    Args:
-        content: of a recipe, or of a group in it.
-        keys: see ``recipe_keys``.
-        prefix: the group's name and a dot.
-
     Raises:
         ValueError: there is one.
     """

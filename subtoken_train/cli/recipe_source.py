@@ -65,10 +65,7 @@ class RecipeSource:
 
 
 def read_source(argv: list[str]) -> RecipeSource:
-    """Read and check the recipes and options of a command line.
-
-    Args:
-        argv: ``--config RECIPE`` and overrides.
+    """Read and check the recipes (``--config``) and options of a command line.
 
     Raises:
         ValueError: a file is missing, no YAML, or past a bound; unknown keys at the top or in the trainer; numbers of

@@ -56,13 +56,7 @@ def card_sections(
 ) -> CardSections:
     """Return the sections of a model card besides the configuration; without a recipe the scores alone.
 
-    Args:
-        cli: the parsed recipe, for its data.
-        parts: the adapter's parts; the backbone may be on the meta device.
-        recipe: the resolved recipe.
-        arm: the adapter's name in ``metrics``.
-        metrics: a file of ``evaluate --out``; None: no scores.
-        repo_id: the Hub name that the card speaks of.
+    Scores are those of ``arm`` in ``metrics``, a file of ``evaluate --out``. The backbone may be on the meta device.
     """
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
     if recipe is None:

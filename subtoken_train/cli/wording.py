@@ -29,12 +29,7 @@ _SHOWN, _LONGEST = 60, 300
 
 
 def reworded(message: str, keys: Iterable[str]) -> str:
-    """Return a parser's message as one short line.
-
-    Args:
-        message: what jsonargparse says, over several lines and with the names of Python types.
-        keys: every key of a recipe, see ``recipe_keys``.
-    """
+    """Return what jsonargparse says, over several lines and with the names of Python types, as one short line."""
     message = message.replace('Parser key "config":', "")  # the recipe itself, which is handed over as a text
     message = _EMPTY.sub(r"\1 ''", message)
     text = " ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))

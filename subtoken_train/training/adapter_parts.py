@@ -48,13 +48,7 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
 
 
 def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
-    """Return the contents of ``subtoken_config.json`` for a module that is built.
-
-    Args:
-        module: what was trained.
-        family: its backbone, whole or laid out; a process of a sharded run holds neither.
-        training: name of the run, optimiser steps, seed; stage 1's and distillation's settings are added.
-    """
+    """Return a built module's ``subtoken_config.json``; stage 1's and distillation's settings join ``training``."""
     if module.first_stage is not None:
         first = module.first_stage
         stage1 = {**first.config.training, "reading": first.reading, "sha256": module.first_stage_digest}

@@ -43,11 +43,7 @@ class DistillationConfig:
 
 
 class Teacher:
-    """The frozen backbone of a run, uncompressed and without its LoRA.
-
-    Args:
-        family: the student's, with LoRA; its routers do nothing outside a pass of their own.
-    """
+    """The frozen backbone of a run, uncompressed and without its LoRA."""
 
     def __init__(self, family: Family) -> None:
         self._backbone = CompressedBackbone(family, build_reducer("none"))

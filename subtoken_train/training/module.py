@@ -20,7 +20,7 @@ from subtoken_train.artifact.folder import FirstStage, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
-from subtoken_train.engine.prompt_pass import PromptPass, Rows
+from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
@@ -52,11 +52,6 @@ class StepRecord:
     spans: list[tuple[int, int, Rows]]
     state: RoutingState | None
     kept: dict[int, Tensor]
-
-    @classmethod
-    def of(cls, batch: Batch, result: PromptPass) -> StepRecord:
-        """Make the record of a pass over ``batch``."""
-        return cls(batch.regions_BN, result.rows, result.spans, result.state, result.kept)
 
     def lengths_before(self) -> Tensor:
         """Count the tokens of each sample before the reducer, int64 [B]."""
@@ -202,7 +197,7 @@ class SubTokenModule(L.LightningModule):
             balance = result.state.mean_balance()
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
-        self.last_step = StepRecord.of(micro, result)
+        self.last_step = StepRecord(micro.regions_BN, result.rows, result.spans, result.state, result.kept)
         loss = answer + weight * balance * accumulation / window_size
         if teacher is None or self.distillation_config is None:
             return loss

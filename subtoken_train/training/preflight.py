@@ -244,14 +244,9 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
 def plan_steps(
     samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
 ) -> StepPlan:
-    """Plan optimiser steps and epochs.
+    """Plan optimiser steps and epochs; a limit of -1 (of epochs None, too) is none.
 
-    Args:
-        samples_per_step: records of one optimiser step.
-        max_steps: the trainer's limit; -1: none.
-        max_epochs: the trainer's limit; None or -1: none.
-        batches: full batches per device in an epoch, at least one; None where the data was not read.
-        accumulate: batches of one optimiser step.
+    ``batches`` are full ones per device in an epoch, at least one; None where the data was not read.
     """
     if batches is None:
         return StepPlan(max_steps if max_steps >= 0 else None, samples_per_step, None)

@@ -218,11 +218,7 @@ def restore_state(state: dict[str, Any]) -> None:
 def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
     """Write the checkpoint of the present step; all processes call it.
 
-    Args:
-        trainer: of the run.
-        folder: where its checkpoints are.
-        keep_last: whole checkpoints that stay.
-        on_whole: what process 0 calls once this one stands, before older ones go.
+    Process 0 calls ``on_whole`` once it stands, before all but ``keep_last`` whole ones go.
 
     Raises:
         CheckpointFailed: it could not be written; nothing of it is left, the older ones are.

@@ -112,9 +112,7 @@ def has_work(folder: Path) -> bool:
 def requeued_with_work(folder: Path, overwrite: bool) -> bool:
     """Return whether SLURM runs this job again (the first command, repeated) and a checkpoint is there to go on from.
 
-    Args:
-        folder: of the run.
-        overwrite: whether the job replaces a run: one that another job began is not its own work.
+    A run that another job began, and that this one is to ``overwrite``, is not its own work.
     """
     again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(folder / "checkpoints") is not None
     if not again or not overwrite:
@@ -125,10 +123,6 @@ def requeued_with_work(folder: Path, overwrite: bool) -> bool:
 
 def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
     """Take an existing folder for this process; the system gives it back whatever ends the process.
-
-    Args:
-        folder: of a run.
-        seconds: to wait for it; None: ``LOCK_SECONDS``.
 
     Raises:
         ValueError: another process has it.
@@ -367,8 +361,7 @@ class RunFolder:
     def close(self, keep: bool) -> None:
         """Let go of the folder; a second time there is nothing to do.
 
-        Args:
-            keep: whether what has no whole checkpoint stays; else it goes, as far as this call made it.
+        What has no whole checkpoint stays with ``keep``; else it goes, as far as this call made it.
         """
         if self._empty and not keep and not has_work(self.current):
             current = real_folder(self.current)

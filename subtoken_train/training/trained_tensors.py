@@ -38,9 +38,7 @@ _HOLDS = {
 def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
     """Read a file of ``trainer.save_checkpoint``, on the CPU; tensors are mapped from it.
 
-    Args:
-        state: the file.
-        resumes: whether training goes on from it, so that more than the trained tensors must be there.
+    Where training ``resumes`` from it, more than the trained tensors must be there.
 
     Raises:
         ValueError: it is cut off or damaged (every part carries a checksum), would run code, is no state of a training,
@@ -111,10 +109,8 @@ DEEPSPEED_TAG = "checkpoint"
 def trained_tensors(state: Path) -> dict[str, Tensor]:
     """Return a checkpoint's trained tensors, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
 
-    No process group, no model and, but for DeepSpeed's, no other library is needed.
-
-    Args:
-        state: what ``trainer.save_checkpoint`` wrote: a file (one device, DDP, FSDP2), or DeepSpeed's folder.
+    ``state`` is a file (one device, DDP, FSDP2) or DeepSpeed's folder. No process group, no model and, but for
+    DeepSpeed's, no other library is needed.
 
     Raises:
         ValueError: there is no such checkpoint, it cannot be read, or a tensor of it is empty.
@@ -136,13 +132,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 def check_same_shapes(
     wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], where: object = "the checkpoint"
 ) -> None:
-    """Raise ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``.
-
-    Args:
-        wanted: of the model.
-        found: of the checkpoint.
-        where: the checkpoint, in words.
-    """
+    """Raise ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``."""
     differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if differing:
         first = differing[0]
@@ -154,11 +144,6 @@ def check_same_shapes(
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
     """Compare a checkpoint with the run that wants to go on from it, and read its state through.
-
-    Args:
-        checkpoint: a folder.
-        trainer: of the run.
-        here: the run's trained tensors, see ``shapes_of``.
 
     Raises:
         ValueError: a damaged state, other trained tensors, a strategy that cannot read it, or another number of

@@ -63,11 +63,6 @@ class MidwayEvaluation(Callback):
     Weights, random state, dropout, checkpointing and the attention implementation are afterwards what they were:
     training goes on as if nothing had been asked. Under several processes each answers everything, in step with the
     others, so that sharded weights can be gathered.
-
-    Args:
-        evaluate: answers and scores.
-        every_n_steps: optimiser steps between two evaluations.
-        watch: is paused meanwhile.
     """
 
     def __init__(self, evaluate: Evaluate, every_n_steps: int, watch: Stopwatch) -> None:
@@ -121,10 +116,7 @@ class EarlyStoppingConfig:
         check_range("early_stopping.min_delta", self.min_delta, 0)
 
     def checked_mode(self, scores: list[str]) -> str:
-        """Return ``min`` or ``max``.
-
-        Args:
-            scores: names of the scores that the run will have.
+        """Return ``min`` or ``max``; ``scores`` names those that the run will have.
 
         Raises:
             ValueError: a monitor that the run does not have, or the opposite of its mode.
@@ -146,11 +138,6 @@ class StopEarly(EarlyStopping):
     """Lightning's, which checks after validation; ``eval/...`` is checked after each evaluation.
 
     It must stand behind ``midway`` in the list of callbacks.
-
-    Args:
-        config: checked by ``checked_mode``.
-        mode: ``min`` or ``max``.
-        midway: the evaluation whose score is the monitor; None for validation scores.
     """
 
     def __init__(self, config: EarlyStoppingConfig, mode: str, midway: MidwayEvaluation | None) -> None:

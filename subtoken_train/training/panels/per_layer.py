@@ -73,13 +73,10 @@ class FirstGradients(Callback):
 
 
 class SilentTensors(Callback):
-    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first steps of a run.
+    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps.
 
     Gradients are looked at on logging steps and on the last one watched. Under DeepSpeed's stage 3, where weights are
     inside the engine, nothing is watched.
-
-    Args:
-        after: optimiser steps to wait for.
     """
 
     def __init__(self, after: int = 20) -> None:

@@ -96,12 +96,9 @@ def _divides(trainer: Any, step: int) -> bool:
 
 
 def write(trainer: L.Trainer, numbers: Mapping[str, float], steps_done: int) -> None:
-    """Hand ``numbers`` to every logger, in the first process only.
+    """Hand ``numbers`` by tag to every logger, in the first process only.
 
-    Args:
-        trainer: the run.
-        numbers: by tag; nothing is written where there are none.
-        steps_done: optimiser steps, the one that the numbers are of included (Lightning numbers steps from 0).
+    ``steps_done`` includes the step that they are of (Lightning numbers steps from 0).
     """
     if numbers:
         for logger in trainer.loggers:

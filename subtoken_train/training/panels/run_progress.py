@@ -26,11 +26,7 @@ class BarProgress(RichProgressBar):
 
 
 class LineProgress(ProgressBar):
-    """Prints step, metrics of the progress bar and speed every ``every`` optimiser steps, from process 0.
-
-    Args:
-        every: optimiser steps between two lines.
-    """
+    """Prints step, metrics of the progress bar and speed every ``every`` optimiser steps, from process 0."""
 
     def __init__(self, every: int) -> None:
         super().__init__()
@@ -67,9 +63,6 @@ class LogRecipe(Callback):
     """Hands the recipe to each logger as hyper-parameters, once, in the first process only.
 
     TensorBoard shows it as a text, ``recipe``.
-
-    Args:
-        recipe: plain values.
     """
 
     def __init__(self, recipe: dict[str, Any]) -> None:

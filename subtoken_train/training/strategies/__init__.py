@@ -96,13 +96,7 @@ def check_fit(trainer: Trainer, module: Any) -> None:
 
 
 def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
-    """Check the strategy's class alone, before there is a trainer, and without looking at the machine.
-
-    Args:
-        kind: the strategy's class.
-        precision: the trainer's.
-        module: a ``SubTokenModule``.
-    """
+    """Check the strategy's class alone, before there is a trainer, and without looking at the machine."""
     if issubclass(kind, ZeroStrategy):
         if precision not in PRECISIONS:
             raise ValueError(
@@ -120,19 +114,19 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
             "or set it to false"
         )
-    if module.distillation_config is not None and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
+    if not issubclass(kind, ZeroStrategy | Fsdp2Strategy):
+        return
+    if module.distillation_config is not None:
         raise ValueError(
             "model.distillation runs every layer twice in a step, for its teacher too, which is not tried under ZeRO "
             "and FSDP2; take trainer.strategy ddp, or set model.distillation: null"
         )
-    shares_out, routing = issubclass(kind, ZeroStrategy | Fsdp2Strategy), module.routing_config
-    if shares_out and routing is not None and "attention" in routing.features:
+    if module.routing_config is not None and "attention" in module.routing_config.features:
         raise ValueError(
             "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
             "and FSDP2; take trainer.strategy ddp, or leave attention out"
         )
-    optimizer = module.optimizer_config.name
-    if optimizer != "adamw" and issubclass(kind, ZeroStrategy | Fsdp2Strategy):
+    if (optimizer := module.optimizer_config.name) != "adamw":
         raise ValueError(
             f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; "
             "take adamw, or trainer.strategy ddp"

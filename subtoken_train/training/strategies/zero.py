@@ -42,12 +42,7 @@ _RECIPE_SAYS = {
 
 
 def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for a stage.
-
-    Args:
-        stage: 1, 2 or 3.
-        offload: see ``ZeroStrategy``.
-        config: more settings, or the path of a JSON file with them; they go on top.
+    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top.
 
     Raises:
         ValueError: another stage, a file that cannot be read, or a setting that is the recipe's.
