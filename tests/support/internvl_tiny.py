@@ -12,12 +12,13 @@ from PIL import Image
 from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.internvl.model import InternVLFamily
 from subtoken_train.families.internvl.model import InternVLProcessor as OwnProcessor
-from subtoken_train.types import Batch, Turn
 from tests.support.qwen_tiny import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
+
+internvl_batch = padded
 
 SIDE = 32
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
@@ -52,33 +53,11 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, **settings: object) -> Int
     torch.manual_seed(seed)
     tokenizer = internvl_tokenizer()
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    text = {
-        "model_type": "qwen2",
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-        "bos_token_id": None,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-        "tie_word_embeddings": False,
-    }
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "attention_bias": True,
-        "image_size": SIDE,
-        "patch_size": 8,
-        "layer_scale_init_value": 1.0,
-        "initializer_range": 0.2,
-    }
+    own = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, "bos_token_id": None}
+    own |= {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"], "tie_word_embeddings": False}
+    text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = {**TOWER, "attention_bias": True, "image_size": SIDE, "patch_size": 8}
+    vision |= {"layer_scale_init_value": 1.0, "initializer_range": 0.2}
     config = InternVLConfig(
         text_config=text,
         vision_config=vision,
@@ -116,28 +95,11 @@ def transformers_processor() -> InternVLProcessor:
 
 def internvl_images() -> list[Image.Image]:
     """Noise of the test sizes."""
-    drawn = []
-    for i, (height, width) in enumerate(SIZES):
-        noise = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
-        drawn.append(Image.fromarray(noise.numpy()))
-    return drawn
+    return noises(SIZES)
 
 
 def internvl_records(folder: Path) -> list[Record]:
     """One image; three of different sizes in two turns; text only."""
-    paths = [folder / f"{i}.png" for i in range(len(SIZES))]
-    for path, image in zip(paths, internvl_images(), strict=True):
-        image.save(path)
-    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("<image><image>\nand now?", "right")]
-    return [
-        Record("one", paths[:1], [Turn("<image>\nwhere is it?", "the left")]),
-        Record("three", paths[1:], turns),
-        Record("text", [], [Turn("where is it?", "there")]),
-    ]
-
-
-def internvl_batch(
-    family: InternVLFamily, records: list[Record], pad_left: bool = False, generation: bool = False
-) -> Batch:
-    """The records as a padded batch."""
-    return Collator(family, 1024, "left" if pad_left else "right", generation)(records)
+    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
+    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
+    return records_of(folder, SIZES, one, turns, text)

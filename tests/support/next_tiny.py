@@ -20,11 +20,11 @@ from transformers import (
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from checkpoints.tiny_llava import build_tokenizer
-from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.llava.next import LlavaNextFamily
-from subtoken_train.types import Batch, Turn
+from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
 
+next_batch = padded
 SIDE, PATCH = 24, 8
 RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
 SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
@@ -42,9 +42,7 @@ MISTRAL_TEMPLATE = (
 def next_processor(template: str | None = None) -> LlavaNextProcessor:
     """transformers' processor with the PIL image processor."""
     image_processor = LlavaNextImageProcessorPil(
-        size={"shortest_edge": SIDE},
-        crop_size={"height": SIDE, "width": SIDE},
-        image_grid_pinpoints=RESOLUTIONS,
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
     )
     return LlavaNextProcessor(
         image_processor,
@@ -61,29 +59,9 @@ def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **setti
     """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
     torch.manual_seed(seed)
     tokenizer = build_tokenizer()
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=SIDE,
-        patch_size=PATCH,
-        projection_dim=32,
-        initializer_range=0.2,
-    )
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    vision = CLIPVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = decoder_sizes(len(tokenizer), kv_heads, max_position_embeddings=1024, **special)
     text = LlamaConfig(**sizes) if kind == "llama" else MistralConfig(**sizes, sliding_window=None)
     config = LlavaNextConfig(
         vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
@@ -93,28 +71,11 @@ def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **setti
 
 def next_images() -> list[Image.Image]:
     """Noise of the test sizes."""
-    drawn = []
-    for i, (height, width) in enumerate(SIZES):
-        noise = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
-        drawn.append(Image.fromarray(noise.numpy()))
-    return drawn
+    return noises(SIZES)
 
 
 def next_records(folder: Path) -> list[Record]:
     """One image; three of different sizes in two turns; text only."""
-    paths = [folder / f"{i}.png" for i in range(len(SIZES))]
-    for path, image in zip(paths, next_images(), strict=True):
-        image.save(path)
-    turns = [Turn("<image>\nwhat is left ?", "red"), Turn("<image><image>\nand now ?", "blue")]
-    return [
-        Record("one", paths[:1], [Turn("<image>\nwhat is left ?", "the red")]),
-        Record("three", paths[1:], turns),
-        Record("text", [], [Turn("what is left ?", "blue")]),
-    ]
-
-
-def next_batch(
-    family: LlavaNextFamily, records: list[Record], pad_left: bool = False, generation: bool = False
-) -> Batch:
-    """The records as a padded batch."""
-    return Collator(family, 512, "left" if pad_left else "right", generation)(records)
+    turns = ("<image>\nwhat is left ?", "red"), ("<image><image>\nand now ?", "blue")
+    one, text = ("<image>\nwhat is left ?", "the red"), ("what is left ?", "blue")
+    return records_of(folder, SIZES, one, turns, text)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     BatchFeature,
     LlavaOnevisionConfig,
@@ -19,9 +18,11 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava.onevision import LlavaOnevisionFamily, OnevisionProcessor
-from subtoken_train.types import Turn
+from tests.support import tiny_parts
 from tests.support.qwen_tiny import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
 
+noise = tiny_parts.noise
 SIDE, PATCH = 24, 8
 RESOLUTIONS = [[SIDE * high, SIDE * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -34,30 +35,10 @@ def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> Llava
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer(SPECIAL)
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    text = {
-        "model_type": "qwen2",
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-        "tie_word_embeddings": False,
-    }
-    vision = SiglipVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=SIDE,
-        patch_size=PATCH,
-        vision_use_head=False,
-    )
+    special = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    own = {"intermediate_size": 128, "num_hidden_layers": layers, "tie_word_embeddings": False, **special}
+    text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = SiglipVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, vision_use_head=False)
     config = LlavaOnevisionConfig(
         text_config=text,
         vision_config=vision,
@@ -75,29 +56,15 @@ def image_processor() -> LlavaOnevisionImageProcessorPil:
     return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
 
 
-def noise(height: int, width: int, seed: int = 0) -> Image.Image:
-    """A picture of (height, width) pixels."""
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
-    return Image.fromarray(pixels.numpy())
-
-
 SIZES = ((20, 30), (40, 20), (70, 71))
 """(height, width) of the test images in pixels."""
 
 
 def onevision_records(folder: Path) -> list[Record]:
     """One image in tiles; two in two turns; text only."""
-    paths = []
-    for i, size in enumerate(SIZES):
-        paths.append(folder / f"{i}.png")
-        noise(*size, seed=i).save(paths[-1])
-    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("and here?\n<image>", "on the right")]
-    return [
-        Record("one", paths[2:], [Turn("<image>\nwhere is the 7?", "there it is")]),
-        Record("two", paths[:2], turns),
-        Record("text", [], [Turn("who are you?", "a helpful assistant")]),
-    ]
+    turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
+    one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
+    return records_of(folder, SIZES, one, turns, text, alone=2)
 
 
 class FrameReader:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -19,24 +18,22 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
 from subtoken_train.families.qwen_vl.model import Qwen2VLFamily, Qwen3VLFamily, Qwen25VLFamily, QwenProcessor
-from subtoken_train.types import Batch, Turn
+from tests.support.tiny_parts import decoder_sizes, padded, records_of
 
+qwen_batch = padded
 SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
 )
 SIZES = ((84, 112), (140, 84), (70, 200))
 """(height, width) of the test images in pixels: 3 x 4, 5 x 3 and 2 x 7 (resized) visual tokens."""
 TOKENS = (12, 15, 14)
+BLOCKS = {"depth": 4, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+BLOCKS |= {"initializer_range": 0.2}
+"""Of the towers of Qwen2.5-VL and Qwen3-VL."""
 
 
 def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
@@ -59,20 +56,10 @@ def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
 
 def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[int]) -> dict[str, object]:
     """Four decoder layers of four query heads, whose weights are large enough that a wrong position or order shows."""
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
-        "bos_token_id": None,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-    }
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    special = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    own = {"intermediate_size": 128, "num_hidden_layers": 4, "rope_parameters": rope, **special}
+    return decoder_sizes(vocabulary, kv_heads, **own)
 
 
 def _names(ids: dict[str, int]) -> dict[str, int]:
@@ -93,19 +80,9 @@ def _made(seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
 def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
     """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
     tokenizer, ids = _made(seed)
-    vision = {
-        "depth": 4,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "window_size": 56,
-        "fullatt_block_indexes": [1, 3],
-        "initializer_range": 0.2,
-        "tokens_per_second": 2,
-    }
+    own = {"window_size": 56, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
     return Qwen25VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
@@ -123,18 +100,9 @@ def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
 def qwen3_family(seed: int = 0, kv_heads: int = 2) -> Qwen3VLFamily:
     """Qwen3-VL; a tower of four blocks, of which two give deep features, and a grid of 6 x 6 learned positions."""
     tokenizer, ids = _made(seed)
-    vision = {
-        "depth": 4,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 36,
-        "deepstack_visual_indexes": [0, 2],
-        "initializer_range": 0.2,
-    }
+    own = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16}
-    config = Qwen3VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    config = Qwen3VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
     model = Qwen3VLForConditionalGeneration(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
@@ -151,21 +119,6 @@ def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, s
 
 def qwen_records(folder: Path) -> list[Record]:
     """One image; two images of different sizes in two turns; text only."""
-    paths = []
-    for i, (height, width) in enumerate(SIZES):
-        noise = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(i), dtype=torch.uint8)
-        paths.append(folder / f"{i}.png")
-        Image.fromarray(noise.numpy()).save(paths[-1])
-    turns = [Turn("<image>\nwhere is the 7?", "left"), Turn("and here?\n<image>", "on the right")]
-    return [
-        Record("one", paths[:1], [Turn("<image>\nwhere is the 7?", "there it is")]),
-        Record("two", paths[1:], turns),
-        Record("text", [], [Turn("who are you?", "a helpful assistant")]),
-    ]
-
-
-def qwen_batch(
-    family: Qwen25VLFamily, records: list[Record], pad_left: bool = False, generation: bool = False
-) -> Batch:
-    """The records as a padded batch."""
-    return Collator(family, 512, "left" if pad_left else "right", generation)(records)
+    turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
+    one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
+    return records_of(folder, SIZES, one, turns, text)

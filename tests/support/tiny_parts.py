@@ -1,0 +1,54 @@
+"""What the tiny models that see images share: sizes, noise as pictures, records, and batches of the real collator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.family import Family
+from subtoken_train.types import Batch, Turn
+
+TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+Said = tuple[str, str]
+"""A question and its answer."""
+
+
+def decoder_sizes(vocabulary: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    """Three layers of four query heads; weights are large enough that a wrong position or order shows."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
+    sizes = {"vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, **heads}
+    return {**sizes, "max_position_embeddings": 2048, "initializer_range": 0.2, **more}
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    """A picture of (height, width) pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    return Image.fromarray(torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy())
+
+
+def noises(sizes: Sequence[tuple[int, int]]) -> list[Image.Image]:
+    """Pictures of these sizes, each another."""
+    return [noise(*size, seed=i) for i, size in enumerate(sizes)]
+
+
+def records_of(
+    folder: Path, sizes: Sequence[tuple[int, int]], one: Said, turns: Sequence[Said], text: Said, alone: int = 0
+) -> list[Record]:
+    """A record of the picture ``alone``, one of all others in two turns, one of text only; pictures are written."""
+    paths = [folder / f"{i}.png" for i in range(len(sizes))]
+    for path, picture in zip(paths, noises(sizes), strict=True):
+        picture.save(path)
+    others = [path for path in paths if path != paths[alone]]
+    several = Record({2: "two", 3: "three"}[len(others)], others, [Turn(*each) for each in turns])
+    return [Record("one", [paths[alone]], [Turn(*one)]), several, Record("text", [], [Turn(*text)])]
+
+
+def padded(family: Family, records: list[Record], pad_left: bool = False, generation: bool = False) -> Batch:
+    """The records as a padded batch."""
+    return Collator(family, 1024, "left" if pad_left else "right", generation)(records)
