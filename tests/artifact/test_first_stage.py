@@ -9,22 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.artifact.folder import (
-    LORA_ONLY,
-    MATCHED_ANCHOR,
-    SAME_TOKENS,
-    AdapterConfig,
-    read_first_stage,
-    write_adapter,
-)
-from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import build
+from subtoken_train.artifact.folder import LORA_ONLY, MATCHED_ANCHOR, SAME_TOKENS, read_first_stage
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import save_backbone
+from tests.support.helpers import made_adapter, save_backbone
 from tests.support.sampling import sampled
 
 LORA = LoraSettings(rank=4, alpha=8, dropout=0.1)
@@ -38,9 +29,7 @@ def source(tmp_path, tiny_family):
 
 
 def write(folder, source, routing=None, reducer=REDUCER):
-    backbone, peft_model = build(source, LORA, reducer, routing)
-    config = AdapterConfig(source, LORA, reducer, routing, identify(backbone.family, source))
-    return write_adapter(folder, config, backbone, peft_model)
+    return made_adapter(folder, source.path, reducer, routing, LORA)[0]
 
 
 @pytest.fixture

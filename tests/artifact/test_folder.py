@@ -11,35 +11,30 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
-from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import build
+from subtoken_train.artifact.folder import read_adapter, write_adapter
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import make_batch, save_backbone
+from tests.support.helpers import made_adapter, make_batch, save_backbone
 from tests.support.sampling import sampled
 
 
 @pytest.fixture
-def written(tmp_path, tiny_family):
+def saved(tmp_path, tiny_family):
+    """The folder of a backbone."""
+    return save_backbone(tiny_family, tmp_path / "backbone")
+
+
+@pytest.fixture
+def written(tmp_path, saved):
     """(folder, compressed backbone with random adapters) written to disk."""
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-    return write(tmp_path / "adapter", source, RoutingConfig(num_groups=16, kept_groups=4))
+    return write(tmp_path / "adapter", saved, RoutingConfig(num_groups=16, kept_groups=4))
 
 
-def write(folder, source, routing):
-    lora, reducer = LoraSettings(rank=4, dropout=0.0), build_reducer("fastv", keep_ratio=0.25)
-    backbone, peft_model = build(source, lora, reducer, routing)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in backbone.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.2)
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "test"})
-    write_adapter(folder, config, backbone, peft_model)
-    return folder, backbone.eval()
+def write(folder, saved, routing):
+    reducer = build_reducer("fastv", keep_ratio=0.25)
+    return made_adapter(folder, saved, reducer, routing, LoraSettings(rank=4, dropout=0.0), spread=0.2)
 
 
 @torch.no_grad()
@@ -53,10 +48,9 @@ def test_round_trip_gives_the_same_logits(written):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_gates_travel_with_the_routers(tmp_path, tiny_family):
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+def test_gates_travel_with_the_routers(tmp_path, saved):
     routing = RoutingConfig(num_groups=64, kept_groups=16, budget="ranked", value_gate=True, score_prior="output_norm")
-    folder, backbone = write(tmp_path / "adapter", source, routing)
+    folder, backbone = write(tmp_path / "adapter", saved, routing)
     config, reloaded, _ = read_adapter(folder)
     assert config.routing == routing
     betas = [gate.beta.item() for gate in reloaded.bank.gates]
@@ -82,9 +76,8 @@ def test_plain_peft_loads_the_lora(written):
 
 
 @sampled("routing", [None, RoutingConfig(selector="value_norm", num_groups=8, kept_groups=2)], every=2)
-def test_arms_without_router_parameters_have_no_router_file(tmp_path, tiny_family, routing):
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-    folder, _ = write(tmp_path / "adapter", source, routing)
+def test_arms_without_router_parameters_have_no_router_file(tmp_path, saved, routing):
+    folder, _ = write(tmp_path / "adapter", saved, routing)
     assert not (folder / "router.safetensors").exists()
     assert read_adapter(folder)[0].routing == routing
 
@@ -128,9 +121,8 @@ def test_truncated_or_missing_files(written, name):
         read_adapter(folder)
 
 
-def test_stray_router_file(tmp_path, tiny_family):
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-    folder, _ = write(tmp_path / "adapter", source, None)
+def test_stray_router_file(tmp_path, saved):
+    folder, _ = write(tmp_path / "adapter", saved, None)
     save_file({"a": torch.ones(1)}, folder / "router.safetensors")
     with pytest.raises(ValueError, match="disagree"):
         read_adapter(folder)
@@ -175,10 +167,5 @@ def test_existing_folder_is_kept_without_overwrite(written):
     assert (folder / "subtoken_config.json").read_text() == before
     shutil.rmtree(folder)
     write_adapter(folder, config, backbone, peft_model)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "router.safetensors",
-        "subtoken_config.json",
-    ]
+    files = ("adapter_config.json", "adapter_model.safetensors", "router.safetensors", "subtoken_config.json")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *files]

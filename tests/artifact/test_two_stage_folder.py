@@ -12,42 +12,32 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from subtoken_train.artifact.folder import SCHEMA_VERSION, AdapterConfig, read_adapter, read_config, write_adapter
-from subtoken_train.artifact.identity import identify
-from subtoken_train.engine.build import Stage2Config, build
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.artifact.folder import SCHEMA_VERSION, read_adapter, read_config
+from subtoken_train.engine.build import Stage2Config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import make_batch, save_backbone
+from tests.support.helpers import made_adapter, make_batch, save_backbone
 from tests.support.sampling import sampled
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "checkpoints" / "adapters").iterdir())
 STAGE2 = Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropout=0.0))
 
 
-def write(folder, source, stage2):
-    lora, reducer, routing = LoraSettings(rank=4, dropout=0.1), build_reducer("fastv", keep_ratio=0.25), RoutingConfig()
-    backbone, peft_model = build(source, lora, reducer, routing, stage2)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in backbone.named_parameters():
-            if "lora_" in name or "bank" in name:
-                parameter.normal_(std=0.2)
+@pytest.fixture
+def saved(tmp_path, tiny_family):
+    return save_backbone(tiny_family, tmp_path / "backbone")
+
+
+def write(folder, saved, stage2):
+    lora, reducer = LoraSettings(rank=4, dropout=0.1), build_reducer("fastv", 0.25)
     training = {"name": "second", "steps": 5, "stage1": {"name": "first", "steps": 7}}
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), training, stage2)
-    write_adapter(folder, config, backbone, peft_model)
-    return folder, backbone.eval()
+    return made_adapter(folder, saved, reducer, RoutingConfig(), lora, stage2, 0.2, **training)
 
 
 @pytest.fixture
-def source(tmp_path, tiny_family):
-    return BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-
-
-@pytest.fixture
-def written(tmp_path, source):
-    return write(tmp_path / "adapter", source, STAGE2)
+def written(tmp_path, saved):
+    return write(tmp_path / "adapter", saved, STAGE2)
 
 
 @pytest.mark.slow
@@ -82,8 +72,8 @@ def test_plain_peft_loads_either_lora_or_both(written):
     assert not torch.allclose(model(input_ids=batch.input_ids_BN).logits, both, atol=1e-2)
 
 
-def test_the_folder_without_an_output_lora(tmp_path, source):
-    folder, _ = write(tmp_path / "adapter", source, Stage2Config("runs/first/adapter"))
+def test_the_folder_without_an_output_lora(tmp_path, saved):
+    folder, _ = write(tmp_path / "adapter", saved, Stage2Config("runs/first/adapter"))
     assert not (folder / "output").exists()
     config, _, peft_model = read_adapter(folder)
     assert config.stage2 == Stage2Config("runs/first/adapter")

@@ -7,6 +7,7 @@ import yaml
 
 from subtoken_train.cli.main import main
 from subtoken_train.resources import recipe_text
+from tests.support.commands import refused
 from tests.support.places import ROOT, recipe
 from tests.support.sampling import sampled
 from tests.support.tiny_fits import tiny_fit
@@ -46,8 +47,9 @@ def test_a_file_that_is_there_stays(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "tiny_fastv25_s16k4_anchor.yaml"
     path.write_text("mine")
-    assert main(["recipes", "anchor", "tiny_fastv25_s16k4"]) == 2
-    assert "exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    assert "exists; name another file, or pass --overwrite" in refused(
+        capsys, "recipes", "anchor", "tiny_fastv25_s16k4"
+    )
     assert path.read_text() == "mine"
     assert main(["recipes", "anchor", "tiny_fastv25_s16k4", "--overwrite"]) == 0
     assert path.read_text().startswith("# matched token-only anchor of tiny_fastv25_s16k4 · 15.625 % of the tokens")
@@ -73,10 +75,7 @@ def changed(tmp_path, **reducer_and_routing):
     ],
 )
 def test_what_has_no_anchor(tmp_path, capsys, settings, words):
-    assert main(["recipes", "anchor", str(changed(tmp_path, **settings)), str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    assert words in refused(capsys, "recipes", "anchor", changed(tmp_path, **settings), tmp_path)
     assert not (tmp_path / "mine_anchor.yaml").exists()
 
 
@@ -112,8 +111,7 @@ def test_fit_trains_it_beside_the_run(tmp_path, tiny_family, capsys):
     assert config["reducer"]["keep_ratio"] == 0.15625
     assert not (tmp_path / "run").exists()
     capsys.readouterr()
-    assert main(argv("--anchor", "--model.routing=null")) == 2
-    assert "routes nothing" in capsys.readouterr().err
+    assert "routes nothing" in refused(capsys, *argv("--anchor", "--model.routing=null"))
 
 
 def test_a_stage_2_recipe_gives_the_anchor_of_one_stage(tmp_path, tiny_family, capsys):

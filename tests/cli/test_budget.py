@@ -2,16 +2,16 @@
 
 import pytest
 
-from subtoken_train.cli.main import main
 from subtoken_train.ledger.kv_budget import GEOMETRIES
+from tests.support import commands
+from tests.support.commands import refused
 
 PAPER = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
 
 
 def printed(capsys, argv):
     """Run a budget that must succeed; its lines as lists of words."""
-    assert main(argv) == 0
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
+    return [line.split() for line in commands.printed(capsys, *argv).splitlines()]
 
 
 def test_fractions(capsys):
@@ -80,15 +80,10 @@ def test_geometries(capsys, model, kib):
 )
 def test_wrong_input(capsys, changed, words):
     options = {
-        "--keep-ratio": ".25",
-        "--num-groups": "16",
-        "--kept-groups": "4",
+        **dict(zip(PAPER[1::2], PAPER[2::2], strict=True)),
         "--model": "llava-1.5-7b",
         "--tokens": "576",
         **changed,
     }
     argv = [word for name, value in options.items() if value is not None for word in (name, value)]
-    assert main(["budget", *argv]) == 2
-    err = capsys.readouterr().err
-    assert words in err
-    assert err.count("\n") == 1
+    assert words in refused(capsys, "budget", *argv)

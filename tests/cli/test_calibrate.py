@@ -10,6 +10,7 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from tests.support.commands import refused
 from tests.support.sampling import sampled
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
@@ -44,16 +45,12 @@ def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsy
     content = json.loads(out.read_text())
     assert (content["method"], content["backbone"]["path"]) == (method, llama[0])
     assert content["data"]["name"] == "recall"
-    assert main(words) == 2
-    assert "exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    assert "exists; name another file, or pass --overwrite" in refused(capsys, *words)
     answer = ["--prompt", "Code baran amber falcon. " * 20, "--context-length", "60", "--max-new-tokens", "2"]
     evict = ["--eviction", method, "--eviction-keep", "0.5", "--eviction-option", f"calibration={out}"]
     assert main(["generate", "--backbone", llama[0], *answer, *evict]) == 0
     assert f"{method} 0.5" in capsys.readouterr().out
-    assert main(["generate", "--backbone", llama[1], *answer, *evict]) == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1
-    assert "this backbone is another one" in error
+    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", llama[1], *answer, *evict)
 
 
 def test_images_from_a_file(tmp_path, capsys):
@@ -67,16 +64,14 @@ def test_images_from_a_file(tmp_path, capsys):
         "--out",
         str(tmp_path / "made.json"),
     ]
-    assert main(words) == 2
-    assert "is calibrated on a file of records with images" in capsys.readouterr().err
+    assert "is calibrated on a file of records with images" in refused(capsys, *words)
     assert main([*words, "--data", str(data / "dev.json"), "--option", "samples=3"]) == 0
     content = json.loads((tmp_path / "made.json").read_text())
     assert content["data"]["name"] == "dev.json"
     assert len(content["data"]["sha256"]) == 64
     assert content["data"]["samples"] == 3
     duo = ["calibrate", "duo_attention", *words[2:], "--overwrite", "--data", str(data / "dev.json")]
-    assert main(duo) == 2
-    assert "calibrated on recall of text, and the backbone sees images" in capsys.readouterr().err
+    assert "calibrated on recall of text, and the backbone sees images" in refused(capsys, *duo)
     assert json.loads((tmp_path / "made.json").read_text()) == content  # a refusal leaves what was there
 
 
@@ -85,8 +80,9 @@ def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
     assert main(["calibrate", "prefixkv", "--adapter", str(text_adapter), "--out", str(out), *SHORT["prefixkv"]]) == 0
     config = json.loads((text_adapter / "subtoken_config.json").read_text())
     assert json.loads(out.read_text())["backbone"] == config["identity"]
-    assert main(["calibrate", "duo_attention", "--adapter", str(text_adapter), "--out", str(tmp_path / "b.json")]) == 2
-    assert "calibrated on whole caches" in capsys.readouterr().err
+    assert "calibrated on whole caches" in refused(
+        capsys, "calibrate", "duo_attention", "--adapter", str(text_adapter), "--out", str(tmp_path / "b.json")
+    )
 
 
 def test_the_shipped_file_is_of_the_shipped_model(capsys):
@@ -115,10 +111,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
 def test_wrong_input_is_one_line(tmp_path, capsys, words, message):
-    assert main(["calibrate", *words, "--out", str(tmp_path / "made.json")]) == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1
-    assert message in error
+    assert message in refused(capsys, "calibrate", *words, "--out", tmp_path / "made.json")
     assert not (tmp_path / "made.json").exists()
 
 
@@ -129,5 +122,6 @@ def test_a_damaged_file_is_one_line(llama, tmp_path, capsys):
     (tmp_path / "cut.json").write_bytes(out.read_bytes()[:-20])
     capsys.readouterr()
     words = ["generate", "--backbone", llama[0], "--prompt", "x", "--eviction", "prefixkv", "--eviction-keep", "0.5"]
-    assert main([*words, "--eviction-option", f"calibration={tmp_path / 'cut.json'}"]) == 2
-    assert "cut.json: invalid JSON" in capsys.readouterr().err
+    assert "cut.json: invalid JSON" in refused(
+        capsys, *words, "--eviction-option", f"calibration={tmp_path / 'cut.json'}"
+    )

@@ -17,6 +17,14 @@ ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=tru
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
 
 
+@pytest.fixture
+def data(tmp_path):
+    """Options that name a file of one record."""
+    turns = [{"from": "human", "value": "how many 3 ?"}, {"from": "gpt", "value": "2"}]
+    (tmp_path / "train.json").write_text(json.dumps([{"id": "r", "conversations": turns}]))
+    return [f"--data.train_file={tmp_path / 'train.json'}", "--data.batch_size=1"]
+
+
 @pytest.mark.slow
 def test_llava7b_offline_without_the_stage_1_folder(capsys):
     lines = checked(capsys, [*LLAVA, "--model.stage2.adapter=runs/first/adapter", *OUTPUT, "--offline"])
@@ -47,13 +55,9 @@ def test_routers_alone(capsys, selector, router):
     assert not any(line.startswith("LoRA o_proj") for line in lines)
 
 
-def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, tmp_path):
+def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, data):
     """The recipe leaves the LoRA out; the anchor's is rank 8."""
-    turns = [{"from": "human", "value": "how many 3 ?"}, {"from": "gpt", "value": "2"}]
-    data = tmp_path / "train.json"
-    data.write_text(json.dumps([{"id": "r", "conversations": turns}]))
-    argv = [*TINY, "--model.lora=null", *ON_ANCHOR, *OUTPUT, f"--data.train_file={data}", "--data.batch_size=1"]
-    lines = checked(capsys, argv)
+    lines = checked(capsys, [*TINY, "--model.lora=null", *ON_ANCHOR, *OUTPUT, *data])
     assert f"stage 2 on {ANCHOR} (token-only, under the same reducer; its LoRA, as above, is frozen)" in lines
     assert "LoRA rank 8, alpha 16, dropout 0" in lines
     assert "of it stage 1's LoRA 24 24,576" in lines
@@ -67,13 +71,9 @@ def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, tmp_path):
     ],
     every=2,
 )
-def test_the_readings_of_stage_1_are_named(capsys, folder, reading, tmp_path):
+def test_the_readings_of_stage_1_are_named(capsys, data, folder, reading):
     """Shipped adapters of the other two readings, under the recipe's own reducer."""
-    data = tmp_path / "train.json"
-    turns = [{"from": "human", "value": "how many 3 ?"}, {"from": "gpt", "value": "2"}]
-    data.write_text(json.dumps([{"id": "r", "conversations": turns}]))
-    extra = [f"--model.stage2.adapter={folder}", f"--data.train_file={data}", "--data.batch_size=1"]
-    lines = checked(capsys, [*TINY, "--model.lora=null", *extra])
+    lines = checked(capsys, [*TINY, "--model.lora=null", f"--model.stage2.adapter={folder}", *data])
     assert f"stage 2 on {folder} ({reading}; its LoRA, as above, is frozen)" in lines
 
 

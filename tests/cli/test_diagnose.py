@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from checkpoints.tiny_llama import build_model, build_tokenizer
-from subtoken_train.artifact.folder import AdapterConfig, write_adapter
-from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.engine.build import build
-from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
+from tests.support.commands import refused
+from tests.support.helpers import made_adapter
 from tests.support.sampling import sampled
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
@@ -45,8 +42,9 @@ def test_files_and_table(data, tmp_path, capsys, monkeypatch):
     assert [line.split(",")[:3] for line in layers[1:]] == [[str(i), "4", "0.25"] for i in range(6)]
     assert (folder / "figure1b.csv").read_text().splitlines()[1].startswith("0,48,")  # 8 prompts x 6 layers
     assert len((folder / "figure1b.csv").read_text().splitlines()) == 1 + 16
-    assert main(["diagnose", "--adapter", ROUTED, "--data", data]) == 2
-    assert "tiny_fastv25_s16k4-seed0 exists; choose another --out" in capsys.readouterr().err
+    assert "tiny_fastv25_s16k4-seed0 exists; choose another --out" in refused(
+        capsys, "diagnose", "--adapter", ROUTED, "--data", data
+    )
 
 
 def on_tiny_llama(tmp_path, reducer, routing):
@@ -54,10 +52,7 @@ def on_tiny_llama(tmp_path, reducer, routing):
     torch.manual_seed(0)
     build_model(layers=2).save_pretrained(tmp_path / "backbone")
     build_tokenizer().save_pretrained(tmp_path / "backbone")
-    source, lora = BackboneConfig(path=str(tmp_path / "backbone")), LoraSettings(rank=2)
-    backbone, peft_model = build(source, lora, reducer, routing)
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source))
-    return str(write_adapter(tmp_path / "adapter", config, backbone, peft_model))
+    return str(made_adapter(tmp_path / "adapter", tmp_path / "backbone", reducer, routing)[0])
 
 
 @pytest.fixture
@@ -76,8 +71,9 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:6]]
     assert sum(int(tokens) for _, _, tokens, _ in histogram) == 3 * 2 * 128  # prompts x layers x kept context tokens
     assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
-    assert main(["diagnose", "--adapter", language_model, "--data", "x.json", "--out", str(tmp_path / "b")]) == 2
-    assert "--data x.json has prompts with images, but a language model reads text" in capsys.readouterr().err
+    assert "--data x.json has prompts with images, but a language model reads text" in refused(
+        capsys, "diagnose", "--adapter", language_model, "--data", "x.json", "--out", str(tmp_path / "b")
+    )
 
 
 @pytest.mark.slow
@@ -154,8 +150,5 @@ def test_an_eviction_before_a_language_model_sees_the_question(language_model, t
 def test_mistakes_are_one_line_and_write_nothing(data, tmp_path, capsys, argv, words):
     out = tmp_path / "out"
     given = [] if "--data" in argv else ["--data", data]
-    assert main(["diagnose", *argv, *given, "--out", str(out)]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("subtoken-train: error:")
-    assert words in error
+    assert words in refused(capsys, "diagnose", *argv, *given, "--out", out)
     assert not out.exists()

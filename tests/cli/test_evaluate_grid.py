@@ -13,6 +13,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import spec as suites
+from tests.support.commands import refused
 from tests.support.eval_runs import ADAPTERS
 
 ROUTED = f"{ADAPTERS}/tiny_fastv25_s16k4"
@@ -28,13 +29,6 @@ def root(tmp_path_factory):
 
 def evaluate(*arguments: object) -> int:
     return main(["evaluate", *map(str, arguments)])
-
-
-def refused(capsys, *arguments: object) -> str:
-    assert evaluate(*arguments) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1, err
-    return err
 
 
 def test_tasks_by_name(root, tmp_path, capsys):
@@ -102,7 +96,7 @@ def test_the_mini_suite(tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *arguments)
+    assert message in refused(capsys, "evaluate", *arguments)
     assert list(tmp_path.iterdir()) in ([], [tmp_path / "x"])
 
 
@@ -125,5 +119,5 @@ def test_two_processes_of_torchrun(root, tmp_path):
 def test_a_link_in_the_place_of_out_stays(capsys, tmp_path):
     (tmp_path / "scores.json").symlink_to("scores.json")
     arguments = "--adapter", "a", "--data", "b.json", "--out", tmp_path / "scores.json"
-    assert "scores.json exists; choose another --out" in refused(capsys, *arguments)
+    assert "scores.json exists; choose another --out" in refused(capsys, "evaluate", *arguments)
     assert (tmp_path / "scores.json").is_symlink()

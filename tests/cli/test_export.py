@@ -22,6 +22,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
+from tests.support.commands import refused
 from tests.support.faults import no_room
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
@@ -92,16 +93,6 @@ def logits(folder, **source):
         return model.logits(model.run(make_batch([(1, 8), (0, 5)])))
 
 
-def refused(capsys, *argv):
-    """The one line of an export that must fail on its input."""
-    assert main(["export", *map(str, argv)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    message = captured.err.strip().splitlines()[-1]
-    assert message.startswith("subtoken-train: error: ")
-    return message
-
-
 def test_a_checkpoint_becomes_the_adapter_that_fit_wrote(run, tmp_path, capsys):
     assert main(["export", str(run / "checkpoints" / f"step-{STEPS}"), str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == f"adapter folder: {tmp_path / 'out'}\n"
@@ -111,10 +102,7 @@ def test_a_checkpoint_becomes_the_adapter_that_fit_wrote(run, tmp_path, capsys):
     different = {name for name in ours if not torch.equal(ours[name], theirs[name])}
     assert all(below.match(name) for name in different)
     assert torch.equal(logits(tmp_path / "out"), logits(run / "adapter"))
-    records = [
-        json.loads((folder / "subtoken_config.json").read_text()) for folder in (tmp_path / "out", run / "adapter")
-    ]
-    assert records[0] == records[1]
+    assert record(tmp_path / "out") == record(run / "adapter")
     assert (tmp_path / "out" / "README.md").read_text() == (run / "adapter" / "README.md").read_text()
 
 
@@ -139,10 +127,7 @@ def test_stage_2_from_its_checkpoint(second, tmp_path, capsys):
     assert ours.keys() == theirs.keys()
     assert any(name.startswith("output/") for name in ours)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    records = [
-        json.loads((folder / "subtoken_config.json").read_text()) for folder in (tmp_path / "out", second / "adapter")
-    ]
-    assert records[0] == records[1]
+    assert record(tmp_path / "out") == record(second / "adapter")
     assert len(record(tmp_path / "out")["training"]["stage1"]["sha256"]) == 64
 
 
@@ -151,7 +136,7 @@ def test_stage_2_on_another_stage_1(second, root, tmp_path, capsys):
     before = path.read_bytes()
     path.write_bytes(before[:-1] + b"\1")
     try:
-        words = refused(capsys, second / "checkpoints", tmp_path / "out")
+        words = refused(capsys, "export", second / "checkpoints", tmp_path / "out")
     finally:
         path.write_bytes(before)
     assert "model.stage2.adapter is not the one that the checkpoint was trained on" in words
@@ -176,7 +161,7 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     ids = make_batch([(0, 5)]).input_ids_BN
     with torch.no_grad():
         assert torch.allclose(plain(input_ids=ids).logits, lora(input_ids=ids).logits, atol=1e-5)
-    assert "is merged and holds no LoRA" in refused(capsys, moved, tmp_path / "again")
+    assert "is merged and holds no LoRA" in refused(capsys, "export", moved, tmp_path / "again")
     with pytest.raises(ValueError, match="is merged and holds its own backbone; leave backbone out"):
         SubTokenModel.from_pretrained(moved, backbone=str(run.parent / "backbone"))
 
@@ -232,7 +217,7 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     path = tmp_path / "m.json"
     if content is not None:
         path.write_text(content)
-    assert words in refused(capsys, run, tmp_path / "out", "--metrics", path)
+    assert words in refused(capsys, "export", run, tmp_path / "out", "--metrics", path)
     assert not (tmp_path / "out").exists()
 
 
@@ -248,7 +233,7 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     ],
 )
 def test_mistakes(run, second, root, tmp_path, capsys, source, options, words):
-    assert words in refused(capsys, root / source, tmp_path / "out", *options)
+    assert words in refused(capsys, "export", root / source, tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -258,7 +243,7 @@ def test_an_adapter_is_not_exported_into_itself(run, tmp_path, capsys):
     before = sorted(copy.rglob("*"))
     for flags in ([], ["--overwrite"]):
         assert "adapter, which is exported; choose a folder outside of it" in refused(
-            capsys, copy, copy / "adapter/inner", *flags
+            capsys, "export", copy, copy / "adapter/inner", *flags
         )
     assert sorted(copy.rglob("*")) == before
 
@@ -270,20 +255,20 @@ def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     checkpoint, out = copy / "checkpoints" / f"step-{STEPS}", tmp_path / "out"
     recipe = (copy / "recipe.yaml").read_text()
     (copy / "recipe.yaml").write_text(recipe.replace("rank: 8", "rank: 6"))
-    words = refused(capsys, checkpoint, out)
+    words = refused(capsys, "export", checkpoint, out)
     assert "does not fit this recipe" in words
     assert "(there [8, 128], here [6, 128])" in words
     (copy / "recipe.yaml").rename(copy / "recipe.txt")
-    assert "has no recipe.yaml in" in refused(capsys, checkpoint, out)
+    assert "has no recipe.yaml in" in refused(capsys, "export", checkpoint, out)
     (copy / "recipe.txt").rename(copy / "recipe.yaml")
     (checkpoint / "state.ckpt").write_bytes(b"no checkpoint")
-    assert "cannot be read as a checkpoint" in refused(capsys, checkpoint, out)
+    assert "cannot be read as a checkpoint" in refused(capsys, "export", checkpoint, out)
     marker = json.loads((checkpoint / "COMPLETE").read_text())
     (checkpoint / "COMPLETE").write_text(json.dumps({**marker, "schema_version": 99}))
-    assert "99" in refused(capsys, checkpoint, out)
+    assert "99" in refused(capsys, "export", checkpoint, out)
     (checkpoint / "COMPLETE").unlink()
-    assert "no complete checkpoint" in refused(capsys, copy, out)
-    assert "is no complete checkpoint" in refused(capsys, checkpoint, out)
+    assert "no complete checkpoint" in refused(capsys, "export", copy, out)
+    assert "is no complete checkpoint" in refused(capsys, "export", checkpoint, out)
     assert not out.exists()
 
 
@@ -292,11 +277,11 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["export", str(run), str(out)]) == 0
     before = tensors(out)
-    assert "exists; choose another folder or pass --overwrite" in refused(capsys.readouterr() and capsys, run, out)
+    assert "exists; choose another folder or pass --overwrite" in refused(capsys, "export", run, out)
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    assert "mine is not an adapter folder" in refused(capsys, run, mine, "--overwrite")
+    assert "mine is not an adapter folder" in refused(capsys, "export", run, mine, "--overwrite")
     assert (mine / "notes.txt").read_text() == "mine"
     assert main(["export", str(out), str(out), "--overwrite"]) == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(out).items())

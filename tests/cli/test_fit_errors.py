@@ -5,8 +5,8 @@ import json
 import pytest
 
 from subtoken_train.cli.command_line import split_words
-from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_keys
+from tests.support import commands
 from tests.support.places import recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")
@@ -14,13 +14,9 @@ RECIPE = recipe("tiny_fastv25_s16k4")
 
 def refused(capsys, argv, tmp_path):
     """Run a fit that must fail before it starts; the message without its prefix."""
-    assert main(["fit", *argv]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("subtoken-train: error: ")
-    assert err.count("\n") == 1
-    assert "<class" not in err
+    line = commands.refused(capsys, "fit", *argv)
     assert not (tmp_path / "run").exists()
-    return err.removeprefix("subtoken-train: error: ").strip()
+    return line
 
 
 def written(tmp_path, old, new):

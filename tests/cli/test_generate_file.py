@@ -8,6 +8,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
+from tests.support.commands import refused
 from tests.support.helpers import write_text_adapter
 
 LINES = [
@@ -170,13 +171,13 @@ def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
     ],
 )
 def test_mistakes_of_options(vlm_adapter, capsys, argv, words):
-    assert main(["generate", "--adapter", str(vlm_adapter), *argv]) == 2
-    assert words in capsys.readouterr().err
+    assert words in refused(capsys, "generate", "--adapter", str(vlm_adapter), *argv)
 
 
 def test_there_must_be_a_model_and_prompts(tmp_path, vlm_adapter, capsys):
     prompts = write(tmp_path / "p.jsonl")
     code, err = call(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
     assert (code, "p.jsonl holds no prompt; write a .jsonl file" in err) == (2, True)
-    assert main(["generate", "--prompts", str(prompts), "--output", str(tmp_path / "o.jsonl")]) == 2
-    assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err
+    assert "give --adapter DIR, or --backbone PATH" in refused(
+        capsys, "generate", "--prompts", str(prompts), "--output", str(tmp_path / "o.jsonl")
+    )

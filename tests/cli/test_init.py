@@ -10,7 +10,8 @@ import yaml
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
-from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
+from tests.support.commands import refused
+from tests.support.own_folders import conversations, inits, own_images, pictures, table
 from tests.support.sampling import sampled
 
 SPLITS = ("train", "dev", "test")
@@ -83,14 +84,16 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     out = tmp_path / "mine_subtoken"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert json.loads(before[".subtoken-data.json"]) == {"made_by": "subtoken-train init"}
-    assert refused_init(capsys, "mine", "--seed", 3) == (
+    assert refused(capsys, "init", "mine", "--seed", 3) == (
         "mine_subtoken exists; choose another folder or pass --overwrite"
     )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     inits(capsys, "mine", "--seed", 3, "--overwrite")
     assert (out / "train.json").read_bytes() != before["train.json"]
     (out / "variant.yaml").write_text("mine")
-    assert "holds what a folder that init wrote has not (variant.yaml)" in refused_init(capsys, "mine", "--overwrite")
+    assert "holds what a folder that init wrote has not (variant.yaml)" in refused(
+        capsys, "init", "mine", "--overwrite"
+    )
     assert (out / "variant.yaml").read_text() == "mine"
 
 

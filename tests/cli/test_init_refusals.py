@@ -9,7 +9,8 @@ import pytest
 
 from subtoken_train.datasets import own_data, question_table
 from subtoken_train.datasets.english import write_english
-from tests.support.own_folders import conversations, inits, own_images, pictures, refused_init, table
+from tests.support.commands import refused
+from tests.support.own_folders import conversations, inits, own_images, pictures, table
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +28,15 @@ def mine(tmp_path):
 
 
 def test_no_folder(mine, capsys):
-    assert refused_init(capsys, "nowhere") == "nowhere does not exist; name the folder of your data"
+    assert refused(capsys, "init", "nowhere") == "nowhere does not exist; name the folder of your data"
     (mine / "a.csv").write_text("x")
-    assert "mine/a.csv is not a folder" in refused_init(capsys, "mine/a.csv")
+    assert "mine/a.csv is not a folder" in refused(capsys, "init", "mine/a.csv")
 
 
 def test_an_empty_folder(mine, capsys):
     (mine / "README.md").write_text("to come")
     (mine / ".hidden.csv").write_text("x")
-    line = refused_init(capsys, "mine")
+    line = refused(capsys, "init", "mine")
     assert line.startswith("mine holds no data: no images, and no file that ends with one of .csv")
     assert line.endswith("(but README.md, about the data)")
 
@@ -43,19 +44,19 @@ def test_an_empty_folder(mine, capsys):
 def test_mixed_folders(mine, capsys):
     (mine / "notes.txt").write_text("words")
     pictures(mine)
-    assert "6 images and no table of questions and answers, but texts (notes.txt)" in refused_init(capsys, "mine")
+    assert "6 images and no table of questions and answers, but texts (notes.txt)" in refused(capsys, "init", "mine")
     table(mine, [])
-    assert "a table (questions.csv) and texts (notes.txt); say --table questions.csv" in refused_init(capsys, "mine")
+    assert "a table (questions.csv) and texts (notes.txt); say --table questions.csv" in refused(capsys, "init", "mine")
     table(mine, [], "other.csv")
-    assert "several tables (other.csv, questions.csv); say which one with --table" in refused_init(capsys, "mine")
-    assert "no table 'thrid.csv'; its tables are other" in refused_init(capsys, "mine", "--table", "thrid.csv")
+    assert "several tables (other.csv, questions.csv); say which one with --table" in refused(capsys, "init", "mine")
+    assert "no table 'thrid.csv'; its tables are other" in refused(capsys, "init", "mine", "--table", "thrid.csv")
 
 
 def test_images_that_no_record_names(mine, capsys):
     pictures(mine)
-    assert "6 images and no table of questions and answers; add a CSV file" in refused_init(capsys, "mine")
+    assert "6 images and no table of questions and answers; add a CSV file" in refused(capsys, "init", "mine")
     conversations(mine / "chat.jsonl")
-    assert "6 images, and chat.jsonl names none of them" in refused_init(capsys, "mine")
+    assert "6 images, and chat.jsonl names none of them" in refused(capsys, "init", "mine")
 
 
 @pytest.mark.parametrize(
@@ -77,21 +78,21 @@ def test_images_that_no_record_names(mine, capsys):
 )
 def test_texts_beside_what_belongs_to_questions(mine, capsys, header, words):
     table(mine, [(name, "a bus") for name in pictures(mine)], header=header)
-    assert words in refused_init(capsys, "mine")
+    assert words in refused(capsys, "init", "mine")
 
 
 def test_huge_folders(mine, capsys, monkeypatch):
     own_images(mine)
     monkeypatch.setattr(question_table, "MAX_BYTES", 100)
-    assert "questions.csv has more than 100 bytes; a recipe reads" in refused_init(capsys, "mine")
+    assert "questions.csv has more than 100 bytes; a recipe reads" in refused(capsys, "init", "mine")
     monkeypatch.setattr(own_data, "MAX_FILES", 5)
-    assert "mine holds more than 5 files" in refused_init(capsys, "mine")
+    assert "mine holds more than 5 files" in refused(capsys, "init", "mine")
 
 
 def test_huge_texts(mine, capsys, monkeypatch):
     (mine / "a.txt").write_text("words " * 50)
     monkeypatch.setattr(own_data, "MAX_TOTAL", 100)
-    assert "more than 100 characters; make them Parquet or JSON lines" in refused_init(capsys, "mine")
+    assert "more than 100 characters; make them Parquet or JSON lines" in refused(capsys, "init", "mine")
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,12 @@ def test_a_table_that_is_wrong(mine, tmp_path, capsys, content, words):
         (mine / folder).mkdir()
         (mine / folder / "twice.png").write_bytes((mine / "images/00.png").read_bytes())
     (mine / "questions.csv").write_text(content)
-    assert words in refused_init(capsys, "mine")
+    assert words in refused(capsys, "init", "mine")
 
 
 def test_columns_that_are_not_there(mine, capsys):
     own_images(mine)
-    line = refused_init(capsys, "mine", "--answer-column", "antwort")
+    line = refused(capsys, "init", "mine", "--answer-column", "antwort")
     assert line == "mine/questions.csv has no column 'antwort'; its columns are image, question, answer"
 
 
@@ -139,7 +140,7 @@ def test_two_answers_to_one_question(mine, capsys, second):
     names = pictures(mine)
     (mine / "copy.png").write_bytes((mine / names[0]).read_bytes())
     table(mine, [(names[0], "list .", "none"), (second, "list  .", "7"), *((name, "x", "y") for name in names)])
-    assert refused_init(capsys, "mine") == (
+    assert refused(capsys, "init", "mine") == (
         "mine/questions.csv, line 3 answers a question about the same image otherwise than line 2 does ('7', 'none'); "
         "keep one of them"
     )
@@ -175,18 +176,18 @@ def test_one_answer_twice_is_no_mistake(mine, capsys, tmp_path):
 )
 def test_files_that_are_wrong(mine, capsys, name, content, words):
     (mine / name).write_bytes(content)
-    assert words in refused_init(capsys, "mine")
+    assert words in refused(capsys, "init", "mine")
 
 
 def test_a_broken_image(mine, capsys):
     own_images(mine)
     (mine / "images/03.png").write_bytes(b"no picture")
-    assert re.search(r"image mine/images/03.png cannot be read \(cannot identify", refused_init(capsys, "mine"))
+    assert re.search(r"image mine/images/03.png cannot be read \(cannot identify", refused(capsys, "init", "mine"))
 
 
 def test_a_pipe_is_not_waited_for(mine, capsys):
     os.mkfifo(mine / "a.csv")
-    assert refused_init(capsys, "mine") == "mine/a.csv is not a regular file"
+    assert refused(capsys, "init", "mine") == "mine/a.csv is not a regular file"
 
 
 def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
@@ -198,20 +199,20 @@ def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
         return walk(folder)
 
     monkeypatch.setattr(own_data.os, "walk", denied)
-    assert refused_init(capsys, "mine").startswith("Permission denied: mine/images; ")
+    assert refused(capsys, "init", "mine").startswith("Permission denied: mine/images; ")
 
 
 @pytest.mark.parametrize("out", ["mine", "mine/out", "."])
 def test_a_target_that_lies_in_the_data_or_around_it(mine, capsys, out):
     own_images(mine)
-    assert f"--out {out} and the data mine lie in each other" in refused_init(capsys, "mine", "--out", out)
+    assert f"--out {out} and the data mine lie in each other" in refused(capsys, "init", "mine", "--out", out)
 
 
 def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
     own_images(mine)
     write_english(tmp_path / "mine_out")
     capsys.readouterr()
-    line = refused_init(capsys, "mine", "--out", "mine_out", "--overwrite")
+    line = refused(capsys, "init", "mine", "--out", "mine_out", "--overwrite")
     assert "mine_out is not a folder that init wrote (.subtoken-data.json does not name 'subtoken-train init')" in line
     assert len(list((tmp_path / "mine_out").iterdir())) == 4
     shutil.rmtree(tmp_path / "mine_out")
@@ -219,8 +220,8 @@ def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
 
 def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
     table(mine, [(name, "list . " * 300, "none") for name in pictures(mine)])
-    assert "tokens up to its answer, and checkpoints/tiny-llava has 512 positions; shorten" in refused_init(
-        capsys, "mine"
+    assert "tokens up to its answer, and checkpoints/tiny-llava has 512 positions; shorten" in refused(
+        capsys, "init", "mine"
     )
 
 
@@ -234,4 +235,4 @@ def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
 )
 def test_a_backbone_that_does_not_suit(mine, capsys, backbone, words):
     own_images(mine)
-    assert words in refused_init(capsys, "mine", "--backbone", backbone)
+    assert words in refused(capsys, "init", "mine", "--backbone", backbone)

@@ -12,10 +12,10 @@ from transformers import LlamaConfig
 
 from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_processor
-from subtoken_train.cli.main import main
 from subtoken_train.cli.preview import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
+from tests.support.commands import printed, refused
 from tests.support.places import recipe
 from tests.support.sampling import sampled
 
@@ -49,8 +49,7 @@ def language_model(tmp_path):
 
 def shown(capsys, argv):
     """What a preview that must succeed prints."""
-    assert main(["preview", *argv]) == 0
-    return capsys.readouterr().out
+    return printed(capsys, "preview", *argv)
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
@@ -143,10 +142,7 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
     every=2,
 )
 def test_what_fit_refuses_is_refused(scenes, capsys, extra, message):
-    assert main(["preview", *scenes, *extra]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in refused(capsys, "preview", *scenes, *extra, reports=True)
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():

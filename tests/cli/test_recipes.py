@@ -8,6 +8,7 @@ import pytest
 from subtoken_train import resources
 from subtoken_train.cli.main import main
 from subtoken_train.resources import recipe_files
+from tests.support.commands import refused
 
 TINY = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
 
@@ -44,8 +45,9 @@ def test_copy_to_a_file_and_into_a_folder(library, tmp_path, monkeypatch, capsys
 def test_copy_overwrites_only_when_told(library, tmp_path, capsys):
     target = tmp_path / "mine.yaml"
     target.write_text("mine\n")
-    assert main(["recipes", "copy", "tiny_a", str(target)]) == 2
-    assert f"{target} exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    assert f"{target} exists; name another file, or pass --overwrite" in refused(
+        capsys, "recipes", "copy", "tiny_a", str(target)
+    )
     assert target.read_text() == "mine\n"
     assert main(["recipes", "copy", "tiny_a", str(target), "--overwrite"]) == 0
     assert target.read_text() == TINY
@@ -58,20 +60,17 @@ def test_copy_onto_itself_keeps_the_recipe(library):
 
 
 def test_copy_into_a_missing_folder_says_so(library, tmp_path, capsys):
-    assert main(["recipes", "copy", "tiny_a", str(tmp_path / "no" / "a.yaml")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "No such file or directory" in refused(capsys, "recipes", "copy", "tiny_a", str(tmp_path / "no" / "a.yaml"))
 
 
 @pytest.mark.parametrize("action", ["show", "copy"])
 def test_unknown_recipe_gets_the_nearest(library, capsys, action):
-    assert main(["recipes", action, "tiny_b"]) == 2
-    assert "unknown recipe 'tiny_b'. Did you mean 'tiny_a'?" in capsys.readouterr().err
+    assert "unknown recipe 'tiny_b'. Did you mean 'tiny_a'?" in refused(capsys, "recipes", action, "tiny_b")
 
 
 def test_missing_recipes_are_an_incomplete_installation(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(resources, "resource_root", lambda: tmp_path)
-    assert main(["recipes", "ls"]) == 2
-    assert "missing from this installation" in capsys.readouterr().err
+    assert "missing from this installation" in refused(capsys, "recipes", "ls")
 
 
 def test_every_shipped_recipe_is_listed_with_a_comment(capsys):
@@ -90,8 +89,7 @@ def test_ls_takes_words(capsys):
         "llava13b/",
         "llava13b_visionzip25_s4k1",
     ]
-    assert main(["recipes", "ls", "gpt5", "fastv"]) == 2
-    assert "no recipe has gpt5 and fastv in its name or first line" in capsys.readouterr().err
+    assert "no recipe has gpt5 and fastv in its name or first line" in refused(capsys, "recipes", "ls", "gpt5", "fastv")
 
 
 def test_a_reader_that_stops_early_is_no_error():

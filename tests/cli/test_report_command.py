@@ -8,6 +8,7 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
+from tests.support.commands import refused
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 
@@ -17,17 +18,6 @@ def results(tmp_path, monkeypatch):
     folder = tmp_path / "results"
     paper_grid(folder, PAPER_TASKS)
     return folder
-
-
-def refused(capsys, *argv) -> str:
-    """The last line of a call that must fail on its input; before it only runs are counted."""
-    assert main(["report", *map(str, argv)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    *counts, message = captured.err.splitlines()
-    assert all(line.endswith(" runs scored") for line in counts)
-    assert message.startswith("subtoken-train: error: ")
-    return message
 
 
 @pytest.mark.slow
@@ -62,8 +52,7 @@ def test_files_that_are_there_stay(results, tmp_path, capsys):
     out.mkdir()
     (out / "report.csv").write_text("mine")
     command = ["report", str(results), "--out", str(out)]
-    assert main(command) == 2
-    assert "report.csv exists; name another file, or pass --overwrite" in capsys.readouterr().err
+    assert "report.csv exists; name another file, or pass --overwrite" in refused(capsys, *command)
     assert [path.read_text() for path in out.iterdir()] == ["mine"]
     assert main([*command, "--overwrite"]) == 0
     assert main(command) == 2
@@ -98,15 +87,17 @@ def test_flags_and_the_printed_rows(results, tmp_path, capsys):
 
 
 def test_wrong_input(results, tmp_path, capsys, monkeypatch):
-    assert "unknown format 'htm'. Did you mean 'html'?" in refused(capsys, results, "--format", "htm")
-    assert "holds no results" in refused(capsys, tmp_path / "nothing")
-    assert "no folder" in refused(capsys, results, "--data-root", tmp_path / "nothing")
+    assert "unknown format 'htm'. Did you mean 'html'?" in refused(capsys, "report", results, "--format", "htm")
+    assert "holds no results" in refused(capsys, "report", tmp_path / "nothing")
+    assert "no folder" in refused(capsys, "report", results, "--data-root", tmp_path / "nothing")
     monkeypatch.chdir(tmp_path)
-    assert "paper_tables.json does not exist" in refused(capsys, results, "--compare-paper")
-    assert "unknown option '--formats'. Did you mean '--format'?" in refused(capsys, results, "--formats", "csv")
+    assert "paper_tables.json does not exist" in refused(capsys, "report", results, "--compare-paper")
+    assert "unknown option '--formats'. Did you mean '--format'?" in refused(
+        capsys, "report", results, "--formats", "csv"
+    )
     samples = results / "lora_only" / "gqa" / "samples-0-of-1.jsonl"
     samples.write_text("{}\n")
-    assert f"{samples}, line 1 is no record of a sample" in refused(capsys, results)
+    assert f"{samples}, line 1 is no record of a sample" in refused(capsys, "report", results)
     write_run(tmp_path / "strange", facts("a"), "popes", answers(range(9)))
-    assert "unknown task 'popes'. Did you mean 'pope'?" in refused(capsys, tmp_path / "strange")
+    assert "unknown task 'popes'. Did you mean 'pope'?" in refused(capsys, "report", tmp_path / "strange")
     assert not (results / "report").exists()

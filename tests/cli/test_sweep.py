@@ -14,6 +14,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep import parse_setting, slurm_script, sweep_runs
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
+from tests.support.commands import refused
 from tests.support.sampling import sampled
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
@@ -165,8 +166,7 @@ def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, ti
     assert main([*command[:-1], "model.routing.num_groups=16"]) == 0
     recipe.write_text(recipe.read_text().replace("max_steps: 2", "max_steps: 3"))
     capsys.readouterr()
-    assert main(command) == 2
-    assert "holds a finished run of another recipe; choose another --output_dir" in capsys.readouterr().err
+    assert "holds a finished run of another recipe; choose another --output_dir" in refused(capsys, *command)
 
 
 @sampled("code", [130, 0], every=2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from subtoken_train.cli.main import main
+from tests.support import commands
 
 
 def checked(capsys, argv: list[str]) -> list[str]:
     """Run a check that must succeed; its lines, blanks joined."""
-    assert main(["check", *argv]) == 0
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    return [" ".join(line.split()) for line in commands.printed(capsys, "check", *argv).splitlines()]
 
 
 def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
@@ -24,9 +24,5 @@ def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
 
 
 def refused(capsys, argv: list[str]) -> str:
-    """Run a check that must fail on its input; its one line, without the program's name."""
-    assert main(["check", *argv]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("subtoken-train: error: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("subtoken-train: error: ").strip()
+    """Run a check that must fail on its input; its one line."""
+    return commands.refused(capsys, "check", *argv, reports=True)

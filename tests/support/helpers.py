@@ -17,7 +17,7 @@ from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import AdapterConfig, write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.engine.build import build
+from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -203,11 +203,30 @@ class FirstVisual(FirstEntries):
     window: int = 0
 
 
-def _write_adapter(folder: Path, reducer: Reducer, routing: RoutingConfig) -> Path:
-    source, lora = BackboneConfig(path=str(folder / "backbone")), LoraSettings(rank=2)
-    backbone, peft_model = build(source, lora, reducer, routing)
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": "tiny"})
-    return write_adapter(folder / "adapter", config, backbone, peft_model)
+SMALL_LORA = LoraSettings(rank=2)
+
+
+def made_adapter(
+    folder: Path,
+    backbone: Path,
+    reducer: Reducer,
+    routing: RoutingConfig | None,
+    lora: LoraSettings = SMALL_LORA,
+    stage2: Stage2Config | None = None,
+    spread: float = 0.0,
+    **training: object,
+) -> tuple[Path, CompressedBackbone]:
+    """An adapter folder on a saved backbone, and what was written; what trains is drawn anew with a ``spread``."""
+    source = BackboneConfig(path=str(backbone))
+    parts, peft_model = build(source, lora, reducer, routing, stage2)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in parts.named_parameters():
+            if spread and ("lora_" in name or "bank" in name):
+                parameter.normal_(std=spread)
+    identity = identify(parts.family, source)
+    config = AdapterConfig(source, lora, reducer, routing, identity, {"name": "tiny", **training}, stage2)
+    return write_adapter(folder, config, parts, peft_model), parts.eval()
 
 
 def write_vlm_adapter(folder: Path) -> Path:
@@ -215,7 +234,8 @@ def write_vlm_adapter(folder: Path) -> Path:
     torch.manual_seed(0)
     family = LlavaFamily(build_model(text_layers=3).eval(), build_processor())
     save_backbone(family, folder / "backbone")
-    return _write_adapter(folder, build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1))
+    reducer, routing = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1)
+    return made_adapter(folder / "adapter", folder / "backbone", reducer, routing)[0]
 
 
 def write_text_adapter(folder: Path) -> Path:
@@ -225,4 +245,4 @@ def write_text_adapter(folder: Path) -> Path:
     tiny_llama.build_tokenizer().save_pretrained(folder / "backbone")
     reducer = build_reducer("quest", keep_ratio=0.5, page_size=4, window=4)
     routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
-    return _write_adapter(folder, reducer, routing)
+    return made_adapter(folder / "adapter", folder / "backbone", reducer, routing)[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from subtoken_train.cli.main import main
+from tests.support.commands import printed
 
 
 def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:
@@ -53,15 +53,4 @@ def conversations(path: Path, count: int = 400) -> Path:
 
 def inits(capsys, *argv: object) -> list[str]:
     """Run ``init`` that must succeed; its lines."""
-    assert main(["init", *map(str, argv)]) == 0, capsys.readouterr().err
-    return capsys.readouterr().out.splitlines()
-
-
-def refused_init(capsys, *argv: object) -> str:
-    """Run ``init`` that must be refused in one line; that line."""
-    assert main(["init", *map(str, argv)]) == 2
-    out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if not line.endswith(" images")]
-    assert (out, len(lines)) == ("", 1), (out, err)
-    assert lines[0].startswith("subtoken-train: error: ")
-    return lines[0].removeprefix("subtoken-train: error: ")
+    return printed(capsys, "init", *argv).splitlines()

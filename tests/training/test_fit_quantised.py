@@ -10,47 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cli.main import main
+from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, save_backbone
 from tests.support.qwen_tiny import qwen_family
 from tests.support.run_folders import made_run
 from tests.support.sampling import sampled
+from tests.support.text_fits import save_language_model, text_recipe
 
 STEPS = 12
-TEXT = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.2,
-}
-
-
-def text_recipe(kind: str, folder: Path) -> list[str]:
-    """Recall on a random language model with Quest and query-conditioned routers: ``--config`` and its file."""
-    torch.manual_seed(0)
-    tokenizer, (config_class, model_class) = build_tokenizer(), TEXT[kind]
-    model_class(config_class(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)).save_pretrained(folder / kind)
-    tokenizer.save_pretrained(folder / kind)
-    recipe = {
-        "model": {
-            "backbone": {"path": str(folder / kind)},
-            "lora": {"rank": 8, "alpha": 16, "dropout": 0.1},
-            "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8},
-            "routing": {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"},
-        },
-        "data": {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4},
-        "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
-    }
-    path = folder / f"{kind}.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return ["fit", "--config", str(path)]
+TEXT = ("llama", "qwen2")
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.2}
 
 
 @pytest.fixture
@@ -59,7 +31,9 @@ def run(tiny_run, tmp_path):
 
     def argv(family: str, kind: str, output: str, *extra: str) -> list[str]:
         if family in TEXT:
-            base = text_recipe(family, tmp_path)
+            backbone = save_language_model(tmp_path / family, family, **SIZES)
+            lora = {"rank": 8, "alpha": 16, "dropout": 0.1}
+            base = ["fit", *text_recipe(tmp_path / f"{family}.yaml", backbone, lora=lora)]
         else:
             base = tiny_run("--data.batch_size=4", "--data.max_length=512")
         if family == "qwen2_5_vl":
@@ -132,10 +106,12 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
 def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
     folder = made_run(tmp_path / "run")
     monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)
-    assert main(run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")) == 2
-    assert "quantization 'int8' needs bitsandbytes" in capsys.readouterr().err
+    assert "quantization 'int8' needs bitsandbytes" in refused(
+        capsys, *run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")
+    )
     monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)
-    assert main(run("llava", "none", "run", "--overwrite")) == 2
-    assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in capsys.readouterr().err
+    assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in refused(
+        capsys, *run("llava", "none", "run", "--overwrite")
+    )
     assert (folder / "adapter").is_dir()
     assert (folder / "recipe.yaml").read_text() == "old"

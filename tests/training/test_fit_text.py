@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-import yaml
 
-from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -16,27 +13,20 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.run_folder import new_marker, write_run_marker
+from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
-from tests.support.text_families import KINDS, OWN
-
-QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
-ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}
-RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+from tests.support.text_families import OWN
+from tests.support.text_fits import QUEST, RECALL, ROUTING, save_language_model, text_recipe
 
 
 @pytest.fixture(scope="module")
 def backbones(tmp_path_factory):
     """Folders of random tiny language models with the embedded one's tokenizer."""
-    tokenizer, folder = build_tokenizer(), tmp_path_factory.mktemp("language-models")
+    folder = tmp_path_factory.mktemp("language-models")
     for name in ("llama", "qwen2", "qwen3", "llama31"):
-        config_class, model_class = KINDS[name]
-        torch.manual_seed(0)
         own = OWN.get(name, {}) | ({"head_dim": 16} if name == "qwen3" else {})
-        config = config_class(**{"vocab_size": len(tokenizer), "num_key_value_heads": 2, **SIZES, **own})
-        model_class(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        save_language_model(folder / name, name, **own)
     return folder
 
 
@@ -44,17 +34,21 @@ def backbones(tmp_path_factory):
 def recipe(backbones, tmp_path):
     """Writes a recipe and returns the arguments of ``fit``."""
 
-    def write(kind="llama", routing=ROUTING, data=None, **bands):
-        model = {"backbone": {"path": str(backbones / kind)}, "reducer": QUEST, "routing": routing}
-        model["lora"] = {"rank": 2, "alpha": 4, "dropout": 0.0}
-        model["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 0}
-        trainer = {"accelerator": "cpu", "max_steps": 3, "enable_progress_bar": False, "enable_model_summary": False}
-        whole = {"model": {**model, **bands}, "data": data or RECALL, "trainer": trainer}
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({**whole, "output_dir": str(tmp_path / "run")}))
-        return ["--config", str(path)]
+    def write(kind="llama", routing=ROUTING, data=RECALL, **bands):
+        return text_recipe(tmp_path / "recipe.yaml", backbones / kind, data, routing=routing, **bands)
 
     return write
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    """A run that is there; nothing may be lost of it."""
+    old = tmp_path / "run" / "adapter"
+    old.mkdir(parents=True)
+    (old / "kept").touch()
+    write_run_marker(old.parent, new_marker())
+    yield old
+    assert (old / "kept").exists()
 
 
 @pytest.fixture
@@ -109,19 +103,13 @@ def test_a_token_only_arm_trains_too(recipe, tmp_path):
     ],
     every=2,
 )
+@pytest.mark.usefixtures("old_run")
 def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, message):
-    """An old run is still there when the new one's data turn out wrong."""
-    old = tmp_path / "run" / "adapter"
-    old.mkdir(parents=True)
-    (old / "kept").touch()
-    write_run_marker(old.parent, new_marker())
     tiny = tmp_path / "tiny.jsonl"
     tiny.write_text(json.dumps({"text": "too little"}))
     data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
     data["train"] = {**data["train"], "name": str(tiny if data["train"]["name"] == "TINY" else tmp_path / "text.jsonl")}
-    assert main(["fit", *recipe(data=data), "--overwrite"]) == 2
-    assert message in capsys.readouterr().err
-    assert (old / "kept").exists()
+    assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
 
 
 @pytest.mark.slow
@@ -135,8 +123,7 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
-    assert main(["fit", *recipe(data=data)]) == 2
-    assert "llama is a language model, but data names instruction records" in capsys.readouterr().err
+    assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))
 
 
 @sampled(
@@ -144,17 +131,13 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     ["--data.batch_size=100000", "--data.seed=-1", "--model.reducer.window=-1", "--data.num_facts=500"],
     every=2,
 )
-def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, tmp_path, capsys, setting):
-    old = tmp_path / "run" / "adapter"
-    old.mkdir(parents=True)
-    (old / "kept").touch()
-    write_run_marker(old.parent, new_marker())
-    assert main(["fit", *recipe(), "--overwrite", setting]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert (old / "kept").exists()
+@pytest.mark.usefixtures("old_run")
+def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, capsys, setting):
+    refused(capsys, "fit", *recipe(), "--overwrite", setting)
 
 
 @sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
 def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
-    assert main(["fit", *recipe(data={**corpus, "streaming": True}), *trainer]) == 2
-    assert "a streamed corpus needs trainer.max_steps" in capsys.readouterr().err
+    assert "a streamed corpus needs trainer.max_steps" in refused(
+        capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
+    )

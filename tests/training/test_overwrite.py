@@ -12,6 +12,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.training import run_folder
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_folder import MARKER_FILE, RUN
+from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
 from tests.support.sampling import sampled
@@ -126,8 +127,7 @@ def test_a_recipe_that_is_refused_or_reads_from_the_run_loses_nothing(tiny_run, 
 @pytest.mark.slow
 def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
     (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
-    assert main(["fit", "--config", str(finished / "mine.yaml"), "--overwrite"]) == 2
-    assert "mine.yaml lies in" in capsys.readouterr().err
+    assert "mine.yaml lies in" in refused(capsys, "fit", "--config", str(finished / "mine.yaml"), "--overwrite")
     assert main(["fit", "--config", str(finished / "recipe.yaml"), "--overwrite"]) == 0
     assert (finished / "mine.yaml").exists()
 
@@ -135,8 +135,7 @@ def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
 @pytest.mark.slow
 def test_a_run_of_an_older_version_is_resumed_and_never_replaced(tiny_run, finished, capsys):
     (finished / MARKER_FILE).unlink()
-    assert main(tiny_run("--overwrite", SHORT)) == 2
-    assert "never replaced" in capsys.readouterr().err
+    assert "never replaced" in refused(capsys, *tiny_run("--overwrite", SHORT))
     assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0
     assert last_state(finished)["global_step"] == 2
     assert not (finished / MARKER_FILE).exists()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.training.strategies import Fsdp2Strategy, check_parts
@@ -15,9 +11,7 @@ from tests.support.cpu_fit import run_fit
 from tests.support.helpers import save_backbone
 from tests.support.qwen_tiny import qwen_family
 from tests.support.strategy_runs import Run, assert_same
-
-RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+from tests.support.text_fits import save_language_model, text_recipe
 
 
 @pytest.mark.slow
@@ -34,25 +28,12 @@ def test_qwen(arena, strategy):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_a_language_model(tmp_path, strategy):
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **SIZES)).save_pretrained(
-        tmp_path / "llama"
-    )
-    tokenizer.save_pretrained(tmp_path / "llama")
-    model = {
-        "backbone": {"path": str(tmp_path / "llama")},
-        "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8},
-        "routing": {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"},
-        "lora": {"rank": 2, "alpha": 4, "dropout": 0.0},
-        "optimizer": {"learning_rate": 0.01},
-    }
-    trainer = {"accelerator": "cpu", "max_steps": 3, "log_every_n_steps": 1, "enable_progress_bar": False}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"model": model, "data": RECALL, "trainer": trainer}))
+    backbone = save_language_model(tmp_path / "llama")
+    config = text_recipe(tmp_path / "recipe.yaml", backbone, optimizer={"learning_rate": 0.01})
 
     def argv(processes: int) -> list[str]:
         size, folder = f"--data.batch_size={4 // processes}", f"--output_dir={tmp_path / str(processes)}"
-        return ["fit", "--config", str(tmp_path / "recipe.yaml"), size, folder]
+        return ["fit", *config, "--trainer.log_every_n_steps=1", size, folder]
 
     assert main(argv(1)) == 0
     done = run_fit([*argv(2), f"--trainer.strategy={strategy}"], processes=2)

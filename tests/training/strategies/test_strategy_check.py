@@ -8,19 +8,12 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 
-from subtoken_train.cli.main import main
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind, zero
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from tests.support.commands import refused
 from tests.support.sampling import sampled
-
-
-def refused(capsys, argv: list[str]) -> str:
-    assert main(argv) == 2
-    err = capsys.readouterr().err.strip()
-    assert "Traceback" not in err
-    return err.splitlines()[-1].removeprefix("subtoken-train: error: ")
 
 
 def module(
@@ -44,7 +37,7 @@ def trainer(strategy) -> SimpleNamespace:
 
 
 def test_unknown_strategy(arena, capsys):
-    line = refused(capsys, arena.argv("never", "--trainer.strategy=zero4"))
+    line = refused(capsys, *arena.argv("never", "--trainer.strategy=zero4"))
     assert line.startswith("unknown trainer.strategy 'zero4'. Did you mean 'zero")
     assert "fsdp2" in line
     assert not (arena.folder / "never").exists()
@@ -52,24 +45,24 @@ def test_unknown_strategy(arena, capsys):
 
 def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
     assert "unknown trainer.strategy 'deepspeed_stage_2'" in refused(
-        capsys, arena.argv("never", "--trainer.strategy=deepspeed_stage_2")
+        capsys, *arena.argv("never", "--trainer.strategy=deepspeed_stage_2")
     )
 
 
 def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
-    line = refused(capsys, arena.argv("new", "--trainer.devices=1", strategy="zero2"))
+    line = refused(capsys, *arena.argv("new", "--trainer.devices=1", strategy="zero2"))
     assert "ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2" in line
     assert not (arena.folder / "new").exists()
 
 
 def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
     monkeypatch.setattr(zero, "find_spec", lambda name: None)
-    line = refused(capsys, arena.argv("never", "--trainer.devices=1", strategy="zero2"))
+    line = refused(capsys, *arena.argv("never", "--trainer.devices=1", strategy="zero2"))
     assert "pip install 'subtoken_train[deepspeed]'" in line
 
 
 def test_more_processes_than_cores(arena, capsys):
-    line = refused(capsys, arena.argv("never", "--trainer.devices=1000"))
+    line = refused(capsys, *arena.argv("never", "--trainer.devices=1000"))
     assert "trainer.devices asks for 1000 process(es)" in line
     assert not (arena.folder / "never").exists()
 
@@ -100,7 +93,7 @@ def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, va
     settings["init_args"] = {"stage": 2, "config": {key: value}}
     overlay.write_text(f"trainer: {{strategy: {settings!r}}}".replace("True", "true"))
     argv = arena.argv("never")
-    assert where in refused(capsys, [*argv[:3], "--config", str(overlay), *argv[3:]])
+    assert where in refused(capsys, *argv[:3], "--config", overlay, *argv[3:])
 
 
 def test_deepspeed_settings_file(tmp_path):

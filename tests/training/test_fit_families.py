@@ -1,0 +1,118 @@
+"""Short fits of random tiny models that see: what trains moves, nothing else does, folders read back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+from benchmarks import memory_models, training_memory
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from tests.support.commands import refused
+from tests.support.helpers import moved_by_fit, save_backbone
+from tests.support.internvl_tiny import internvl_family
+from tests.support.next_tiny import next_family
+from tests.support.onevision_tiny import onevision_family
+from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
+from tests.support.sampling import sampled
+
+FAMILIES = {
+    "qwen2_5_vl": qwen_family,
+    "qwen2_vl": qwen2_family,
+    "qwen3_vl": qwen3_family,
+    "internvl": internvl_family,  # scenes are five tiles of four visual tokens
+    "llava_onevision": onevision_family,  # nine tiles, scaled down to four
+    "llava_next": next_family,  # five tiles of 3 x 3 patches
+    "llava_next_llama": partial(next_family, "llama"),
+}
+LAYERS = {"internvl": 3, "llava_next": 3, "llava_next_llama": 3}
+VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
+MLP = "--model.routing.selector=mlp"
+IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
+FITS = [
+    ("qwen2_5_vl", ["--model.reducer.name=fastv"]),
+    ("qwen2_5_vl", [DECODER, MLP]),
+    ("internvl", ["--model.reducer.name=fastv"]),
+    ("qwen2_5_vl", [VISIONZIP]),
+    ("llava_onevision", [DECODER]),
+    ("qwen2_5_vl", IN_TOWER_BF16),
+    ("llava_next_llama", ["--model.reducer.name=fastv"]),
+    ("internvl", IN_TOWER_BF16),
+    ("qwen2_vl", [VISIONZIP]),
+    ("llava_onevision", IN_TOWER_BF16),
+    ("qwen3_vl", [VISIONZIP]),
+    ("llava_next", IN_TOWER_BF16),
+]
+
+
+@pytest.fixture
+def seeing_run(tiny_run, tmp_path):
+    """As ``tiny_run``: three steps of a family on the same scenes."""
+
+    def argv(kind: str, *extra: str) -> list[str]:
+        path = save_backbone(FAMILIES[kind](), tmp_path / "seeing")
+        settings = ["--data.max_length=512", "--model.reducer.keep_ratio=0.5", "--trainer.max_steps=3"]
+        return tiny_run(f"--model.backbone.path={path}", *settings, "--model.optimizer.warmup_steps=0", *extra)
+
+    return argv
+
+
+@sampled(("kind", "extra"), FITS, every=2, ids=[f"{kind}-{number}" for number, (kind, _) in enumerate(FITS)])
+def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
+    cli = RecipeCLI(seeing_run(kind, *extra)[1:])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert len([name for name in moved if "lora_" in name]) == LAYERS.get(kind, 4) * 2 * 2  # on q and v of every layer
+
+
+@sampled(
+    ("kind", "extra", "cap"),
+    [
+        ("qwen2_5_vl", [VISIONZIP, "--model.backbone.image_aspect_ratio=pad"], 5000),
+        ("qwen2_vl", [DECODER], None),
+        ("qwen3_vl", [DECODER], None),
+        ("internvl", [VISIONZIP], 3000),
+        ("llava_onevision", [VISIONZIP], None),
+        ("llava_next", [VISIONZIP], None),
+    ],
+    every=3,
+)
+def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
+    assert main(seeing_run(kind, *extra, *([] if cap is None else [f"--model.backbone.max_pixels={cap}"]))) == 0
+    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert (config.identity.model_type, config.backbone.max_pixels) == (kind, cap)
+    assert all(p.abs().sum() > 0 for name, p in backbone.named_parameters() if "lora_B" in name)
+    if kind == "qwen2_5_vl":
+        assert backbone.family.max_pixels == cap
+        assert config.backbone.image_aspect_ratio == "pad"
+        assert backbone.family.pads
+        assert backbone.family.visual_tokens((20, 60)) == backbone.family.visual_tokens((60, 60))
+    elif kind == "internvl":
+        assert backbone.family.most_tiles == 2
+    elif kind == "llava_next":
+        assert backbone.family.chat.template == "mistral_instruct"
+
+
+def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):
+    words = seeing_run("llava_onevision", "--model.backbone.max_pixels=5000")
+    assert "max_pixels=5000: llava_onevision cuts images into tiles" in refused(capsys, *words)
+
+
+def larger_internvl() -> InternVLForConditionalGeneration:
+    """Large enough that tensors outweigh what a prediction leaves out; tiles of 84 pixels."""
+    text = {**memory_models._TEXT, "model_type": "qwen2", "tie_word_embeddings": False}
+    vision = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
+    vision |= {"attention_bias": True, "image_size": 84, "patch_size": 14}
+    config = InternVLConfig(text_config=text, vision_config=vision, image_token_id=4, tie_word_embeddings=False)
+    return InternVLForConditionalGeneration(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_steps_hold_what_was_predicted(monkeypatch, tmp_path, checkpointing):
+    monkeypatch.setitem(memory_models.FURTHER, "internvl", larger_internvl)
+    case = training_memory.Case("internvl", reducer="fastv", checkpointing=checkpointing)
+    assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
