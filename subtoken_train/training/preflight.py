@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +35,6 @@ from subtoken_train.reducers.base import matched_reducer
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Batch
 
-_DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
-
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
     """Count a run's processes by the trainer's settings; ``auto`` and -1 count what this machine has."""
@@ -57,8 +54,6 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         there, name = os.cpu_count() or 1, "CPU core(s)"
     else:
         return
-    if isinstance(devices, str) and not _DEVICES.fullmatch(devices):
-        return  # the trainer says what is wrong with it
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
         raise ValueError(

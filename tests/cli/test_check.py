@@ -42,12 +42,6 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
-def test_help(capsys, argv):
-    assert main(["check", *argv]) == 0
-    assert "--offline" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_llava7b_offline(capsys, no_network):
     lines = checked(capsys, [*LLAVA, "--offline"])

@@ -43,9 +43,5 @@ def test_english_documents(tmp_path, capsys):
     assert "train.jsonl.bak" in refused(capsys, *command, "--overwrite")
 
 
-def test_unknown_data_set_names_the_nearest(capsys):
-    assert "'scenes'" in refused(capsys, "data", "scene")
-
-
 def test_a_seed_that_is_none(tmp_path, capsys):
     assert "--seed is -1; it must be 0 to" in refused(capsys, *scenes(tmp_path / "made", "--seed", "-1"))

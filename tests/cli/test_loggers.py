@@ -184,19 +184,13 @@ def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
     assert (logger._wandb_init["name"], logger._wandb_init["dir"]) == ("other", str(tmp_path))
 
 
-@pytest.mark.parametrize("given", [None, True])
-def test_ours_alone(tmp_path, given):
-    assert [type(logger) for logger in run_loggers(given, tmp_path)] == [CSVLogger, SortedTensorBoard]
-
-
-def test_none_at_all(tmp_path):
+@pytest.mark.parametrize("given", [None, True, 1, 2])
+def test_ours_come_first_and_the_given_ones_after_them(tmp_path, given):
+    mine = [CSVLogger(str(tmp_path), "mine")] * (given if type(given) is int else 0)
+    found = run_loggers((mine[0] if len(mine) == 1 else mine) or given, tmp_path)
+    assert [type(logger) for logger in found[:2]] == [CSVLogger, SortedTensorBoard]
+    assert found[2:] == mine
     assert run_loggers(False, tmp_path) == []
-
-
-def test_given_loggers_come_after_ours(tmp_path):
-    mine = CSVLogger(str(tmp_path), "mine")
-    assert run_loggers(mine, tmp_path)[2:] == [mine]
-    assert run_loggers([mine, mine], tmp_path)[2:] == [mine, mine]
 
 
 def test_a_resumed_run_keeps_its_csv_logs(tmp_path):

@@ -15,7 +15,7 @@ from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.cli.terminal import guarded
 from subtoken_train.errors import SubTokenWarning
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 
 BUDGET = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
 HEAVY = ("torch", "transformers", "lightning", "peft", "datasets", "numpy")
@@ -28,6 +28,11 @@ def test_help_lists_every_command(capsys, argv):
     for name, summary in COMMANDS.items():
         assert f"  {name} " in out
         assert summary in out
+
+
+@pytest.mark.parametrize("argv", [["check"], ["check", "--help"], ["check", "-h"], ["preview"], ["preview", "--help"]])
+def test_raw_commands_print_their_help(capsys, argv):
+    assert {"check": "--offline", "preview": "--no-color"}[argv[0]] in printed(capsys, *argv)
 
 
 def test_version(capsys):

@@ -52,11 +52,6 @@ def shown(capsys, argv):
     return printed(capsys, "preview", *argv)
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"]])
-def test_help(capsys, argv):
-    assert "--no-color" in shown(capsys, argv)
-
-
 def test_a_scene_as_the_loss_sees_it(scenes, capsys):
     out = shown(capsys, [*scenes, "--count", "2"])
     assert "\x1b" not in out

@@ -184,6 +184,7 @@ PARSING = {
     "fit": ["fit", "--config", "recipe.yaml"],
     "resume": ["fit", "--config", "recipe.yaml", "--resume"],
     "overwrite": ["fit", "--config", "recipe.yaml", "--overwrite"],
+    "export": ["export", ".", "OUT"],
 }
 ATTACKS = ("a process as a setting", "callbacks", "our ZeRO's config", "console settings")
 
@@ -192,6 +193,8 @@ ATTACKS = ("a process as a setting", "callbacks", "our ZeRO's config", "console 
 @pytest.mark.parametrize("command", PARSING.values(), ids=PARSING.keys())
 def test_every_command_that_reads_a_recipe(capsys, tmp_path, sung, command, attack):
     hostile_file(tmp_path, WAYS[attack])
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "subtoken_config.json").write_text("{}")
     assert_refused(capsys, command, sung)
 
 
@@ -199,15 +202,6 @@ def test_the_values_of_a_sweep(capsys, tmp_path, sung):
     hostile_file(tmp_path, {})
     values = "trainer.strategy=auto,{class_path: recipe_canary.Bird}"
     assert_refused(capsys, ["sweep", "--dry-run", "--config", "recipe.yaml", "--set", values], sung)
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_export_reads_a_runs_recipe_as_data(capsys, tmp_path, sung, attack):
-    hostile_file(tmp_path, WAYS[attack])
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "subtoken_config.json").write_text("{}")
-    assert_refused(capsys, ["export", str(tmp_path), "OUT"], sung)
 
 
 def test_what_is_trusted_is_named_on_one_line(capsys, tmp_path, sung):

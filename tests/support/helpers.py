@@ -32,6 +32,7 @@ from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.types import Batch, Region, VisualStates
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
+from tests.support.tiny_parts import assembled
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
@@ -46,19 +47,9 @@ def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: i
         codes += [Region.QUERY] * (text - 2) + [Region.ANSWER] * 2
         regions.append(torch.tensor(codes))
         ranks.append(len(codes) - 3 if images else -1)
-    width = max(map(len, rows))
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    region = torch.full((len(rows), width), int(Region.PADDING))
-    for i, (row, code) in enumerate(zip(rows, regions, strict=True)):
-        span = slice(width - len(row), width) if pad_left else slice(0, len(row))
-        ids[i, span], region[i, span] = row, code
-        if pad_left and ranks[i] >= 0:
-            ranks[i] += width - len(row)
-    counts = torch.tensor([images for images, _ in prompts])
-    pixels = torch.randn(int(counts.sum()), 3, 96, 96, generator=generator) if counts.sum() else None
-    labels = torch.where(region == Region.ANSWER, ids, -100)
-    names = [f"sample-{i}" for i in range(len(rows))]
-    return Batch(ids, labels, region, torch.tensor(ranks), pixels, counts, names)
+    counts = [images for images, _ in prompts]
+    pixels = torch.randn(sum(counts), 3, 96, 96, generator=generator) if sum(counts) else None
+    return assembled(rows, regions, ranks, pad_left, counts, pixel_values=pixels)
 
 
 def only_sample(batch: Batch, index: int) -> Batch:

@@ -17,6 +17,7 @@ from transformers import (
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.families.text import TextFamily
 from subtoken_train.types import Batch, Region
+from tests.support.tiny_parts import assembled
 
 KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -76,13 +77,5 @@ def text_batch(samples: list[tuple[int, int, int]], pad_left: bool = False, seed
         parts = [Region.SYSTEM] + [Region.CONTEXT] * context + [Region.QUERY] * query + [Region.ANSWER] * answer
         codes.append(torch.tensor(parts))
         rows.append(torch.randint(10, 60, (len(parts),), generator=generator))
-    width = max(map(len, rows))
-    ids, regions = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    ranks = []
-    for i, (row, code) in enumerate(zip(rows, codes, strict=True)):
-        start = width - len(row) if pad_left else 0
-        ids[i, start : start + len(row)], regions[i, start : start + len(row)] = row, code
-        ranks.append(start + len(row) - 1 - samples[i][2])
-    labels = torch.where(regions == Region.ANSWER, ids, -100)
-    names = [f"text-{i}" for i in range(len(rows))]
-    return Batch(ids, labels, regions, torch.tensor(ranks), None, torch.zeros(len(rows), dtype=torch.long), names)
+    ranks = [len(row) - 1 - answer for row, (_, _, answer) in zip(rows, samples, strict=True)]
+    return assembled(rows, codes, ranks, pad_left, [0] * len(rows), name="text")

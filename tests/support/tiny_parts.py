@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.types import Batch, Turn
+from subtoken_train.types import Batch, Region, Turn
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
 Said = tuple[str, str]
@@ -52,3 +53,26 @@ def records_of(
 def padded(family: Family, records: list[Record], pad_left: bool = False, generation: bool = False) -> Batch:
     """The records as a padded batch."""
     return Collator(family, 1024, "left" if pad_left else "right", generation)(records)
+
+
+def assembled(
+    rows: list[Tensor],
+    codes: list[Tensor],
+    ranks: list[int],
+    pad_left: bool,
+    images: list[int],
+    pad: int = 0,
+    name: str = "sample",
+    **more: Any,
+) -> Batch:
+    """A batch of tokens with their regions, whose answers are labelled; ``ranks`` count in each row, -1 for none."""
+    width = max(map(len, rows))
+    ids, regions = torch.full((len(rows), width), pad), torch.full((len(rows), width), int(Region.PADDING))
+    for i, (row, code) in enumerate(zip(rows, codes, strict=True)):
+        start = width - len(row) if pad_left else 0
+        ids[i, start : start + len(row)], regions[i, start : start + len(row)] = row, code
+        ranks[i] += start if ranks[i] >= 0 else 0
+    labels = torch.where(regions == Region.ANSWER, ids, -100)
+    counts, names = torch.tensor(images), [f"{name}-{i}" for i in range(len(rows))]
+    pixels = more.pop("pixel_values", None)
+    return Batch(ids, labels, regions, torch.tensor(ranks), pixels, counts, names, **more)

@@ -9,6 +9,7 @@ import torch
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, Region
 from tests.support.tiny import TinyPicture, tiny_families
+from tests.support.tiny_parts import assembled
 
 TINY = tiny_families()
 FAMILIES = list(TINY)
@@ -69,25 +70,14 @@ def _visual(family: Family, shown: TinyPicture) -> list[bool]:
 
 
 def _padded(family, rows, codes, images, pictures: list[TinyPicture], pad_left: bool) -> Batch:
-    width, count = max(map(len, rows)), len(rows)
-    ids = torch.full((count, width), family.tokenizer.pad_token_id)
-    regions = torch.zeros(count, width, dtype=torch.long)
-    ranks = []
-    for i, (row, code) in enumerate(zip(rows, codes, strict=True)):
-        start = width - len(row) if pad_left else 0
-        ids[i, start : start + len(row)], regions[i, start : start + len(row)] = row, code
-        ranks.append(start + len(row) - 1 if images[i] or family.image_token_id is None else -1)
     sees = family.image_token_id is not None
+    ranks = [len(row) - 1 if count or not sees else -1 for row, count in zip(rows, images, strict=True)]
     grids = [shown.grid for shown in pictures if shown.grid is not None]
     seconds = [shown.seconds for shown in pictures if shown.seconds is not None]
-    return Batch(
-        ids,
-        torch.full_like(ids, -100),
-        regions,
-        torch.tensor(ranks),
-        torch.cat([shown.pixels for shown in pictures]) if pictures else None,
-        torch.tensor(images if sees else [0] * count),
-        [f"sample-{i}" for i in range(count)],
-        torch.tensor(grids) if grids else None,
-        torch.tensor(seconds) if any(seconds) else None,
-    )
+    more = {
+        "pixel_values": torch.cat([shown.pixels for shown in pictures]) if pictures else None,
+        "image_grid_I3": torch.tensor(grids) if grids else None,
+        "seconds_I": torch.tensor(seconds) if any(seconds) else None,
+    }
+    counts = images if sees else [0] * len(rows)
+    return assembled(rows, codes, ranks, pad_left, counts, family.tokenizer.pad_token_id, **more)

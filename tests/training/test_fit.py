@@ -46,26 +46,6 @@ def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
     assert list((run / "logs" / "tb").glob("events.*"))
 
 
-@pytest.mark.slow
-def test_checkpoint_holds_only_what_is_trained(tiny_run, tmp_path):
-    assert main(tiny_run("--checkpoint.every_n_train_steps=2")) == 0
-    state = last_state(tmp_path / "run")
-    assert len(state["state_dict"]) == 24
-    assert all("lora_" in name or ".bank." in name for name in state["state_dict"])
-    assert "random_state" in state
-
-
-@pytest.mark.slow
-def test_frozen_tensors_are_identical_during_training(tiny_run, tmp_path):
-    from subtoken_train.cli.recipe import RecipeCLI
-
-    cli = RecipeCLI(tiny_run()[1:])
-    frozen = {n: p.clone() for n, p in cli.model.parts.named_parameters() if not p.requires_grad}
-    cli.trainer.fit(cli.model, cli.datamodule)
-    after = dict(cli.model.parts.named_parameters())
-    assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
-
-
 @sampled(
     "extra",
     [
