@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.chats import chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
@@ -17,9 +19,10 @@ from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.unknown_tokens import say_unknown
+from subtoken_train.datasets.text_batches import TextSample
+from subtoken_train.datasets.unknown_tokens import say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import clipped
+from subtoken_train.errors import MAX_TOKENS, clipped
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.training.preflight import (
@@ -57,6 +60,37 @@ def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) 
     if found.broken:
         yield f"{len(found.broken):,} of {len(found.broken) + len(found.tokens):,} cannot be used: {found.broken[0]}"
         stops.append(found.broken[0])
+
+
+def chat_lines(family: Family, data: CorpusDataModule, stops: list[str]) -> Iterator[str]:
+    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what cannot be used.
+
+    Args:
+        family: with its tokenizer.
+        data: its training corpus is one of chats.
+        stops: what would stop fit is appended, in words.
+    """
+    rows, limits = data.conversations(), data.chat_limits
+    chats, broken = list[TextSample](), list[str]()
+    for place in (places := spread(len(rows), MOST)):
+        try:
+            chat = chat_sample(rows[place], family, replace(limits, length=MAX_TOKENS))
+            if len(chat.input_ids) > limits.length:
+                chat_sample(rows[place], family, limits)
+        except ValueError as error:
+            broken.append(str(error))
+        else:
+            chats.append(chat)
+    if chats:
+        tokens = [len(chat.input_ids) for chat in chats]
+        cut = sum(length > limits.length for length in tokens)
+        line = f"{_of(len(chats), len(rows), 'chats')}: {_spread_words(tokens)}"
+        yield f"{line}; block_length {limits.length:,} cuts {f'{cut:,}' if cut else 'none'}"
+        if words := wholly_read([chat.context_length for chat in chats], limits):
+            yield words
+    if broken:
+        yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
+        stops.append(broken[0])
 
 
 def document_line(family: Family, data: CorpusDataModule) -> str:
@@ -145,9 +179,11 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: 
     accumulate = trainer.accumulate_grad_batches
     batches = None
     if isinstance(data, CorpusDataModule):
-        yield from _corpus_lines(data, offline)
-        if not offline and (family := at_hand(parts.family, cli.model.backbone_config)) is not None:
-            yield document_line(family, data)
+        family = None if offline else at_hand(parts.family, cli.model.backbone_config)
+        chats = family is not None and reads_chats(data.train_source, family.tokenizer)
+        yield from _corpus_lines(data, offline, chats)
+        if family is not None:
+            yield from chat_lines(family, data, stops) if chats else [document_line(family, data)]
             yield from _unknown_lines(data, family)
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
@@ -173,13 +209,19 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: 
         yield time_line(cli, plan.steps * accumulate, stops)
 
 
-def _corpus_lines(data: CorpusDataModule, offline: bool) -> Iterator[str]:
-    """Yield the source of the text and the layout of a block; it is tokenised when training starts."""
+def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
+    """Yield the source of the text and the layout of a block or chat; it is tokenised when training starts."""
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
     rows: Any = None if offline else load_rows(source, data.streaming)
     number = "not read: --offline" if offline else f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
     yield f"{name}, split {source.split} ({number})"
+    if chats:
+        yield (
+            f"chats of {data.block_length:,} tokens at most in the tokenizer's template, answers alone predicted; of a "
+            f"question of more than {prefix} tokens all but its end is context, {data.context_length:,} tokens at most"
+        )
+        return
     reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
     region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
     yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"

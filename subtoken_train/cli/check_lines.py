@@ -131,6 +131,8 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         length, pixels = data.max_length, parts.family.image_bytes()
     elif isinstance(data, CorpusDataModule):
         length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
+        if data.train_source.documents == "conversations":  # a chat may have no context, and a short question
+            unlabelled = 0
     else:
         length = 2 * prompt.tokens
     return Step(

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.cli.anchor import anchor_text
-    from subtoken_train.cli.init_recipe import choose_backbone, own_recipe, own_recipe_text, said
+    from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
@@ -78,9 +78,10 @@ def run(args: argparse.Namespace) -> int:
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
     content, notes = own_recipe(data, chosen, args.folder, out, name)
+    tokenizer = chat_tokenizer(chosen.path)
     recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
     with whole_folder(out, args.overwrite, layout) as partial:
-        for file, text in _records(data).items():
+        for file, text in _records(data, tokenizer).items():
             (partial / file).parent.mkdir(exist_ok=True)
             (partial / file).write_text(text, encoding="utf-8")
         written = partial / recipe.name
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if trained:
         lines.append(f"{' and '.join(trained)} may have seen other data: train both anew, with --overwrite as below")
     print(*map(plain, lines), sep="\n")
-    following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [])
+    following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {plain(shlex.join(line))}" for line in following), sep="\n")
     return 0
 
@@ -109,25 +110,30 @@ def _check_apart(folder: Path, out: Path) -> None:
         raise ValueError(f"--out {out} and the data {folder} lie in each other; name a folder beside it")
 
 
-def _records(data: OwnData) -> dict[str, str]:
-    """The files of the splits."""
+def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
+    """The files of the splits; ``tokenizer`` is one with a chat template, or None."""
     if data.kind == "images":
         return {f"{split}.json": json.dumps(rows, indent=1, ensure_ascii=False) for split, rows in data.splits.items()}
     files = {f"{split}.jsonl": rows for split, rows in data.splits.items()}
     if data.kind == "conversations":
-        files[_ASKED] = [_question(row, number) for number, row in enumerate(data.splits["test"])]
+        files[_ASKED] = [_question(row, number, tokenizer) for number, row in enumerate(data.splits["test"])]
     return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows) for name, rows in files.items()}
 
 
-def _question(row: dict[str, Any], number: int) -> dict[str, Any]:
+def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any]:
     """Return a conversation as a line of the task ``local_text``: its last answer that is learnt is asked for."""
-    from subtoken_train.datasets.conversations import conversation_text
-    from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
+    from subtoken_train.datasets.conversations import chat_messages, conversation_document
+    from subtoken_train.datasets.record_format import answer_is_learnt, said_turns
 
-    turns = used_turns(row)
-    last = max(place for place, turn in enumerate(turns) if place % 2 and answer_is_learnt(turn))
-    text, answer = conversation_text({**row, "conversations": turns[: last + 1]}), turns[last]["value"].strip()
-    question = text.removesuffix(answer).rstrip()
+    turns = said_turns(row)
+    last = max(place for place, turn in enumerate(turns) if turn["from"] == "gpt" and answer_is_learnt(turn))
+    asked, answer = {"conversations": turns[: last + 1]}, turns[last]["value"].strip()
+    if tokenizer is None:
+        question = conversation_document(asked)[0].removesuffix(answer).rstrip()
+    else:
+        from subtoken_train.families.chat_template import filled_template
+
+        question = filled_template(tokenizer, chat_messages(asked)[:-1], add_generation_prompt=True)
     return {"id": str(number), "question": question, "answers": [answer], "metric": "exact_match"}
 
 
@@ -145,7 +151,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
     ]
 
 
-def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str]) -> list[list[str]]:
+def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str], tokenizer: Any) -> list[list[str]]:
     """The commands that follow; ``anew`` is what check and fit are told of runs that are there."""
     program, runs = "subtoken-train", ["--adapter", f"runs/{name}", "--adapter", f"runs/{name}_anchor"]
     anchor, test = str(recipe.with_name(f"{name}_anchor.yaml")), data.splits["test"][0]
@@ -161,5 +167,8 @@ def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str])
         return [*lines, [program, "evaluate", *scores], [*ask, *images, "--prompt", prompt]]
     if data.kind == "conversations":
         scores = [*runs, "--tasks", "local_text", "--data-root", str(recipe.parent), "--out", f"results/{name}"]
-        return [*lines, [program, "evaluate", *scores], [*ask, "--prompt", _question(test, 0)["question"]]]
+        from subtoken_train.datasets.record_format import used_turns
+
+        prompt = _question(test, 0, None)["question"] if tokenizer is None else used_turns(test)[0]["value"]
+        return [*lines, [program, "evaluate", *scores], [*ask, "--prompt", prompt]]
     return [*lines, [*ask, "--prompt", " ".join(test["text"].split()[:40])]]

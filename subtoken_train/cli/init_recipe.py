@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from typing import Any
 import yaml
 from PIL import Image
 
+from subtoken_train.datasets.chats import ChatLimits, iterate_chats
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.own_data import OwnData
-from subtoken_train.datasets.record_format import image_names, record_id, used_turns
+from subtoken_train.datasets.record_format import image_names, record_id, said_turns
 from subtoken_train.datasets.records import Record, turns_of
 from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unknown, unknown_tokens
 from subtoken_train.documents import read_yaml
@@ -158,6 +160,12 @@ def count_tokens(path: str, texts: Sequence[str]) -> int:
     return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
 
 
+def chat_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder that has a chat template; None for every other backbone."""
+    tokenizer = _tokenizer_at_hand(path)
+    return tokenizer if tokenizer is not None and tokenizer.chat_template else None
+
+
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
     """Tokens of the longest record, images included, and the positions of the embedded backbone; no image is opened.
 
@@ -248,9 +256,12 @@ def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[st
 
 
 def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any], int]:
-    """The data, and how many blocks the training text fills."""
+    """The data, and how many blocks the training text fills, or chats it is."""
     as_records = {"documents": "conversations"} if data.kind == "conversations" else {}
     sources = {key: {"name": str(out / f"{split}.jsonl"), **as_records} for key, split in _SOURCES.items()}
+    batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]
+    if as_records and (_tokenizer_at_hand(chosen.path) is None or chat_tokenizer(chosen.path) is not None):
+        return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
     tokens = {key: count_tokens(chosen.path, said(data, split)) for key, split in _SOURCES.items()}
     sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
     for _ in range(_HALVINGS):
@@ -263,8 +274,30 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
             f"there is too little text: {tokens['train']:,} tokens to train on and {tokens['val']:,} for dev, and a "
             f"block takes {sizes['block_length']}; add text"
         )
-    batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]
     return {**sources, **sizes, "batch_size": batch, "seed": 0}, blocks
+
+
+def _chat_sizes(data: OwnData, chosen: Chosen) -> dict[str, int]:
+    """Sizes that cut no chat which the backbone has positions for; the usual ones where its template is not at hand.
+
+    Raises:
+        ValueError: the template refuses a conversation, or it is too long up to its first answer.
+    """
+    sizes = dict(_BLOCK)
+    if chat_tokenizer(chosen.path) is None:
+        return sizes
+    config = BackboneConfig(chosen.path)
+    family = with_processor(layout_family(config), config)
+    limits = ChatLimits(position_bound(family.decoder.config) or MAX_TOKENS, MAX_TOKENS, sizes["prefix_tokens"])
+    rows = [
+        {"name": f"record {record_id(row, number)!r}", "conversation": json.dumps(row)}
+        for split in data.splits.values()
+        for number, row in enumerate(split)
+    ]
+    chats = list(iterate_chats(rows, family, limits))
+    context = max(1, *(chat.context_length for chat in chats))
+    longest = max(context + limits.asking + 1, *(len(chat.input_ids) for chat in chats))
+    return {"block_length": longest, "context_length": context, "prefix_tokens": limits.asking}
 
 
 _SOURCES = {"train": "train", "val": "dev"}
@@ -275,4 +308,4 @@ def said(data: OwnData, split: str) -> list[str]:
     rows = data.splits[split]
     if data.kind == "texts":
         return [row["text"] for row in rows]
-    return ["\n".join(turn["value"] for turn in used_turns(row)) for row in rows]
+    return ["\n".join(turn["value"] for turn in said_turns(row)) for row in rows]

@@ -117,7 +117,7 @@ def encode(
         check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
         said = [turn.learnt for turn in turns if turn.answer is not None]
         learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
-        answer, learnt = (_within(starts, spans) for spans in (rendered.answer_spans, learnt_spans))
+        answer, learnt = (starts_within(starts, spans) for spans in (rendered.answer_spans, learnt_spans))
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
@@ -154,7 +154,7 @@ def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
     return [hidden_turn(turn) for turn in turns] if family.sees_images else list(turns)
 
 
-def _within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
+def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
     """Return whether each token begins in one of some spans of characters."""
     return [any(begin <= start < end for begin, end in spans) for start in starts]
 

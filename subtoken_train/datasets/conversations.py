@@ -6,7 +6,8 @@
 Either list may have either pair of keys, ``from`` and ``value`` or ``role`` and ``content``, and either key may name
 the images. A content is a text or a list of parts (``text``, ``image_url``, ``image``, as OpenAI and transformers write
 them). A first ``system`` message, or a text ``system`` beside the list, goes in front of the first question, where chat
-formats put it that have no place of its own for it. Nothing is downloaded: images are files.
+formats put it that have no place of its own for it; for a language model it stays a turn, which its template may have
+one for. Nothing is downloaded: images are files.
 
 A message that says that it is not learnt, in any of the ways of ``record_fields``, becomes a turn with ``"loss":
 false``, which is LLaVA's form here. What no trainer but another could obey is refused.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from subtoken_train.datasets.record_fields import LABELS, SWITCHES, check_fields, read_switch, switched
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, used_turns
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, said_turns, used_turns
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
@@ -33,12 +34,13 @@ CONVERSATION_LISTS = ("conversations", "messages")
 """Under which a record keeps its messages."""
 
 
-def llava_form(row: Any, unread: set[str] | None = None) -> Any:
+def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = False) -> Any:
     """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
 
     Args:
         row: a record in any form.
         unread: gets the fields that nobody reads (``check_fields``); None: they were looked at before.
+        as_document: whether it is for a language model: its system text is then a turn of its own, the first.
 
     Raises:
         ValueError: what it says cannot be trained on; the message counts from 1.
@@ -73,18 +75,13 @@ def llava_form(row: Any, unread: set[str] | None = None) -> Any:
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     if names := _images(row, own_names):
         made["image"] = names
-    told = _either(row, "system", "system_prompt")
-    return {**made, "conversations": _with_system(turns, told)}
+    turns = _system_first(turns, _either(row, "system", "system_prompt"))
+    return {**made, "conversations": turns if as_document else _system_asked(turns)}
 
 
 _SAID_BESIDE = frozenset((*LABELS, *SWITCHES))
 _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
 """Fields of a record that LLaVA's form says otherwise, or that have said all."""
-
-
-def conversation_text(row: dict[str, Any]) -> str:
-    """Return a conversation without images, in LLaVA's form, as one document for a language model."""
-    return conversation_document(row)[0]
 
 
 def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
@@ -94,7 +91,7 @@ def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int
         ValueError: a system text and the question behind it, which are one text here, are learnt differently.
     """
     text, spans = "", []
-    for number, turn in enumerate(used_turns(row)):
+    for number, turn in enumerate(used_turns({"conversations": _system_asked(row["conversations"])})):
         if number:
             text += " " if number % 2 else "\n"
         text += "ASSISTANT:" if number % 2 else "USER:"
@@ -108,6 +105,14 @@ def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int
         if not turn.get("loss", True):
             spans.append((start, len(text)))
     return text, spans
+
+
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+
+
+def chat_messages(row: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a conversation without images as the messages that a chat template takes, its system text the first."""
+    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in said_turns(row)]
 
 
 def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
@@ -226,23 +231,39 @@ def _images(row: dict[str, Any], own: list[str]) -> Any:
     return own or (beside[0] if beside else None)
 
 
-def _with_system(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
+def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
+    """Return the turns, the first of them the system's where it says anything.
+
+    Its ``loss`` is None where what stands beside the messages is learnt and the message is not.
+
+    Raises:
+        ValueError: a system message is no text, or stands elsewhere.
+    """
+    told = [{"value": beside}] if beside else []
+    if turns[0]["from"] == "system":
+        told, turns = [*told, turns[0]], turns[1:]
+    if not all(isinstance(turn["value"], str) for turn in told) or any(turn["from"] == "system" for turn in turns):
+        raise ValueError("a system message is no text, or not the first; one, at the start, is read")
+    told = [turn for turn in told if turn["value"].strip()]
+    if not told:
+        return turns
+    text, switches = "\n\n".join(turn["value"].strip() for turn in told), {turn.get("loss", True) for turn in told}
+    loss = {} if switches == {True} else {"loss": False if switches == {False} else None}
+    return [{"from": "system", "value": text, **loss}, *turns]
+
+
+def _system_asked(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the turns, what the system says put in front of the first question.
 
     ``loss`` of that question is None where the two are not learnt alike.
     """
-    told, learnt = [beside] if beside else [], {True} if beside else set()
-    if turns[0]["from"] == "system":
-        if not isinstance(turns[0]["value"], str) or turns[0]["value"].strip():
-            learnt.add(turns[0].get("loss", True))
-        told, turns = [*told, turns[0]["value"]], turns[1:]
-    if not all(isinstance(text, str) for text in told) or any(turn["from"] == "system" for turn in turns):
-        raise ValueError("a system message is no text, or not the first; one, at the start, is read")
+    if not turns or turns[0]["from"] != "system":
+        return turns
+    system, turns = turns[0], turns[1:]
     asked = next((place for place, turn in enumerate(turns) if turn["from"] == "human"), None)
     if asked is None or not isinstance(turns[asked]["value"], str):
         return turns
-    text = "\n\n".join([*(text.strip() for text in told if text.strip()), turns[asked]["value"]])
-    first = {**turns[asked], "value": text}
-    if learnt and learnt != {first.get("loss", True)}:
+    first = {**turns[asked], "value": f"{system['value']}\n\n{turns[asked]['value']}"}
+    if system.get("loss", True) != first.get("loss", True):
         first["loss"] = None
     return [*turns[:asked], first, *turns[asked + 1 :]]

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
-_SPANS = "without_loss"  # the column beside the text
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
 _LAYOUT = "2"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
 
@@ -57,11 +56,11 @@ class PackedBlock(NamedTuple):
     """Holds the tokens of one block.
 
     Attributes:
-        ids: token ids.
+        input_ids: token ids.
         without_loss: places in it that are not predicted, ascending.
     """
 
-    ids: list[int]
+    input_ids: list[int]
     without_loss: list[int]
 
 
@@ -133,8 +132,8 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
 
 
 def _conversation_rows(source: CorpusSource) -> Dataset:
-    """Return a row per conversation of a local file: its text, and the spans of it that are not predicted."""
-    from datasets import Dataset, Features, List, Value
+    """Return a row per conversation of a local file, for messages its name, and itself as JSON in LLaVA's form."""
+    from datasets import Dataset
 
     path = Path(source.name)
     if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():
@@ -142,19 +141,18 @@ def _conversation_rows(source: CorpusSource) -> Dataset:
     if source.config is not None or source.split != "train":
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
     unread: set[str] = set()
-    documents = []
+    names: list[str] = []
+    conversations = []
     for place, found in enumerate(scan_records(path)):
-        name = f"{path}, record {record_id(found.row, place)!r}"
-        row = checked_record(found.row, name, unread, as_document=True)
-        try:
-            documents.append(conversation_document(row))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        names.append(f"{path}, record {record_id(found.row, place)!r}")
+        row = checked_record(found.row, names[-1], unread, as_document=True)
+        conversations.append(json.dumps({"conversations": row["conversations"]}))
+    if not names:
+        raise ValueError(f"{path} holds no record; at least one is needed")
     if unread:
-        names = clipped(", ".join(map(repr, sorted(unread))), 200)
-        warnings.warn(f"{path} has fields that are not read: {names}", SubTokenWarning, stacklevel=2)
-    columns = {source.column: [text for text, _ in documents], _SPANS: [spans for _, spans in documents]}
-    return Dataset.from_dict(columns, Features({source.column: Value("string"), _SPANS: List(List(Value("int64")))}))
+        listed = clipped(", ".join(map(repr, sorted(unread))), 200)
+        warnings.warn(f"{path} has fields that are not read: {listed}", SubTokenWarning, stacklevel=2)
+    return Dataset.from_dict({"name": names, "conversation": conversations})
 
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
@@ -166,6 +164,8 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
     documents: Iterable[Document]
     if source.documents == "wikitext":
         documents = map(Document, _articles(row[source.column] or "" for row in rows))
+    elif source.documents == "conversations":
+        documents = map(_conversation_document, rows)
     else:
         documents = (_row_document(row, source, number) for number, row in enumerate(rows, 1))
     for number, document in enumerate(documents, 1):
@@ -185,7 +185,19 @@ def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Doc
     said = f"{source.name}, document {number}: it"
     if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
         raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
-    return Document(row[source.column] or "", row.get(_SPANS, ()))
+    return Document(row[source.column] or "")
+
+
+def _conversation_document(row: dict[str, Any]) -> Document:
+    """Return a conversation as a document.
+
+    Raises:
+        ValueError: see ``conversations.conversation_document``.
+    """
+    try:
+        return Document(*conversation_document(json.loads(row["conversation"])))
+    except ValueError as error:
+        raise ValueError(f"{row['name']}: {error}") from None
 
 
 def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
@@ -239,26 +251,33 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
     """Return all blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
 
-    Its columns are those of ``PackedBlock``: ``input_ids`` and ``without_loss``.
-
-    A second call with the same rows, tokenizer and settings reads the cache, in another process, too.
+    Its columns are those of ``PackedBlock``.
 
     Raises:
         ValueError: see ``read_blocks``.
     """
+
+    def generate() -> Iterator[dict[str, Any]]:
+        return map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))
+
+    return cached(generate, {}, fingerprint(rows, source, tokenizer, block_length))
+
+
+def cached(generate: Callable[[], Iterator[dict[str, Any]]], columns: dict[str, str], name: str) -> Dataset:
+    """Return what ``generate`` yields, Arrow-cached: a second call reads the cache, in another process, too.
+
+    Args:
+        generate: yields rows, with ``input_ids`` and ``without_loss``.
+        columns: the others of a row, and their types.
+        name: the ``fingerprint`` of all that the rows depend on.
+    """
     from datasets import Dataset, Features, List, Value
     from datasets.exceptions import DatasetGenerationError
 
-    def generate() -> Iterator[dict[str, list[int]]]:
-        for block in read_blocks(rows, source, tokenizer, block_length):
-            yield {"input_ids": block.ids, "without_loss": block.without_loss}
-
+    tokens = {name: List(Value("int32")) for name in PackedBlock._fields}
+    features = Features({**tokens, **{name: Value(kind) for name, kind in columns.items()}})
     try:
-        return Dataset.from_generator(
-            generate,
-            features=Features({"input_ids": List(Value("int32")), "without_loss": List(Value("int32"))}),
-            fingerprint=_fingerprint(rows, source, tokenizer, block_length),
-        )
+        return Dataset.from_generator(generate, features=features, fingerprint=name)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
 
@@ -276,8 +295,8 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
     yield "".join(article)
 
 
-def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> str:
-    """Return a name for the blocks that is the same in every process, unlike a pickled tokenizer's hash."""
+def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
+    """Return a name for a corpus's samples that is the same in every process, unlike a pickled tokenizer's hash."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next
         del rules[setting]
@@ -289,6 +308,6 @@ def _fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, block_leng
         rules,
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
-        block_length,
+        *settings,
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -1,14 +1,18 @@
-"""Lightning's side of packed text: blocks of context and query region, cached or streamed."""
+"""Lightning's side of text: packed blocks of context and query region, or chats, cached or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
+from subtoken_train.datasets.chats import ChatLimits, cached_chats, iterate_chats, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import (
     CorpusSource,
     PackedBlock,
@@ -17,25 +21,31 @@ from subtoken_train.datasets.corpus import (
     packed_blocks,
     read_blocks,
 )
-from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, check_positive
+from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Block = dict[str, Any]  # {"input_ids": ids of one block, "without_loss": places in it, "place": its number}
+Row = Mapping[str, Any]
+"""A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``."""
 
 
-class CorpusDataModule(OrderedDataModule[Block]):
+class CorpusDataModule(OrderedDataModule[TextSample]):
     """Packed text whose blocks are a context, a prefix that is read, and what is predicted.
 
     The first ``context_length`` tokens of a block are CONTEXT (a BOS included), the next ``prefix_tokens`` are QUERY,
     without loss, and the rest is ANSWER: predicted, and read by no reducer, ranking or query summary. With
     ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted (the ``region`` reading): what is chosen from
     it has seen the tokens being predicted.
+
+    Conversations, where the tokenizer has a chat template, are no blocks but chats (``chats``): of at most
+    ``block_length`` tokens, at most ``context_length`` of them CONTEXT. ``prefix_tokens`` is the longest question that
+    asks as a whole, and how much of a longer one asks. Batches hold chats of like length.
 
     ``streaming`` neither downloads nor caches: blocks come in the order of the corpus, unshuffled, in endless passes
     (give ``trainer.max_steps``), each ending where its last whole block does. Every process reads and tokenises all of
@@ -94,6 +104,12 @@ class CorpusDataModule(OrderedDataModule[Block]):
         super().rehearse(family, trainer)
         self.check_end(trainer.max_steps, trainer.limit_train_batches)
 
+    def conversations(self) -> Dataset:
+        """Return the training corpus where it is one of conversations, a row each."""
+        self.read()
+        rows: Dataset = self._raw_train
+        return rows
+
     def check_end(self, max_steps: int, limit: int | float | None) -> None:
         """Raise a ``ValueError`` where a stream would not end, or epochs are shortened; arguments are the trainer's."""
         if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
@@ -102,10 +118,10 @@ class CorpusDataModule(OrderedDataModule[Block]):
                 f"(it is {limit}): its passes have no length that an epoch could be a part of"
             )
 
-    def records_to_show(self) -> Iterator[Block]:
-        """Yield the first blocks of the corpus in its own order, so that nothing else has to be tokenised."""
+    def records_to_show(self) -> Iterator[TextSample]:
+        """Yield the first samples of the corpus in its own order, so that nothing else has to be tokenised."""
         self.read()
-        return (_block(block, place) for place, block in enumerate(self._pass()))
+        return (self._sample(row, place) for place, row in enumerate(self._pass()))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""
@@ -114,12 +130,13 @@ class CorpusDataModule(OrderedDataModule[Block]):
         self.setup(self.trainer.state.fn.value)
 
     def setup(self, stage: str) -> None:
-        """Read and pack (``packed_blocks``) what ``stage`` (``fit`` | ``validate``) needs."""
+        """Read and tokenise what ``stage`` (``fit`` | ``validate``) needs."""
         super().setup(stage)
         if stage == "fit" and not self.streaming and self._train is None:
-            self._train = self._packed(self._raw_train, self.train_source)
+            self._train = self._tokenised(self._raw_train, self.train_source)
+            self.group_by_length = reads_chats(self.train_source, self.family.tokenizer)
         if self.val_source is not None and self._val is None:
-            self._val = self._packed(self._raw_val, self.val_source)
+            self._val = self._tokenised(self._raw_val, self.val_source)
 
     def train_dataloader(self) -> AccumulationWindows:
         """Return the shuffled, resumable loader, or the stream from where training stands."""
@@ -128,8 +145,8 @@ class CorpusDataModule(OrderedDataModule[Block]):
         assert self.trainer is not None
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         self.keep_order({"streaming": 1, "records per global batch": self.batch_size * world_size})
-        stream = BlockStream(self._pass, self.batch_size, rank, world_size, self.batches_consumed)
-        loader: DataLoader[Block] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
+        stream = SampleStream(self._pass, self._sample, self.batch_size, rank, world_size, self.batches_consumed)
+        loader: DataLoader[TextSample] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def some_texts(self) -> SomeTexts:
@@ -139,53 +156,73 @@ class CorpusDataModule(OrderedDataModule[Block]):
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
         return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
 
-    def collator(self) -> Callable[[list[Block]], Batch]:
-        """Return the collator that gives blocks their regions and labels."""
+    @property
+    def chat_limits(self) -> ChatLimits:
+        """The sizes of a chat."""
+        return ChatLimits(self.block_length, self.context_length, self.prefix_tokens)
+
+    def collator(self) -> Callable[[list[TextSample]], Batch]:
+        """Return the collator that gives samples their regions and labels."""
         pad_id = padding_id(self.family.tokenizer)
-        query_length = self.prefix_tokens or self.block_length - self.context_length
+        return lambda samples: collate_text(samples, pad_id)
 
-        def collate(rows: list[Block]) -> Batch:
-            samples = [
-                TextSample(
-                    row["input_ids"], self.context_length, query_length, f"block {row['place']}", row["without_loss"]
-                )
-                for row in rows
-            ]
-            return collate_text(samples, pad_id)
+    def sizes(self, records: SizedRecords[TextSample]) -> NDArray[np.int64] | None:
+        """Return (0, size) of every chat, [R, 2], so that those of like length make a batch; None of blocks."""
+        assert isinstance(records, TokenisedRows)
+        return records.sizes() if self.group_by_length else None
 
-        return collate
+    def _tokenised(self, rows: Dataset, source: CorpusSource) -> TokenisedRows:
+        if not reads_chats(source, self.family.tokenizer):
+            return TokenisedRows(packed_blocks(rows, source, self.family.tokenizer, self.block_length), self._sample)
+        chats = cached_chats(rows, source, self.family, self.chat_limits)
+        if words := wholly_read(chats["context_length"], self.chat_limits):
+            warnings.warn(f"{source.name}: {words}", SubTokenWarning, stacklevel=2)
+        return TokenisedRows(chats, self._sample)
 
-    def _packed(self, rows: Dataset, source: CorpusSource) -> PackedBlocks:
-        return PackedBlocks(packed_blocks(rows, source, self.family.tokenizer, self.block_length))
-
-    def _pass(self) -> Iterator[PackedBlock]:
+    def _pass(self) -> Iterator[Row]:
         """Make one pass over the training corpus."""
-        return read_blocks(self._raw_train, self.train_source, self.family.tokenizer, self.block_length)
+        rows, source, family = self._raw_train, self.train_source, self.family
+        if reads_chats(source, family.tokenizer):
+            return map(vars, iterate_chats(rows, family, self.chat_limits))
+        return map(PackedBlock._asdict, read_blocks(rows, source, family.tokenizer, self.block_length))
+
+    def _sample(self, row: Row, place: int) -> TextSample:
+        """Return a chat as it is, a block with the recipe's regions and its place for a name."""
+        if "record_id" in row:
+            return TextSample(**row)
+        query_length = self.prefix_tokens or self.block_length - self.context_length
+        return TextSample(row["input_ids"], self.context_length, query_length, f"block {place}", row["without_loss"])
 
 
-class PackedBlocks:
-    """Cached blocks (a data set with the columns ``input_ids`` and ``without_loss``) by their number."""
+class TokenisedRows:
+    """Cached rows as samples, by their number."""
 
-    def __init__(self, blocks: Dataset) -> None:
-        self._blocks = blocks.with_format("numpy")
+    def __init__(self, rows: Dataset, sample: Callable[[Row, int], TextSample]) -> None:
+        self._rows, self._as_sample = rows.with_format("numpy"), sample
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._rows)
 
-    def __getitem__(self, index: int) -> Block:
-        row = self._blocks[index]
-        return _block(PackedBlock(row["input_ids"], row["without_loss"]), index)
+    def __getitem__(self, index: int) -> TextSample:
+        return self._as_sample(self._rows[index], index)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return (0, tokens to the fourth power) of every row, [R, 2]: what differs by a fifth is then unlike."""
+        tokens = self._rows.data.column("input_ids").combine_chunks()
+        lengths = np.minimum(np.diff(tokens.offsets.to_numpy()), 2**15).astype(np.int64)  # the power must fit
+        return np.stack([np.zeros_like(lengths), lengths**4], axis=1)
 
 
-class BlockStream(IterableDataset[Block]):
+class SampleStream(IterableDataset[TextSample]):
     """One process's share of endless passes over a corpus, from the batch where training stands.
 
-    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` blocks of the passes one after another;
-    process ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first block again.
+    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows of the passes one after another; process
+    ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first row again.
 
     Args:
         read_pass: starts one pass.
-        batch_size: blocks per process and batch.
+        sample: makes a sample of a row and its place in the stream.
+        batch_size: samples per process and batch.
         rank: this process.
         world_size: processes that share each global batch.
         consumed: returns the batches that training has consumed so far.
@@ -193,25 +230,22 @@ class BlockStream(IterableDataset[Block]):
 
     def __init__(
         self,
-        read_pass: Callable[[], Iterator[PackedBlock]],
+        read_pass: Callable[[], Iterator[Row]],
+        sample: Callable[[Row, int], TextSample],
         batch_size: int,
         rank: int,
         world_size: int,
         consumed: Callable[[], int],
     ) -> None:
         self.read_pass, self.batch_size, self.rank, self.world_size = read_pass, batch_size, rank, world_size
-        self.consumed = consumed
+        self.sample, self.consumed = sample, consumed
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[TextSample]:
         endless = chain.from_iterable(self.read_pass() for _ in repeat(None))
         first = self.consumed() * self.batch_size * self.world_size
-        for place, block in islice(enumerate(endless), first, None):
+        for place, row in islice(enumerate(endless), first, None):
             if place // self.batch_size % self.world_size == self.rank:
-                yield _block(block, place)
-
-
-def _block(block: PackedBlock, place: int) -> Block:
-    return {"input_ids": block.ids, "without_loss": block.without_loss, "place": place}
+                yield self.sample(row, place)
 
 
 def _check_lengths(block_length: int, context_length: int, prefix_tokens: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
-from subtoken_train.datasets.record_format import image_names, used_turns, video_names
+from subtoken_train.datasets.record_format import image_names, said_turns, used_turns, video_names
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
 
@@ -313,7 +313,7 @@ def check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None
         turns = used_turns(record.row)
         if len(turns) != 2:
             continue  # conversations differ in what was said before
-        question = (*(same[name] for name in image_names(record.row)), " ".join(turns[0]["value"].split()))
+        question = (*(same[name] for name in image_names(record.row)), _asked(record))
         answer, place = said.setdefault(question, (turns[1]["value"].strip(), record.place))
         if answer != turns[1]["value"].strip():
             about = "about the same image " if image_names(record.row) else ""
@@ -324,8 +324,9 @@ def check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None
 
 
 def _asked(record: OwnRecord) -> str:
-    turns = used_turns(record.row)
-    return " ".join(turns[0]["value"].split()) if turns else ""
+    said = said_turns(record.row)
+    first = next((place for place, turn in enumerate(said) if turn["from"] == "human"), -1)
+    return " ".join(word for turn in said[: first + 1] for word in turn["value"].split())
 
 
 _LISTED = 3  # names in a message

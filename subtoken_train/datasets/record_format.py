@@ -100,11 +100,16 @@ def answer_is_learnt(turn: dict[str, Any]) -> bool:
 
 
 def used_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return its turns from the first one of human to the last one of gpt."""
+    """Return its turns from the first one of human to the last one of gpt; a system's before them is none."""
     roles = [message.get("from") for message in row["conversations"]]
-    start = next((place for place, role in enumerate(roles) if role != "gpt"), len(roles))
+    start = next((place for place, role in enumerate(roles) if role not in ("gpt", "system")), len(roles))
     turns: list[dict[str, Any]] = row["conversations"][start:]
     return turns[:-1] if len(turns) % 2 and turns[-1].get("from") == "human" else turns
+
+
+def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return its used turns, behind a system's where it has one of its own."""
+    return [turn for turn in row["conversations"][:1] if turn["from"] == "system"] + used_turns(row)
 
 
 def text_length(row: dict[str, Any]) -> int:

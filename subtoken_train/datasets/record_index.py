@@ -306,13 +306,13 @@ def checked_record(row: Any, place: str, unread: set[str], as_document: bool = F
         row: as it stands in the file.
         place: where, for messages.
         unread: gets the names of its fields that nobody reads.
-        as_document: see ``record_problem``.
+        as_document: see ``llava_form`` and ``record_problem``.
 
     Raises:
         ValueError: it breaks the format, or has a field that changes what is learnt or seen and is not read.
     """
     try:
-        made = llava_form(row, unread)
+        made = llava_form(row, unread, as_document)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     if problem := record_problem(made, as_document):

@@ -18,7 +18,7 @@ import torch
 
 from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Region, RenderedPrompt
 
 QUERY_TOKENS = 64
 """Last tokens of a prompt that ask, unless told."""
@@ -101,6 +101,33 @@ def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOK
     if place and text(starts[place - 1]).split("\n\n")[-1].strip():
         return starts[place - 1]
     return max(0, len(token_ids) - asking)
+
+
+def chat_split(
+    family: Family, ids: list[int], starts: Sequence[int], prompt: RenderedPrompt, asking: int = QUERY_TOKENS
+) -> tuple[int, int]:
+    """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
+
+    The template's beginning and the system prompt stay. The last question asks, and so does the template's end: all of
+    it where it has at most ``asking`` tokens, then what was said before may be compressed; otherwise its last part, see
+    ``context_tokens``.
+
+    Args:
+        family: a language model.
+        ids: the prompt's, what follows it or not.
+        starts: the characters that tokens begin with.
+        prompt: with what is ``asked``.
+        asking: see above.
+
+    Raises:
+        ValueError: the tokenizer tells no characters.
+    """
+    if not starts:
+        raise ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
+    assert prompt.asked is not None
+    system, opening, begin, end = (bisect_left(starts, place) for place in (prompt.system_end, *prompt.asked))
+    asks = max(system, opening)
+    return system, begin + context_tokens(family, ids[begin:end], asking) if end - begin > asking else asks
 
 
 def padding_id(tokenizer: object) -> int:

@@ -10,9 +10,12 @@ import yaml
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
+from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.own_folders import conversations, inits, own_images, pictures, table
+from tests.support.places import ROOT
 from tests.support.sampling import sampled
+from tests.support.text_fits import save_language_model
 
 SPLITS = ("train", "dev", "test")
 
@@ -275,6 +278,21 @@ def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
     assert sorted(said) == sorted(paragraphs)
     assert min(len(rows[split]) for split in SPLITS) >= 2
+
+
+def test_short_chats_for_a_model_with_a_template(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    save_language_model(tmp_path / "model", tokenizer=byte_level(CHATML))
+    lines = inits(capsys, ROOT / "data/samples/chats", "--backbone", "model")
+    band = yaml.safe_load((tmp_path / "chats_subtoken/chats.yaml").read_text())["data"]
+    assert 400 < band["context_length"] < band["block_length"] - band["prefix_tokens"] == band["block_length"] - 64
+    (asked,) = map(json.loads, (tmp_path / "chats_subtoken/local_text/test.jsonl").read_text().splitlines())
+    said = "Thank you, that was all."
+    system, end = "<|im_start|>system\nBe helpful.<|im_end|>\n", "<|im_end|>\n<|im_start|>assistant\n"
+    assert asked["question"] == f"{system}<|im_start|>user\n{said}{end}"
+    assert lines[-1] == f"  subtoken-train generate --adapter runs/chats --prompt '{said}'"
+    assert main(["preview", "--config", "chats_subtoken/chats.yaml", "--count=2"]) == 0
+    assert re.search(r"system +masked .*Answer from the text alone.*\n +context +masked", capsys.readouterr().out)
 
 
 def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys):

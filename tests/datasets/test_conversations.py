@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from subtoken_train.datasets.conversations import conversation_text, llava_form
+from subtoken_train.datasets.conversations import conversation_document, llava_form
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
@@ -126,7 +126,7 @@ def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
     path.write_text(json.dumps({"messages": talk}) + "\n")
     documents = [document.text for document in iterate_documents(load_rows(source), source)]
     assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
-    assert conversation_text(llava_form({"messages": talk})) == documents[0]
+    assert conversation_document(llava_form({"messages": talk}))[0] == documents[0]
     with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
         load_rows(CorpusSource(str(path)))
 

@@ -45,7 +45,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
     tokenizer = byte_tokenizer(bos)
     rows = [{"text": text} for text in texts]
     blocks = [
-        block.ids for block in iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
+        block.input_ids for block in iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
     ]
     assert all(len(block) == block_length for block in blocks)
     if bos:
@@ -58,7 +58,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
     texts = [f"document {i}" for i in range(700)]
-    blocks = [block.ids for block in iterate_blocks(map(Document, texts), byte_tokenizer(), 16)]
+    blocks = [block.input_ids for block in iterate_blocks(map(Document, texts), byte_tokenizer(), 16)]
     joined = [i for block in blocks for i in block[1:]]
     assert joined == stream(texts, byte_tokenizer())[: len(joined)]
 

@@ -7,8 +7,8 @@ import lightning as L
 import pytest
 import torch
 
-from subtoken_train.datasets.corpus import CorpusSource, PackedBlock, load_rows, read_blocks
-from subtoken_train.datasets.corpus_datamodule import BlockStream, CorpusDataModule
+from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
 
@@ -124,7 +124,7 @@ def test_cached_blocks_are_shuffled_and_streamed_ones_are_not(source, byte_token
     assert order != sorted(order, key=lambda name: int(name.split()[1]))
     assert [name for *_, names in streamed.seen for name in names] == [f"block {i}" for i in range(26)]
     ids = [row for _, _, rows, _ in streamed.seen for row in rows]
-    assert ids == 2 * [block.ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
+    assert ids == 2 * [block.input_ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
     assert {tokens for tokens, *_ in streamed.seen} == {2 * 5}
 
 
@@ -146,10 +146,10 @@ def test_another_order_is_refused_on_resume(source, byte_tokenizer, tmp_path):
 
 def test_processes_share_a_stream():
     def blocks(rank, world_size, batch_size, consumed=0):
-        stream = BlockStream(
-            lambda: (PackedBlock([i], []) for i in range(7)), batch_size, rank, world_size, lambda: consumed
+        stream = SampleStream(
+            lambda: iter(range(7)), lambda row, place: row, batch_size, rank, world_size, lambda: consumed
         )
-        return [row["input_ids"][0] for row, _ in zip(stream, range(12), strict=False)]
+        return [row for row, _ in zip(stream, range(12), strict=False)]
 
     alone = blocks(0, 1, 4)
     ranks = [blocks(rank, 2, 2) for rank in (0, 1)]

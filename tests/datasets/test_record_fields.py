@@ -98,15 +98,15 @@ def test_a_language_model_reads_without_loss_too(tmp_path, cache, byte_tokenizer
     blocks = list(iterate_blocks(documents, tokenizer, length))
     said = lambda ids: "".join(tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", " ").replace("Ċ", "\n")  # noqa: E731
     kept = "".join(
-        said([token for place, token in enumerate(block.ids) if place and place not in block.without_loss])
+        said([token for place, token in enumerate(block.input_ids) if place and place not in block.without_loss])
         for block in blocks
     )
     stream = "".join(text[:23] + text[28:] + "</s>" if i == 0 else text[:34] + text[41:] + "</s>" for i in range(2))
     assert stream.startswith(kept)
     assert len(stream) - len(kept) < length + len("</s>")
-    masked = [[block.ids[place] for place in block.without_loss] for block in blocks]
+    masked = [[block.input_ids[place] for place in block.without_loss] for block in blocks]
     assert said([token for of_block in masked for token in of_block]) == " none what ?"
-    batch = collate_text([TextSample(b.ids, 4, 2, "x", b.without_loss) for b in blocks], 0)
+    batch = collate_text([TextSample(b.input_ids, 4, 2, "x", b.without_loss) for b in blocks], 0)
     for row, block in enumerate(blocks):
         labelled = [place for place in range(6, length) if place not in block.without_loss]
         assert (batch.labels_BN[row] != -100).nonzero().flatten().tolist() == labelled
@@ -121,7 +121,7 @@ def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(
     path.write_text(json.dumps({"messages": [SYSTEM, *TALK]}))
     assert len(InstructionRecords(path)) == 1  # questions are never learnt there
     with pytest.raises(ValueError, match="record '0': its system text and its first question"):
-        load_rows(source)
+        list(iterate_documents(load_rows(source), source))
     path.write_text(json.dumps({"messages": [SYSTEM, {**ASKED, "loss": False}, *TALK[1:]]}))
     (document,) = iterate_documents(load_rows(source), source)
     assert [document.text[slice(*span)] for span in document.without_loss] == [" Be short.\n\nwhat ?"]

@@ -93,7 +93,8 @@ def test_notes_and_system_texts_of_a_table(tmp_path):
     }
     path.write_text(json.dumps([row, {**row, "system": ""}]))
     table = read_own_table(path, dict.fromkeys(("image", "question", "answer")))
-    assert [record.row["conversations"][0]["value"] for record in table.records] == ["Be short.\n\na", "a"]
+    asked = [[turn["value"] for turn in record.row["conversations"][:-1]] for record in table.records]
+    assert asked == [["Be short.", "a"], ["a"]]
     assert table.unread == ("kto_tag", "weight", "history", "n")
     assert table.columns == "question in 'instruction', answer in 'output', before each question in 'system'"
     path.write_text(json.dumps([{"prompt": "a", "chosen": "b", "rejected": "c"}]))

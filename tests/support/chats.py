@@ -9,8 +9,8 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_e
 SPECIAL += ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<IMG_CONTEXT>", "<img>", "</img>"]
 
 
-def byte_level(metaspace: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with all marks of all families as special tokens."""
+def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with all marks of all families as special tokens, and a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -20,7 +20,8 @@ def byte_level(metaspace: bool = False) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(["USER: what is <image> in a file ? ASSISTANT: a tag"] * 50, trainer)
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=SPECIAL[3:], **special)
+    more = {"additional_special_tokens": SPECIAL[3:], "chat_template": template}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more, **special)
 
 
 CHATML = (

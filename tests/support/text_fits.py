@@ -17,10 +17,11 @@ RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_sampl
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def save_language_model(folder: Path, kind: str = "llama", **settings: Any) -> Path:
-    """A random model of two layers and the embedded one's tokenizer."""
+def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
+    """A random model of two layers and a tokenizer; None: the embedded one's."""
     torch.manual_seed(0)
-    tokenizer, (config_class, model_class) = build_tokenizer(), KINDS[kind]
+    config_class, model_class = KINDS[kind]
+    tokenizer = build_tokenizer() if tokenizer is None else tokenizer
     sizes = {"vocab_size": len(tokenizer), "num_key_value_heads": 2, **SIZES, **settings}
     model_class(config_class(**sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

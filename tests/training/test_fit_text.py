@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+from functools import partial
 
 import pytest
 
@@ -12,7 +15,9 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.forks import undoing
 from subtoken_train.training.run_folder import new_marker, write_run_marker
+from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
@@ -27,6 +32,7 @@ def backbones(tmp_path_factory):
     for name in ("llama", "qwen2", "qwen3", "llama31"):
         own = OWN.get(name, {}) | ({"head_dim": 16} if name == "qwen3" else {})
         save_language_model(folder / name, name, **own)
+    save_language_model(folder / "chatml", tokenizer=byte_level(CHATML))
     return folder
 
 
@@ -87,6 +93,51 @@ def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, ki
     assert config.identity.model_type == kind
     assert (backbone.reducer.page_size, backbone.reducer.window) == (4, 8)
     assert backbone.bank.config.query_conditioned
+
+
+@pytest.fixture
+def chats(tmp_path, monkeypatch):
+    """A file of 60 short chats, one of them with a context, and the band of data that names it."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    said = [(f"What is {i} ?" if i else "It is three. " * 8 + "\n\nWhat is it ?", "three") for i in range(60)]
+    rows = [[{"role": "user", "content": asked}, {"role": "assistant", "content": told}] for asked, told in said]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": messages}) for messages in rows))
+    lengths = {"block_length": 256, "context_length": 128, "prefix_tokens": 32, "batch_size": 6}
+    return {"train": {"name": str(path), "documents": "conversations"}, **lengths}
+
+
+def test_sixty_short_chats_train(recipe, chats, tmp_path, capsys):
+    argv = recipe("chatml", data=chats)
+    assert main(["check", *argv]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"tokens of all 60 chats: \d+ shortest, \d+ median, \d+ longest; block_length 256 cuts none", out)
+    assert "59 of 60 chats have no context (a first question of 32 tokens or fewer): they are trained whole" in out
+    assert main(["preview", *argv, "--count=2"]) == 0
+    assert re.findall(r"answer   trained +\d+  (.*)", capsys.readouterr().out) == ["three<|im_end|>"] * 2
+    assert main(["fit", *argv, "--trainer.max_steps=20", "--trainer.log_every_n_steps=1"]) == 0
+    (log,) = (tmp_path / "run").rglob("metrics.csv")
+    losses = [float(row["train/loss"]) for row in csv.DictReader(log.open()) if row["train/loss"]]
+    assert max(losses[-4:]) < min(losses[:4])
+    assert capsys.readouterr().err.count("59 of 60 chats have no context") == 1
+    _, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert backbone.reducer.name == "quest"
+
+
+def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbones, chats, capsys):
+    argv, template = recipe("chatml", data=chats), backbones / "chatml/chat_template.jinja"
+    said = [("system", "Be short."), ("user", "hi"), ("assistant", "yes")]
+    talk = {"id": "b7", "messages": [{"role": role, "content": text} for role, text in said]}
+    with open(chats["train"]["name"], "a") as file:
+        file.write(f"\n{json.dumps(talk)}")
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    with undoing(partial(template.write_text, template.read_text())):
+        template.write_text(refuses + CHATML)
+        for command in ("check", "fit"):
+            assert main([command, *argv]) == 2
+            said = capsys.readouterr()
+            assert "record 'b7': the tokenizer's chat template cannot be filled: no system here" in said.err
+            assert "Traceback" not in said.err
 
 
 @pytest.mark.slow

@@ -1,0 +1,123 @@
+"""Conversations as a language model's samples: a chat each, in the tokenizer's own template, and only answers learnt.
+
+A chat is laid out as a prompt is at inference. All before its first answer that is learnt is the prompt: the template's
+beginning and the system text (SYSTEM), what may be compressed (CONTEXT), and what asks (QUERY): of a long question its
+end, of a short one all, and then what was said before it is the context (``text_batches.chat_split``). Behind it,
+answers are ANSWER and what is read between them is QUERY, which both see the compressed context. The loss is on the
+tokens of answers that are learnt, their end of turn included, and on no other. A chat without a context is trained
+whole.
+
+Chats are samples of their own, padded to the longest of their batch, and batches hold chats of like length
+(``ResumableSampler``): nothing is attended to across chats, and reducers and routers see each alone.
+
+What is not done: later questions are not compressed, whatever their length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.datasets.collate import all_masked, starts_within
+from subtoken_train.datasets.conversations import chat_messages
+from subtoken_train.datasets.corpus import CorpusSource, cached, fingerprint
+from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
+from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
+from subtoken_train.families.chat_template import rendered_conversation, rendered_prompt
+from subtoken_train.families.family import Family
+from subtoken_train.families.literal_marks import tokenise
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def reads_chats(source: CorpusSource, tokenizer: Any) -> bool:
+    """Return whether a corpus is one of conversations that the tokenizer has a template for."""
+    return source.documents == "conversations" and bool(tokenizer.chat_template)
+
+
+@dataclass(frozen=True)
+class ChatLimits:
+    """Tokens of a chat.
+
+    Attributes:
+        length: of the whole; a longer one is cut at the right, behind its prompt.
+        context: of its context, at most.
+        asking: of a question that asks as a whole; of a longer one so many at its end, or what follows a blank line.
+    """
+
+    length: int
+    context: int
+    asking: int
+
+
+def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:
+    """Yield the chats of some conversations (rows of ``corpus.load_rows``) in order.
+
+    Raises:
+        ValueError: see ``chat_sample``.
+    """
+    if not limits.asking:
+        raise ValueError("data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more")
+    for row in rows:
+        yield chat_sample(row, family, limits)
+
+
+def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> TextSample:
+    """Return a conversation (a row of ``corpus.load_rows``) as a sample.
+
+    Raises:
+        ValueError: the template refuses it, its prompt or its context is too long, or no token of it is learnt.
+    """
+    tokenizer, conversation = family.tokenizer, json.loads(row["conversation"])
+    try:
+        messages = chat_messages(conversation)
+        rendered = rendered_conversation(tokenizer, messages)
+        ids, starts = tokenise(tokenizer, rendered.text)
+        switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
+        spans = [span for span, learnt in zip(rendered.answer_spans, switches, strict=True) if learnt]
+        learnt = starts_within(starts, spans)
+        if not any(learnt[: limits.length]):
+            raise all_masked(len(ids), limits.length)
+        length = learnt.index(True)
+        first = [place for place, each in enumerate(messages) if each["role"] == "assistant"][switches.index(True)]
+        prompt = rendered_prompt(tokenizer, messages[:first])
+        if rendered.text.startswith(prompt.text):
+            system, asks = chat_split(family, ids, starts, prompt, limits.asking)
+        else:  # the template writes a prompt otherwise, once it is answered
+            system, asks = 0, context_tokens(family, ids[:length], limits.asking)
+        if asks - system > limits.context:
+            raise ValueError(
+                f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}; raise it, or "
+                "drop the record"
+            )
+    except ValueError as error:
+        raise ValueError(f"{row['name']}: {error}") from None
+    read = [place for place in range(length, min(len(ids), limits.length)) if not learnt[place]]
+    return TextSample(ids[: limits.length], asks - system, length - asks, row["name"], read, system)
+
+
+def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
+    """Return the chats of a corpus, ``cached``, by the fields of ``TextSample``.
+
+    Raises:
+        ValueError: see ``iterate_chats``.
+    """
+    tokenizer = family.tokenizer
+    specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write
+    name = fingerprint(rows, source, tokenizer, tokenizer.get_chat_template(), specials, *astuple(limits))
+    lengths = dict.fromkeys(("context_length", "query_length", "system_length"), "int32")
+    return cached(lambda: map(vars, iterate_chats(rows, family, limits)), {**lengths, "record_id": "string"}, name)
+
+
+def wholly_read(context_lengths: Sequence[int], limits: ChatLimits) -> str | None:
+    """Return in words how many chats have no context that could be compressed; None where each has one."""
+    whole = sum(length == 0 for length in context_lengths)
+    if not whole:
+        return None
+    return (
+        f"{whole:,} of {len(context_lengths):,} chats have no context (a first question of {limits.asking:,} tokens or "
+        "fewer): they are trained whole, and no router learns from them"
+    )

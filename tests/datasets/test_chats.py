@@ -1,0 +1,154 @@
+"""Conversations in a tokenizer's template: only answers are learnt, the long first question is the context."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from subtoken_train.datasets.chats import ChatLimits, chat_sample
+from subtoken_train.datasets.conversations import chat_messages, llava_form
+from subtoken_train.datasets.corpus import CorpusSource, load_rows
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
+from subtoken_train.datasets.text_batches import collate_text
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.types import Region
+from tests.support.chats import CHATML, LLAMA2, MARKED, THINKING, byte_level
+from tests.support.places import ROOT
+
+LIMITS = ChatLimits(length=400, context=300, asking=24)
+END = "<|im_end|>"
+SMOLLM2 = ROOT / "checkpoints/smollm2"
+
+
+def talk(*said, system=None, **switches):
+    roles = ("user", "assistant") * len(said)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    for place, loss in switches.items():
+        messages[int(place[1:])]["loss"] = loss
+    return {"messages": [*([{"role": "system", "content": system}] if system else []), *messages]}
+
+
+def family(template=CHATML):
+    return SimpleNamespace(tokenizer=byte_level(template))
+
+
+def sample_of(row, template=CHATML, limits=LIMITS):
+    conversation = json.dumps(llava_form(row, as_document=True))
+    return chat_sample({"name": "chat 1", "conversation": conversation}, family(template), limits)
+
+
+def parts(sample):
+    """The texts of a sample's regions, and what of it is learnt."""
+    batch, tokenizer = collate_text([sample], 0), family().tokenizer
+    ids, regions, labels = batch.input_ids_BN[0], batch.regions_BN[0], batch.labels_BN[0]
+    texts = {region: tokenizer.decode(ids[regions == region].tolist()) for region in Region}
+    return texts, tokenizer.decode(labels[labels != -100].tolist())
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_only_what_assistants_say_is_learnt(template):
+    texts, learnt = parts(sample_of(talk("hi", "yes", "sure ?", "no", system="Be short."), template))
+    assert learnt == f"yes{END}no{END}"
+    assert texts[Region.SYSTEM] == f"<|im_start|>system\nBe short.{END}\n<|im_start|>user\n"
+    assert texts[Region.QUERY].startswith(f"hi{END}\n<|im_start|>assistant\n\n<|im_start|>user\nsure ?")
+    assert texts[Region.ANSWER] == learnt
+    assert texts[Region.CONTEXT] == ""
+
+
+def test_the_first_question_is_context_up_to_its_last_blank_line():
+    fact = "The cat sat on the mat. " * 4
+    texts, learnt = parts(sample_of(talk(f"{fact}\n\nWhere is it ?", "There.", "Where ?", "On it.")))
+    assert texts[Region.CONTEXT] == f"{fact}\n"
+    assert texts[Region.QUERY].startswith(f"\nWhere is it ?{END}\n<|im_start|>assistant\n")
+    assert learnt == f"There.{END}On it.{END}"
+    context = len(family().tokenizer(fact)["input_ids"]) - LIMITS.asking
+    assert sample_of(talk(fact, "There.")).context_length == context
+
+
+def test_switches_of_records_are_obeyed():
+    row = talk("one ?", "a b", "two ?", "c d", "three ?", "e f", m1=False, m5=False)
+    texts, learnt = parts(sample_of(row))
+    assert learnt == texts[Region.ANSWER] == f"c d{END}"
+    assert texts[Region.CONTEXT] == f"one ?{END}\n<|im_start|>assistant\na b"
+
+
+@pytest.mark.parametrize("template", [LLAMA2, THINKING])
+def test_other_templates(template):
+    _, learnt = parts(sample_of(talk("hi", "yes", "sure ?", "no"), template))
+    assert re.sub(r"<think>\s*</think>|\s|<[^>]*>", "", learnt) == "yesno"
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "words"),
+    [
+        (talk("hi", "yes", system="Be short."), LLAMA2, r"cannot be filled: .*Only user and assistant roles"),
+        (talk("hi", "yes"), CHATML.replace("m.content +", "m.content | upper +"), r"does not write what the .* says"),
+        (talk("hi", "yes", "x" * 400, "no"), CHATML, None),
+        (talk("x" * 400, "no"), CHATML, r"all labels masked, its \d+ tokens were cut to max_length 400 before"),
+        (talk("x" * 350, "no"), CHATML, r"its context has \d+ tokens, more than context_length 300; raise it, or drop"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(row, template, words):
+    if words is None:
+        assert len(sample_of(row, template).input_ids) == LIMITS.length
+        return
+    with pytest.raises(ValueError, match=f"^chat 1: .*{words}"):
+        sample_of(row, template)
+
+
+@pytest.fixture
+def short(tmp_path, cache):
+    """60 short chats, their lengths mixed, and two with a context."""
+    rows = [talk(f"{i} " + "? " * (7 * i % 40), "yes " * (1 + i % 5)) for i in range(60)]
+    rows += [talk("A fact. " * (20 + i) + "\n\nWhat ?", "yes") for i in range(2)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CorpusSource(str(tmp_path / "chats.jsonl"), documents="conversations")
+
+
+def test_short_chats_are_padded_among_their_like_and_those_without_a_context_are_counted(short):
+    data = CorpusDataModule(short, block_length=400, context_length=300, prefix_tokens=99, batch_size=4)
+    data._rehearsed_family = family()
+    with pytest.warns(SubTokenWarning, match=r"60 of 62 chats have no context .a first question of 99 tokens or fewer"):
+        data.setup("fit")
+    lengths = np.array([len(data._train[i].input_ids) for i in range(62)])
+    batches = np.array(list(data.training_order()))[:60].reshape(-1, 4)
+    padded = sum(lengths[batch].max() * len(batch) for batch in batches)
+    assert padded <= 1.2 * lengths[batches].sum()
+    batch = next(data.samples(family(), 1, 4))
+    assert batch.record_ids[0].endswith("chats.jsonl, record '0'")
+
+
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2 is not in checkpoints/smollm2")
+def test_smollm2s_template(cache):
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    source = CorpusSource(str(ROOT / "data/samples/chats/chats.jsonl"), documents="conversations")
+    rows = list(load_rows(source))
+    for row in rows:
+        sample = chat_sample(row, SimpleNamespace(tokenizer=tokenizer), ChatLimits(2048, 1024, 64))
+        turns = used_turns(json.loads(row["conversation"]))[1::2]
+        said = [turn["value"] + END for turn in turns if answer_is_learnt(turn)]
+        labels = collate_text([sample], 0).labels_BN[0]
+        assert tokenizer.decode(labels[labels != -100].tolist()) == "".join(said)
+        whole = tokenizer.apply_chat_template(chat_messages(json.loads(row["conversation"])), return_dict=False)
+        assert list(sample.input_ids) == whole
+    assert len(rows) == 12
+
+
+def test_a_stream_gives_the_same_chats(short):
+    data = CorpusDataModule(short, block_length=400, context_length=300, batch_size=4, streaming=True)
+    data._rehearsed_family = family()
+    data.setup("fit")
+    assert data._train is None
+    assert [sample.record_id[-4:] for sample in data.records_to_show()][:2] == [" '0'", " '1'"]
+
+
+def test_a_chat_must_ask(short):
+    data = CorpusDataModule(short, block_length=400, context_length=300, prefix_tokens=0)
+    with pytest.raises(ValueError, match=r"data\.prefix_tokens is 0, and the prompt of a chat must ask"):
+        next(data.samples(family(), 1))
