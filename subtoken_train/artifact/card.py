@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from subtoken_train.artifact.whole_folder import PICTURE_FILE
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
+from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.types import Licence
 
@@ -249,7 +250,7 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """Return the Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
     base = record["backbone"]["path"]
     licence, merged = _licence(base), record["merged"]
-    sees_images = FAMILIES.find(record["identity"]["model_type"]).sees_images
+    sees_images = named_family(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
     scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
     return ModelCardData(

@@ -19,10 +19,11 @@ from torch import Tensor
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
-from subtoken_train.errors import SubTokenWarning, unknown_name
-from subtoken_train.families import FAMILIES
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
+from subtoken_train.families.decoder import FUSED, QV
+from subtoken_train.families.load import named_family
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import ONCE_OF_ALL, REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
@@ -226,12 +227,13 @@ def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
         ValueError: a file is missing, broken, or says something else.
     """
     model_type, backbone = config.identity.model_type, config.backbone.path
-    if model_type not in FAMILIES:
-        raise ValueError(f"{folder}: {unknown_name('backbone family (identity.model_type)', model_type, FAMILIES)}")
-    pattern = FAMILIES[model_type].lora_pattern
+    try:
+        pattern = named_family(model_type).lora_pattern
+    except ValueError as error:
+        raise ValueError(f"{folder}: identity.model_type: {error}") from None
     _check_lora_files(folder, config.lora, pattern, backbone)
     if config.stage2 is not None and config.stage2.output_lora is not None:
-        pattern = pattern.replace("(q_proj|v_proj)", "o_proj")
+        pattern = pattern.replace(QV, "o_proj")
         _check_lora_files(folder / OUTPUT_ADAPTER, config.stage2.output_lora, pattern, backbone)
 
 
@@ -257,6 +259,8 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
     found = checked(dict[str, Any], read_json(path), str(path))
+    if found.get("target_modules") == pattern.replace(QV, FUSED):  # whether it is fused, the backbone's identity says
+        pattern = pattern.replace(QV, FUSED)
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
     for key, wanted in {**_PLAIN, **own}.items():
         value = found.get(key, None if key in own else wanted)

@@ -54,7 +54,7 @@ class ContextSplit:
         collects: remember the routed values of every layer in ``routed``, for a cache.
         windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
         position_BN: of the rows, where a layer has a window or a reducer chooses.
-        rotate: turns queries and keys at position ids, where a reducer chooses.
+        rotate: gives a layer's rotation at position ids, where a reducer chooses.
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
         routed: per layer the routed values, [B, h, N, d], where ``collects``.
         ahead: what ``decide`` gave of a layer whose rows do not run at once.
@@ -68,7 +68,7 @@ class ContextSplit:
     collects: bool = False
     windows: Sequence[int | None] = ()
     position_BN: Tensor | None = None
-    rotate: Callable[[Tensor], Rotation] | None = None
+    rotate: Callable[[int, Tensor], Rotation] | None = None
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class ContextSplit:
                 self.reducer.needs,
                 kept_BN,
                 position=self.position_BN,
-                rotate=self.rotate,
+                rotate=partial(self.rotate, layer),
                 asks_BN=self.asks_BN,
                 scope_counts=counts,
                 asks_counts=self.asks_counts,

@@ -141,18 +141,17 @@ class LayerAttention:
         position_ids: Tensor,
         normed: bool = False,
     ) -> None:
-        block = family.decoder.layers[layer]
-        self.family, self.layer, self.attention = family, layer, block.self_attn
+        self.family, self.layer, self.attention = family, layer, family.decoder.layers[layer].self_attn
         self.window = family.window(layer, position_ids)
-        self.normed_BND = (
-            hidden_BND if normed else block.input_layernorm(hidden_BND)
-        )  # where the layer lies, like all that follows
+        # where the layer lies, like all that follows
+        self.normed_BND = hidden_BND if normed else family.attention_input(layer, hidden_BND)
         self.visible_BN = visible_BN.to(self.normed_BND.device)
-        angles = family.angles(self.normed_BND, position_ids)
+        self.position_BN = position_ids.to(self.normed_BND.device) if position_ids.dim() == 2 else None
+        angles = family.angles(layer, self.normed_BND, position_ids)
         cos, sin = (each.to(self.normed_BND.device) for each in angles)
         self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
         key = family.key_heads(layer, self.normed_BND)
-        _, self.key_BhNd = family.rotate(key[:, :0], key, (self.cos, self.sin))  # without queries
+        _, self.key_BhNd = family.rotate(layer, key[:, :0], key, (self.cos, self.sin))  # without queries
 
     def rows(self, index_BR: Tensor) -> Tensor:
         """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
@@ -169,7 +168,7 @@ class LayerAttention:
         """Yield what the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
-        _, key_B1Nd = self.family.rotate(ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
+        _, key_B1Nd = self.family.rotate(self.layer, ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
         for index_BR, _ in _row_blocks(marks_BN):
             query_BRd = take_rows(key_B1Nd[:, 0], index_BR.to(place))
             with torch.autocast(place.type, enabled=False):
@@ -179,9 +178,10 @@ class LayerAttention:
     def heads(self, index_BR: Tensor) -> Tensor:
         """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
         index_BR = index_BR.to(self.visible_BN.device)
-        query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR))
+        position_BR = None if self.position_BN is None else take_rows(self.position_BN, index_BR)
+        query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR), position_BR)
         places = take_rows(self.cos, index_BR), take_rows(self.sin, index_BR)
-        query_BHRd, _ = self.family.rotate(query, query[:, :0], places)
+        query_BHRd, _ = self.family.rotate(self.layer, query, query[:, :0], places)
         batch, heads, rows, width = query_BHRd.shape
         grouped = query_BHRd.reshape(batch, self.key_BhNd.shape[1], -1, width)  # the query heads of a key head
         scores_BHRN = (grouped @ self.key_BhNd.mT).view(batch, heads, rows, -1) * self.attention.scaling

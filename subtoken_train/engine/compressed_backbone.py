@@ -65,8 +65,9 @@ class CompressedBackbone(nn.Module):
         if bank is not None:
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
-            attention = [layer.self_attn for layer in family.decoder.layers]
-            bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
+            values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
+            outputs = [layer.self_attn.o_proj for layer in family.decoder.layers]
+            bank.attach([each.module for each in values], outputs, values[0].start)
             bank.freeze_below(self.cut_layer)
 
     @property

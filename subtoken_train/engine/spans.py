@@ -181,23 +181,20 @@ def look_ahead(
     """Decide what a layer decides from all of its rows: ``state.ahead`` and ``split.ahead`` have it then."""
     if split is None and state is None:
         return
-    block = family.decoder.layers[layer]
-    attention, normed_BND = block.self_attn, block.input_layernorm(hidden_BND)
-    value_BND = attention.v_proj(normed_BND)  # whose hook routes, or defers
-
-    def heads(projected_BND: Tensor) -> Tensor:
-        return projected_BND.reshape(*projected_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
-
+    attention, normed_BND = family.decoder.layers[layer].self_attn, family.attention_input(layer, hidden_BND)
+    chosen = None
+    if split is not None and split.reducer is not None:  # before the values: a fused projection makes all three
+        query_BHNd = family.query_heads(layer, normed_BND, position)
+        angles = family.angles(layer, normed_BND, position)
+        chosen = family.rotate(layer, query_BHNd, family.key_heads(layer, normed_BND), angles)
+    value_BND = family.projection(layer, "v")(normed_BND)  # whose hook routes, or defers
     if state is not None:
         state.ahead[layer] = value_BND
     if split is not None:
-        query_BHNd = key_BhNd = heads(value_BND)  # of no account where nothing chooses
-        if split.reducer is not None:
-            query_BHNd, key_BhNd = family.query_heads(layer, normed_BND), family.key_heads(layer, normed_BND)
-            angles = family.angles(normed_BND, position)
-            query_BHNd, key_BhNd = family.rotate(query_BHNd, key_BhNd, angles)
+        value_BhNd = value_BND.reshape(*value_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
+        query_BHNd, key_BhNd = chosen or (value_BhNd, value_BhNd)  # of no account where nothing chooses
         here = split.on(value_BND.device)
-        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, heads(value_BND), attention.scaling)
+        split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, value_BhNd, attention.scaling)
 
 
 @torch.no_grad()

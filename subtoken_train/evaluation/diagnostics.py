@@ -121,7 +121,10 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
         norms_BNS: Tensor = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
         return norms_BNS
 
-    def keep_values(layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> None:
+    projections = [backbone.family.projection(layer, "v") for layer in range(len(layers))]
+
+    def keep_values(layer: int, module: nn.Module, args: tuple[Tensor, ...], output_BND: Tensor) -> None:
+        value_BND = projections[layer].of(output_BND)
         values[layer] = value_BND if bank.config.fill != "zero" else norms(value_BND)
 
     # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
@@ -129,7 +132,7 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     for index, layer in enumerate(layers):
         handles.append(layer.register_forward_pre_hook(partial(keep_hidden, index)))
         value_hook = partial(keep_values, index)  # before the routers' own hook: whole values
-        handles.append(layer.self_attn.v_proj.register_forward_hook(value_hook, prepend=True))
+        handles.append(projections[index].module.register_forward_hook(value_hook, prepend=True))
     try:
         result = backbone.run(batch, pad_left=True)
     finally:

@@ -1,20 +1,25 @@
 """The language model inside a backbone: its layers, their windows, heads and positions, and the loop over them.
 
-One code for training and inference. Windows are served for ``WINDOWED`` model types; other kinds of attention are
-refused. Legend: B batch, N positions, D model width, V vocabulary, H query heads, h key-value heads, d head width,
-n layers with features of their own.
+One code for training and inference. What differs between models is read from their modules: projections of their own or
+one fused, norms of queries and keys, the rotary embedding of a kind of layer, factors of embeddings and logits. Other
+kinds of attention are refused.
+
+Legend: B batch, N positions, D model width, V vocabulary, H query heads, h key-value heads, d head width, n layers with
+features of their own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -34,10 +39,35 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 PREFIX = "subtoken_"
 """Prefix of attention functions that also read packed storage."""
 WINDOWED = ("mistral", "qwen2", "qwen3")
-"""Language models whose windows are served."""
-_GEMMA = "its windowed layers turn positions by a rotary base of their own, and one base for all layers is served here"
-UNSERVED = {"gemma3": _GEMMA, "gemma3_text": _GEMMA}
-"""Model types that people ask for, and what is missing."""
+"""Language models whose windows are served inside a model that sees images."""
+QV, FUSED = "(q_proj|v_proj)", "qkv_proj"
+"""Modules of the q/v LoRA in a pattern; the one that stands for them where queries, keys and values are fused."""
+ATTENDS = ("full_attention", "sliding_attention")
+"""Kinds of layers that keep keys and values."""
+Side = Literal["q", "k", "v"]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A layer's projection to queries, keys or values: a module of its own, or a stretch of a fused one's output.
+
+    Attributes:
+        module: with any LoRA around it.
+        start: first output channel of the stretch.
+        stop: one past its last; None: to the end.
+    """
+
+    module: nn.Module
+    start: int = 0
+    stop: int | None = None
+
+    def of(self, output: Tensor) -> Tensor:
+        """Return the stretch of what the module gave; the same tensor where the module is its own."""
+        return output if self.start == 0 and self.stop is None else output[..., self.start : self.stop]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Project [..., D]."""
+        return self.of(self.module(hidden))
 
 
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
@@ -48,30 +78,35 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
         mrope: whether a row's position is a place in a grid, in which a window has no length.
 
     Raises:
-        ValueError: a layer attends in a way that is not served, see the message.
+        ValueError: a layer attends in a way that is not served, or keeps no keys and values, see the message.
     """
     text = config.get_text_config(decoder=True)
     window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None) or []
-    if text.model_type == "mistral":  # it has no kinds of layers: a window is every layer's
-        slides = [window is not None] * text.num_hidden_layers
-    else:  # Qwen names a window that no layer may use
-        slides = [kind == "sliding_attention" for kind in kinds] or [window is not None] * text.num_hidden_layers
-    if any(slides):
-        _check_window(text.model_type, window, mrope)
-    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if not kinds and getattr(text, "attention_chunk_size", None) is not None:
-        others = ["chunked_attention"]
-    if others:
+    if others := sorted(set(kinds) - {*ATTENDS, "chunked_attention"}):
         raise ValueError(
-            f"{text.model_type} with layers of {', '.join(others)} is not supported: they do not see all that a packed "
+            f"{text.model_type} with layers of {', '.join(others)} is not supported: they keep a state of their own "
+            "instead of keys and values, which is neither compressed nor counted here; use a model with full "
+            "attention, or sliding windows, in every layer"
+        )
+    if kinds and hasattr(type(text), "layer_types"):  # Qwen names a window that no layer may use
+        slides = [kind == "sliding_attention" for kind in kinds]
+    else:  # Mistral knows no kinds of layers: a window is every layer's
+        slides = [window is not None] * text.num_hidden_layers
+    if any(slides):
+        _check_window(text.model_type, window, mrope, alone=text is config)
+    if "chunked_attention" in kinds or (not kinds and getattr(text, "attention_chunk_size", None) is not None):
+        raise ValueError(
+            f"{text.model_type} with layers of chunked_attention is not supported: they do not see all that a packed "
             "cache keeps; use a model with full attention, or sliding windows, in every layer"
         )
     return [window if slides_here else None for slides_here in slides]
 
 
-def _check_window(model_type: str, window: Any, mrope: bool) -> None:
-    if mrope or model_type not in WINDOWED:
-        why = "places in a grid have no distance" if mrope else f"served are those of {', '.join(WINDOWED)}"
+def _check_window(model_type: str, window: Any, mrope: bool, alone: bool) -> None:
+    if mrope or not (alone or model_type in WINDOWED):
+        why = "places in a grid have no distance"
+        if not mrope:
+            why = f"beside images, served are those of {', '.join(WINDOWED)}"
         raise ValueError(
             f"{model_type} with sliding-window attention (window {window}) is not supported: {why}; use a model, or a "
             "config.json, without it"
@@ -96,12 +131,46 @@ class DecoderStack:
     model: Any
     windows: list[int | None]
     """Positions that a row sees in each layer, its own included; None where it sees all before it."""
+    lora_pattern: str
+    """Modules of the q/v LoRA, anchored to the language model; it ends in ``QV``. See ``adapted``."""
     _length: Tensor | None = None
 
     @property
     def decoder(self) -> Any:
         """Return the language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
         return self.model.model.language_model
+
+    @property
+    def fused(self) -> bool:
+        """Return whether one module projects to queries, keys and values."""
+        return hasattr(self.decoder.layers[0].self_attn, FUSED)
+
+    @property
+    def adapted(self) -> str:
+        """Return the modules of the q/v LoRA: a fused projection's LoRA adapts its keys too."""
+        return self.lora_pattern.replace(QV, FUSED) if self.fused else self.lora_pattern
+
+    def projection(self, layer: int, side: Side) -> Projection:
+        """Return a layer's projection to queries, keys or values, any LoRA included."""
+        attention = self.decoder.layers[layer].self_attn
+        if not hasattr(attention, FUSED):
+            return Projection(getattr(attention, f"{side}_proj"))
+        width = self.shape.value_dim
+        queries = self.decoder.config.num_attention_heads * self.shape.head_dim
+        start, stop = {"q": (0, queries), "k": (queries, queries + width), "v": (queries + width, None)}[side]
+        return Projection(getattr(attention, FUSED), start, stop)
+
+    def attention_input(self, layer: int, hidden_BND: Tensor) -> Tensor:
+        """Return what a layer's projections read of its input: normed, where it has a norm before its attention."""
+        norm = getattr(self.decoder.layers[layer], "input_layernorm", None)
+        normed: Tensor = hidden_BND if norm is None else norm(hidden_BND)
+        return normed
+
+    def token_states(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [..., D], as they enter the first layer."""
+        states: Tensor = self.model.get_input_embeddings()(ids)
+        factor = getattr(self.decoder, "embedding_multiplier", None)
+        return states if factor is None else states * factor
 
     @property
     def shape(self) -> KVShape:
@@ -135,15 +204,34 @@ class DecoderStack:
         place = getattr(getattr(table, "_hf_hook", None), "execution_device", None)
         return torch.device(table.weight.device if place is None else place)
 
-    def rotate(self, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Apply Llama's rotary embedding to [B, H, N, d] queries and keys; mRoPE's cos and sin hold all three axes."""
-        cos, sin = (angles.to(query.device) for angles in position_embeddings)
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, cos, sin)
-        return rotated
+    @cached_property
+    def _apply_rotary(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Return how the model turns queries and keys by cos and sin: its own function, where it has one."""
+        module = sys.modules[type(self.decoder.layers[0].self_attn).__module__]
+        found: Callable[..., tuple[Tensor, Tensor]] = getattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+        return found
 
-    def angles(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the rotary embedding at position ids, see ``rotary_angles``."""
-        return rotary_angles(self.decoder.rotary_emb, like, position_ids, self._length)
+    def turns(self, layer: int) -> bool:
+        """Return whether a layer turns its queries and keys by their positions."""
+        return bool(getattr(self.decoder.layers[layer].self_attn, "use_rope", True))
+
+    def rotate(
+        self, layer: int, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Turn [B, H, N, d] queries and keys as a layer does; mRoPE's cos and sin hold all three axes."""
+        if not self.turns(layer):
+            return query, key
+        cos, sin = (angles.to(query.device) for angles in position_embeddings)
+        return self._apply_rotary(query, key, cos, sin)
+
+    def angles(self, layer: int, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of a layer's rotary embedding at position ids, see ``rotary_angles``."""
+        return rotary_angles(self.decoder.rotary_emb, like, position_ids, self._length, self._rotary_of(layer))
+
+    def _rotary_of(self, layer: int) -> str | None:
+        """Return the kind of layer whose rotary embedding this one has; None where all have one."""
+        by_kind = isinstance(getattr(self.decoder.rotary_emb, "rope_type", None), dict)
+        return str(self.decoder.config.layer_types[layer]) if by_kind else None
 
     @property
     def length_dependent(self) -> bool:
@@ -163,12 +251,15 @@ class DecoderStack:
             yield
 
     @torch.no_grad()
-    def rotation(self, position_ids: Tensor) -> Rotation:
-        """Return the rotation of queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
+    def rotation(self, layer: int, position_ids: Tensor) -> Rotation:
+        """Return a layer's rotation of queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
         like = torch.empty((), dtype=torch.float32, device=position_ids.device)
-        cos, sin = self.angles(like, position_ids)
+        cos, sin = self.angles(layer, like, position_ids)
+        if not self.turns(layer):
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         batch = position_ids.shape[-2]
-        return Rotation(*(angles.to(position_ids.device).expand(batch, -1, -1) for angles in (cos, sin)))
+        cos, sin = (each.to(position_ids.device).expand(batch, -1, -1) for each in (cos, sin))
+        return Rotation(cos, sin, partial(self.rotate, layer))
 
     @torch.no_grad()
     def output_weight(self, layer: int) -> Tensor:
@@ -187,20 +278,32 @@ class DecoderStack:
                 weight = weight + projection.get_delta_weight(adapter).to(weight)
         return weight
 
-    def query_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
-        """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm."""
-        return self._heads(layer, "q", normed_BND)
+    def query_heads(self, layer: int, normed_BND: Tensor, position_BN: Tensor | None = None) -> Tensor:
+        """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm.
+
+        ``position_BN``: of the rows; what a model stretches far queries by (Ministral 3) is in them then.
+        """
+        query_BHNd = self._heads(layer, "q", normed_BND)
+        settings = getattr(self.decoder.config, "rope_parameters", None) or {}
+        if position_BN is None or (beta := settings.get("llama_4_scaling_beta")) is None:
+            return query_BHNd
+        laps_BN = position_BN.to(query_BHNd.device) // settings["original_max_position_embeddings"]
+        stretched: Tensor = query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
+        return stretched
 
     def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
         """Return a layer's keys [B, h, N, d], alike."""
         return self._heads(layer, "k", normed_BND)
 
-    def _heads(self, layer: int, side: str, normed_BND: Tensor) -> Tensor:
+    def _heads(self, layer: int, side: Side, normed_BND: Tensor) -> Tensor:
         attention = self.decoder.layers[layer].self_attn
-        projected: Tensor = getattr(attention, f"{side}_proj")(normed_BND)
-        heads = projected.reshape(*projected.shape[:2], -1, attention.head_dim)
+        projected = self.projection(layer, side)(normed_BND)
         norm = getattr(attention, f"{side}_norm", None)
-        return (heads if norm is None else norm(heads)).transpose(1, 2)
+        by_head = norm is not None and norm.weight.shape[-1] == attention.head_dim
+        if norm is not None and not by_head:  # OLMo's, of all heads together
+            projected = norm(projected)
+        heads = projected.reshape(*projected.shape[:2], -1, attention.head_dim)
+        return (norm(heads) if norm is not None and by_head else heads).transpose(1, 2)
 
     def run_layers(
         self,
@@ -262,27 +365,37 @@ class DecoderStack:
         lie on several devices, what comes out lies where ``hidden`` did.
         """
         home = hidden.device
-        position_embeddings = self.angles(hidden, position_ids)
+        angles: dict[str | None, tuple[Tensor, Tensor]] = {}
         for layer in layers:
-            own = mask[self.windows[layer.self_attn.layer_idx]] if isinstance(mask, dict) else mask
+            index = layer.self_attn.layer_idx
+            if (kind := self._rotary_of(index)) not in angles:
+                angles[kind] = self.angles(index, hidden, position_ids)
+            own = mask[self.windows[index]] if isinstance(mask, dict) else mask
             seen = {"seen": own} if isinstance(own, Seen) else {}
             hidden = layer(
                 hidden,
                 attention_mask=None if seen else own,
                 position_ids=_text_positions(position_ids),
                 use_cache=cache is not None,
-                position_embeddings=position_embeddings,
+                position_embeddings=angles[kind],
                 **{CACHE: cache},
                 **seen,
                 **options,
             )
-            if deep_nBND is not None and (index := layer.self_attn.layer_idx) < len(deep_nBND):
+            if deep_nBND is not None and index < len(deep_nBND):
                 hidden = hidden + deep_nBND[index].to(hidden.device)
         return hidden.to(home)
 
     def logits(self, hidden_BND: Tensor) -> Tensor:
-        """Apply the final norm and the language-model head, [B, N, V]."""
+        """Apply the final norm, the language-model head and what the model does to its logits, [B, N, V]."""
         logits: Tensor = self.model.get_output_embeddings()(self.decoder.norm(hidden_BND))
+        config = self.decoder.config
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (factor := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * factor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
         return logits.to(hidden_BND.device)
 
 

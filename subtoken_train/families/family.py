@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from subtoken_train.calibrations import Calibration
-from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
+from subtoken_train.families.decoder import QV, DecoderStack, check_window_runs, layer_windows
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
@@ -75,8 +75,6 @@ class Family(DecoderStack, ABC):
     """Model types of its models in their authors' own format, whose code is not run, and what to load instead."""
     licences: ClassVar[dict[str, Licence]] = {}
     """Licences of published backbones by their Hub ids, for model cards: an adapter's is the same."""
-    lora_pattern: str
-    """Modules of the q/v LoRA, anchored to the language model; it ends in ``(q_proj|v_proj)``."""
     sees_images: ClassVar[bool] = True
     """False for a language model."""
     takes_videos: ClassVar[bool] = False
@@ -110,7 +108,7 @@ class Family(DecoderStack, ABC):
     @property
     def output_pattern(self) -> str:
         """Return the modules of the output projection's LoRA: ``lora_pattern``, but for ``o_proj``."""
-        pattern = self.lora_pattern.replace("(q_proj|v_proj)", "o_proj")
+        pattern = self.lora_pattern.replace(QV, "o_proj")
         assert pattern != self.lora_pattern
         return pattern
 
@@ -270,7 +268,7 @@ class Family(DecoderStack, ABC):
         Raises:
             ValueError: the tower made more or fewer features than there are image tokens.
         """
-        embeds_BND: Tensor = self.model.get_input_embeddings()(batch.input_ids_BN)
+        embeds_BND: Tensor = self.token_states(batch.input_ids_BN)
         if features_TD is None:
             return embeds_BND
         is_image = self.is_visual(batch.input_ids_BN)

@@ -14,10 +14,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import DTYPES
 from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_whole, named_family
+from subtoken_train.families.proof import prove
+from subtoken_train.families.structure import check_structure
 
 _PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
 _LOADED = "load it by SubTokenModel.from_pretrained"
@@ -51,7 +54,10 @@ def family_in_memory(model: Any, processor: Any) -> Family:
         raise ValueError(f"the {name} has no weights (device meta); load them first, with from_pretrained")
     check_finite_weights(model, str(model.config._name_or_path) or name)
     _check_processor(family, model, processor)
-    return family(model, processor)
+    made = family(model, processor)
+    if model.config.model_type not in FAMILIES:
+        prove(made)
+    return made
 
 
 def _served(model: Any) -> type[Family]:
@@ -80,6 +86,8 @@ def _served(model: Any) -> type[Family]:
     if kind is not wanted:
         named = "a class of transformers' own" if wanted is None else wanted.__name__
         raise ValueError(f"model is {_article(kind)}; {model.config.model_type} is served as {named}")
+    if model.config.model_type not in FAMILIES:
+        check_structure(model)
     return family
 
 

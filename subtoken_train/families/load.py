@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 from transformers.integrations import deepspeed
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
@@ -36,11 +37,14 @@ from subtoken_train.families.backbone_files import (
     read_headers,
     whole_numbers,
 )
-from subtoken_train.families.decoder import UNSERVED, check_window_runs, layer_windows
+from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family
 from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked, silence
+from subtoken_train.families.proof import prove
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
+from subtoken_train.families.structure import check_structure
+from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
 
 WEIGHTS = 0.7
@@ -135,7 +139,10 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
             depth = model_config.get_text_config().num_hidden_layers
             reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
         model = load_weights(family, config, memory)
-        return _put_together(family, model, _read_processor(family, config), config)
+        loaded = _put_together(family, model, _read_processor(family, config), config)
+        if model_config.model_type not in FAMILIES:
+            prove(loaded)
+        return loaded
 
 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
@@ -254,17 +261,24 @@ def layout_family(
     family = _family_of(model_config, config)
     if change is not None:
         change(model_config)
-    try:
-        with torch.device(device):
-            model = family.auto_model.from_config(model_config, dtype=dtype_of(config))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # sizes that do not fit each other
-        raise _unreadable("the configuration", config, error) from error
+    model = _lay_out(family, model_config, config, device)
     laid_out = _put_together(family, model, None, config)
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
     return laid_out
+
+
+def _lay_out(
+    family: type[Family], model_config: Any, config: BackboneConfig, device: str | torch.device = "meta"
+) -> Any:
+    """Make a model of a configuration, with no weights or random ones."""
+    try:
+        with torch.device(device):
+            return family.auto_model.from_config(model_config, dtype=dtype_of(config))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # sizes that do not fit each other
+        raise _unreadable("the configuration", config, error) from error
 
 
 def family_class(config: BackboneConfig) -> type[Family]:
@@ -396,13 +410,13 @@ def _original_format(source: str, revision: str | None) -> str | None:
 
 
 def named_family(model_type: str) -> type[Family]:
-    """Return the family of a model type.
+    """Return the family of a model type: of any other causal language model of transformers, ``TextFamily``.
 
     Raises:
-        ValueError: there is none; of some that people ask for it says what is missing.
+        ValueError: transformers has no language model of this type.
     """
-    if (missing := UNSERVED.get(model_type)) is not None and model_type not in FAMILIES:
-        raise ValueError(f"{model_type} is not supported: {missing}; take another backbone")
+    if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return TextFamily
     return FAMILIES.find(model_type)
 
 
@@ -410,6 +424,8 @@ def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     family = named_family(model_config.model_type)
     # before any weight is read
     check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
+    if model_config.model_type not in FAMILIES:
+        check_structure(_lay_out(family, deepcopy(model_config), config))
     for setting, value in (("template", config.template), ("system", config.system)):
         if value is not None and not family.chooses_chat:
             raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")

@@ -42,19 +42,23 @@ class LoraSettings:
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
 
+    Where one module projects to queries, keys and values, its LoRA is one, and adapts the keys too.
+
     Returns:
         The ``PeftModel`` around ``family.model`` (which keeps working, adapters included).
 
     Raises:
         ValueError: the backbone's modules are not named as the family expects.
     """
-    config = _peft_config(settings, family.lora_pattern)
+    config = _peft_config(settings, family.adapted)
     family.model.requires_grad_(False)
     with warnings.catch_warnings():
         # peft's own call into transformers, at every adapter
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
         peft_model = get_peft_model(family.model, config)
-    _check_matches(family, MAIN_ADAPTER, 2 * family.shape.num_layers, "q and v")
+    modules, where = (1, "fused q, k and v") if family.fused else (2, "q and v")
+    _as_asked(peft_model, MAIN_ADAPTER, family.adapted)
+    _check_matches(family, MAIN_ADAPTER, modules * family.shape.num_layers, where)
     _trained_in_fp32(family)
     return peft_model
 
@@ -68,6 +72,7 @@ def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSetting
         ValueError: as ``add_lora``.
     """
     peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
+    _as_asked(peft_model, OUTPUT_ADAPTER, family.output_pattern)
     # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
     peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
     for name, parameter in family.model.named_parameters():
@@ -96,6 +101,12 @@ def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
         target_modules=pattern,
         bias="none",
     )
+
+
+def _as_asked(peft_model: PeftModel, adapter: str, pattern: str) -> None:
+    """Put back what an adapter's file says: of a model of experts peft rewrites it, as it does when it reads one."""
+    config = peft_model.peft_config[adapter]
+    config.target_modules, config.target_parameters = pattern, None
 
 
 def _check_matches(family: Family, adapter: str, expected: int, where: str) -> None:

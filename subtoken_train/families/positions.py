@@ -83,11 +83,14 @@ def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
 
 
 def rotary_kind(rotary: Any) -> str:
-    """Return the kind of a rotary embedding, by transformers' name."""
-    return str(getattr(rotary, "rope_type", "default"))
+    """Return the kind of a rotary embedding, by transformers' name; all of them where layers have their own."""
+    kind = getattr(rotary, "rope_type", "default")
+    return " and ".join(sorted(set(kind.values()))) if isinstance(kind, dict) else str(kind)
 
 
-def rotary_angles(rotary: Any, like: Tensor, position_ids: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    rotary: Any, like: Tensor, position_ids: Tensor, length: Tensor | None, layer_type: str | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin of position ids, [B, N, d]; under mRoPE [3, B, N, d].
 
     Args:
@@ -96,10 +99,11 @@ def rotary_angles(rotary: Any, like: Tensor, position_ids: Tensor, length: Tenso
         position_ids: [B, N], or [3, B, N] under mRoPE.
         length: of the whole sequence, where these are a part of it, a scalar; None: up to the largest of them. It
             counts for ``LENGTH_DEPENDENT`` kinds alone.
+        layer_type: the kind of layer, where each has frequencies of its own; none of them may depend on a length.
     """
     kind = rotary_kind(rotary)
-    if kind not in LENGTH_DEPENDENT:
-        cos, sin = rotary(like, position_ids)
+    if layer_type is not None or kind not in LENGTH_DEPENDENT:
+        cos, sin = rotary(like, position_ids, *([] if layer_type is None else [layer_type]))
         return cos, sin
     if length is not None:  # which transformers reads off the largest position
         last = (length.to(position_ids) - 1).expand(*position_ids.shape[:-1], 1)

@@ -1,4 +1,4 @@
-"""Language models without images: Llama, Qwen2, Qwen3 and Mistral behind the family interface.
+"""Language models without images: any decoder that ``families/structure.py`` understands, behind the family interface.
 
 Legend: B batch, N positions, D model width.
 """
@@ -118,9 +118,11 @@ def mistral_config(vocabulary: int = 32000, window: int | None = 4096, theta: fl
 
 
 class TextFamily(Family):
-    """``LlamaForCausalLM``, ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` or ``MistralForCausalLM``.
+    """Any causal language model that transformers builds on its attention interface.
 
-    Llama 3.1 is a Llama whose rotary frequencies are scaled; Qwen3 norms the queries and keys of every head.
+    What differs between them is read from their modules (``DecoderStack``): a fused projection, norms, windows, rotary
+    embeddings. Model types that the registry names are known by tests; any other is looked at (``structure``) and run
+    on random tokens (``proof``) when it is loaded.
     """
 
     name = "a language model"

@@ -1,45 +1,62 @@
 """Rotary position embeddings as an operation that can be undone.
 
-Legend: B batch, h heads, N rows, d head width.
+Legend: B batch, h heads, N rows, d head width, r first channels, which are turned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+Turn = Callable[[Tensor, Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+"""Turns two tensors of vectors by (cosine, sine), as a model does queries and keys."""
 
-@dataclass(frozen=True)
-class Rotation:
-    """Rotation of the vectors of some rows by their positions, in Llama's form: channel i goes with i + d / 2.
 
-    Attributes:
-        cos_BNd: cosine of every row and channel, fp32; times the factor by which some scalings stretch vectors.
-        sin_BNd: sine, likewise.
-    """
-
-    cos_BNd: Tensor
-    sin_BNd: Tensor
-
-    def turn(self, vectors_BhNd: Tensor) -> Tensor:
-        """Vectors [B, h, N, d] turned by their rows' positions, fp32."""
-        vectors = vectors_BhNd.float()
-        return vectors * self.cos_BNd[:, None] + _quarter(vectors) * self.sin_BNd[:, None]
-
-    def turn_back(self, vectors_BhNd: Tensor) -> Tensor:
-        """Undo ``turn``: return the vectors [B, h, N, d] it was given, fp32. A mean of rotations cannot be undone."""
-        vectors = vectors_BhNd.float()
-        back = vectors * self.cos_BNd[:, None] - _quarter(vectors) * self.sin_BNd[:, None]
-        return back / (self.cos_BNd.square() + self.sin_BNd.square())[:, None]
-
-    def mean(self) -> Rotation:
-        """The linear map that is the mean over the rows: [B, 1, d]."""
-        return Rotation(self.cos_BNd.mean(1, keepdim=True), self.sin_BNd.mean(1, keepdim=True))
+def turn_halves(query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Turn vectors in Llama's form: channel i goes with i + d / 2."""
+    cos, sin = (each[:, None] for each in angles)
+    first, second = (x * cos + _quarter(x) * sin for x in (query, key))
+    return first, second
 
 
 def _quarter(vectors: Tensor) -> Tensor:
     """Every pair of channels (x, y) as (-y, x)."""
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotation of the vectors of some rows by their positions.
+
+    Attributes:
+        cos_BNr: cosine of every row and channel, fp32; times the factor by which some scalings stretch vectors.
+        sin_BNr: sine, likewise.
+        form: which channels make pairs, and which are not turned at all: linear in cosine and sine.
+    """
+
+    cos_BNr: Tensor
+    sin_BNr: Tensor
+    form: Turn = turn_halves
+
+    def turn(self, vectors_BhNd: Tensor) -> Tensor:
+        """Vectors [B, h, N, d] turned by their rows' positions, fp32."""
+        return self._turned(vectors_BhNd.float(), self.sin_BNr)
+
+    def turn_back(self, vectors_BhNd: Tensor) -> Tensor:
+        """Undo ``turn``: return the vectors [B, h, N, d] it was given, fp32. A mean of rotations cannot be undone."""
+        back = self._turned(vectors_BhNd.float(), -self.sin_BNr)
+        stretch_BNr = self.cos_BNr.square() + self.sin_BNr.square()
+        return back / F.pad(stretch_BNr, (0, back.shape[-1] - stretch_BNr.shape[-1]), value=1.0)[:, None]
+
+    def mean(self) -> Rotation:
+        """The linear map that is the mean over the rows: [B, 1, d]."""
+        return Rotation(self.cos_BNr.mean(1, keepdim=True), self.sin_BNr.mean(1, keepdim=True), self.form)
+
+    def _turned(self, vectors_BhNd: Tensor, sin_BNr: Tensor) -> Tensor:
+        turned, _ = self.form(vectors_BhNd, vectors_BhNd[:, :0], (self.cos_BNr, sin_BNr))
+        return turned

@@ -218,7 +218,7 @@ class EvictionPass:
             self.compression.in_scope(rows.regions_BM),
             position=rows.position,
             next_position=rows.next_position,
-            rotate=self.family.rotation,
+            rotate=partial(self.family.rotation, layer),
             output_weight=partial(self.family.output_weight, layer),
             attended_BN=rows.attended_BM,
             reach=self.family.window(layer, rows.position),

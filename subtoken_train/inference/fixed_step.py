@@ -150,7 +150,7 @@ class FixedStep:
         family, written = self.backbone.family, self.cache.written
         assert written is not None
         written.add_(1)
-        hidden = family.decode(family.model.get_input_embeddings()(ids_B1), self._position, self.cache)
+        hidden = family.decode(family.token_states(ids_B1), self._position, self.cache)
         self._position.add_(1)
         return next_logits(self.backbone, hidden)
 

@@ -77,17 +77,18 @@ class Rerotation:
     """Closes up the keys of one layer after another.
 
     Attributes:
-        rotate: what turns queries and keys at given position ids [B, N].
+        rotate: gives a layer's rotation at position ids [B, N].
         count_B: entries that every head of the layers so far keeps, int64: where the next token stands.
     """
 
-    rotate: Callable[[Tensor], Rotation]
+    rotate: Callable[[int, Tensor], Rotation]
     count_B: Tensor | None = None
 
-    def closed_up(self, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
+    def closed_up(self, layer: int, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
         """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
 
         Args:
+            layer: its number.
             key_BhNd: rotated by ``position_BN``.
             keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
             position_BN: position ids of its rows.
@@ -106,12 +107,12 @@ class Rerotation:
                 "needs one position; take an eviction and a reducer that keep as many in each, or leave rerotate out"
             )
         self.count_B = before_B
-        unrotated = self.rotate(position_BN).turn_back(key_BhNd)
+        unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
         if keep_BhN.shape[1] == 1:
-            return self.rotate(place_BhN[:, 0]).turn(unrotated).to(key_BhNd)
+            return self.rotate(layer, place_BhN[:, 0]).turn(unrotated).to(key_BhNd)
         heads = zip(place_BhN.unbind(1), unrotated.chunk(unrotated.shape[1], 1), strict=True)
-        return torch.cat([self.rotate(place_BN).turn(head) for place_BN, head in heads], 1).to(key_BhNd)
+        return torch.cat([self.rotate(layer, place_BN).turn(head) for place_BN, head in heads], 1).to(key_BhNd)
 
     @property
     def next_position(self) -> Tensor:
@@ -196,7 +197,7 @@ class LayerPacker:
             self.key_cut.cut(layer, here, keys)
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
-            keys = self.rerotation.closed_up(keys, keep_BhM, position)
+            keys = self.rerotation.closed_up(layer, keys, keep_BhM, position)
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
         own_fill = None if fill_BV is None else fill_BV.to(values.device)

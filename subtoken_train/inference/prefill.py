@@ -273,7 +273,7 @@ def append(
     positions = start + torch.arange(new, device=token_ids_Bq.device)
     cache.choose_pages(chooses_pages)
     with cache.appending():
-        hidden = family.decode(family.model.get_input_embeddings()(token_ids_Bq), positions, cache)
+        hidden = family.decode(family.token_states(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden
 

@@ -72,7 +72,7 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
     for piece in plan.pieces:
         if isinstance(piece, str):
             ids = torch.tensor(_token_ids(family, piece), dtype=torch.long, device=start.device)
-            hidden_BSD = family.model.get_input_embeddings()(ids).expand(batch, -1, -1)
+            hidden_BSD = family.token_states(ids).expand(batch, -1, -1)
             rows_BS = torch.ones(batch, len(ids), dtype=torch.bool, device=start.device)
             parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device)))
         else:

@@ -1,4 +1,4 @@
-"""The routers of all layers, and where they act: on the output of every ``v_proj``.
+"""The routers of all layers, and where they act: on the output of every ``v_proj``, or on the values of a fused one.
 
 A forward hook on the value projection (outside its LoRA) sees the router's input and the value vector at once and
 returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
@@ -107,6 +107,7 @@ class RouterBank(nn.Module):
         self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
         self._projections: list[nn.Module] = []  # a list: they are no parts of the bank
+        self._value_start = 0
 
     @property
     def learned(self) -> bool:
@@ -123,13 +124,21 @@ class RouterBank(nn.Module):
         """Return whether every group is kept as it is."""
         return self.config.kept_groups == self.config.num_groups and not self.config.value_gate
 
-    def attach(self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module]) -> None:
+    def attach(
+        self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module], value_start: int = 0
+    ) -> None:
         """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
+
+        Args:
+            value_projections: of every layer.
+            output_projections: likewise.
+            value_start: first channel of the values in what the former give, where they are fused; they come last.
 
         Raises:
             ValueError: ``output_norm`` is asked for and an output projection is quantised.
         """
         assert len(value_projections) == len(output_projections) == len(self.selectors)
+        self._value_start = value_start
         if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
         self._projections = list(value_projections)
@@ -167,16 +176,19 @@ class RouterBank(nn.Module):
         state = self._state
         return nullcontext(), nullcontext() if state is None else self.routing(state)
 
-    def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], value_BND: Tensor) -> Tensor:
-        """Forward hook of a value projection."""
-        state = self._state
-        assert state is not None
+    def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], output_BND: Tensor) -> Tensor:
+        """Forward hook of a value projection; of a fused one, queries and keys pass as they are."""
+        state, start = self._state, self._value_start
+        if state is None:  # see ``query_attention``
+            return output_BND
+        value_BND = output_BND[..., start:] if start else output_BND
         if layer in state.ahead:
-            return state.ahead[layer][:, slice(*state.part)]
-        if state.deferred is not None:
+            value_BND = state.ahead[layer][:, slice(*state.part)]
+        elif state.deferred is not None:
             state.deferred[layer] = (args[0], value_BND)
-            return value_BND
-        return self._route(layer, args[0], value_BND, state, state.routed_BN)
+        else:
+            value_BND = self._route(layer, args[0], value_BND, state, state.routed_BN)
+        return torch.cat([output_BND[..., :start], value_BND.to(output_BND)], -1) if start else value_BND
 
     def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> Tensor:
         """The second step of a layer whose routing is deferred: for the projection that just ran."""
@@ -220,7 +232,9 @@ class RouterBank(nn.Module):
 
         def query_attention() -> Tensor:
             assert state.query_attention is not None
-            return state.query_attention(layer, hidden_BND).to(value_BND.device)
+            with undoing(partial(setattr, self, "_state", self._state)):
+                self._state = None  # a fused projection runs again, for queries and keys
+                return state.query_attention(layer, hidden_BND).to(value_BND.device)
 
         view = SelectorInput(
             hidden_BND=hidden_BND,

@@ -102,7 +102,8 @@ class ActivationBytes:
         self.mask_bytes = FP32_BYTES if step.on_cpu else 1
         normed = hasattr(parts.family.decoder.layers[0].self_attn, "q_norm")
         self.head_norms = FP32_BYTES * (self.query + self.value) if normed else 0  # their inputs
-        self.rank = int(next(iter(parts.family.decoder.layers[0].self_attn.q_proj.r.values())))
+        adapted: Any = parts.family.projection(0, "q").module
+        self.rank = int(next(iter(adapted.r.values())))
 
     def input(self, rows: int) -> int:
         """Return what checkpointing keeps of a layer: its input, and the masks of its values."""

@@ -216,7 +216,7 @@ def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[Paramet
         for name, parameter in parts.model.named_parameters()
         if ".lora_" in name and parameter.requires_grad == trained
     }
-    sides = ("q_proj", "v_proj", "o_proj")
+    sides = ("q_proj", "v_proj", "qkv_proj", "o_proj")
     groups = [_count(f"LoRA {side}", (p for name, p in lora.items() if f".{side}." in name)) for side in sides]
     return [group for group in groups if group.tensors]
 

@@ -117,7 +117,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("backbone.attention", "someone/kernel", "unknown attention 'someone/kernel'"),
         ("backbone.revision", "../../../x", "no branch, tag or commit"),
         ("backbone.max_pixels", -1, "max_pixels=-1"),
-        ("identity.model_type", "gpt2", "unknown backbone family"),
+        ("identity.model_type", "gpt5", "unknown backbone family"),
         ("identity.digest", "0" * 64, "was trained on"),
         ("identity.digest", 7, "digest is 7"),
     ],

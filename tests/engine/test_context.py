@@ -16,7 +16,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, make_batch
-from tests.support.text_families import KINDS, text_batch, text_family
+from tests.support.sampling import sampled
+from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 
 MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
@@ -74,7 +75,7 @@ def naive_logits(backbone, batch, result):
     return family.logits(hidden)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=4)
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_neutral_settings_are_the_backbone_bit_for_bit(kind, pad_left):
@@ -88,7 +89,7 @@ def test_neutral_settings_are_the_backbone_bit_for_bit(kind, pad_left):
         assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=4)
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_forced_split_with_everything_kept(kind, pad_left):
@@ -101,7 +102,7 @@ def test_forced_split_with_everything_kept(kind, pad_left):
     assert (backbone.logits(result)[real] - expected[real]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMED)
 @torch.no_grad()
 def test_split_equals_a_plain_loop(kind):
     batch = text_batch([(24, 6, 5)])

@@ -38,7 +38,7 @@ def test_golden_press(shared, name):
     batch, _, length, width = tensors["keys"].shape
     rotate = llama_rotation(params["rope_theta"], width)
     position = torch.arange(length).expand(batch, -1)
-    assert torch.allclose(rotate(position[:1]).cos_BNd, tensors["cos"][:1], atol=1e-5)
+    assert torch.allclose(rotate(position[:1]).cos_BNr, tensors["cos"][:1], atol=1e-5)
     view = golden_view(
         method, tensors, values="values", position=position, next_position=position[:, -1:] + 1, rotate=rotate
     )

@@ -36,9 +36,8 @@ REFUSED = {
     "chunks": (LlamaConfig(**SIZES, attention_chunk_size=8), "llama with layers of chunked_attention is not supported"),
     "linear": (
         LlamaConfig(**SIZES, layer_types=["full_attention", "linear_attention"]),
-        "llama with layers of linear_attention is not supported",
+        "llama with layers of linear_attention is not supported: they keep a state of their own",
     ),
-    "others": (Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=["sliding_attention"] * 2), "served are those"),
     "no length": (MistralConfig(**SIZES, sliding_window=0), "sliding_window=0 must be a whole number of at least 1"),
 }
 WINDOWS = [
@@ -65,6 +64,13 @@ def test_windows_are_read_layer_by_layer(text, windows):
     assert layer_windows(text) == layer_windows(vlm(text)) == windows
 
 
+def test_beside_images_known_windows_alone_are_served():
+    gemma = Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    assert layer_windows(gemma) == [8, None]
+    with pytest.raises(ValueError, match="beside images, served are those of mistral, qwen2, qwen3"):
+        layer_windows(vlm(gemma))
+
+
 def test_a_grid_has_no_window():
     text = {**SIZES, **HALF, "num_key_value_heads": 2, "model_type": "qwen2_5_vl_text"}
     with pytest.raises(ValueError, match=r"window 8\) is not supported: places in a grid have no distance"):
@@ -86,10 +92,3 @@ def test_a_window_runs_on_sdpa_alone(tmp_path, load):
     (tmp_path / "config.json").write_text(json.dumps(vlm(WINDOWS[0][0]).to_dict()))
     with pytest.raises(ValueError, match=r"a sliding window \(8 positions\) runs on attention: sdpa, not on 'eager'"):
         load(BackboneConfig(path=str(tmp_path), attention="eager"))
-
-
-@pytest.mark.parametrize("load", [load_family, layout_family])
-def test_gemma_3_is_refused_with_what_is_missing(tmp_path, load):
-    (tmp_path / "config.json").write_text(json.dumps(Gemma3TextConfig(**SIZES).to_dict()))
-    with pytest.raises(ValueError, match="gemma3_text is not supported: its windowed layers turn positions by"):
-        load(BackboneConfig(path=str(tmp_path)))

@@ -1,6 +1,7 @@
 """What an eviction is told of a layer beside its states: queries before their rotation, the output projection."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ def test_states_before_their_rotation(name, pad_left):
 
     def observe(layer, query, key, value, scale, rows):
         view = View(layer, query, key, value, rows.regions_BM, scale, frozenset())
-        view.position, view.next_position, view.rotate = rows.position, rows.next_position, family.rotation
+        view.position, view.next_position = rows.position, rows.next_position
+        view.rotate = partial(family.rotation, layer)
         seen[layer] = view
 
     CompressedBackbone(family, build_reducer("none")).run(batch, observer=observe)

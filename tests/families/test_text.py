@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import CELL, PLAIN, inputs_of
+from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, text_batch, text_family
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT
@@ -40,27 +43,34 @@ def test_llama_31_scales_its_slow_frequencies():
     assert bool(((ratio_d > 1.01) & (ratio_d < 7.9)).any())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=4)
 @torch.no_grad()
 def test_heads_before_their_rotation_are_the_models(kind):
     """What evictions undo of cached queries and keys is what ``query_heads`` and ``key_heads`` make."""
-    family, batch, seen = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)]), []
+    family, batch, seen = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)]), {}
     position = family.positions(batch)
-    handle = family.decoder.layers[1].self_attn.register_forward_pre_hook(
-        lambda _, __, given: seen.append(given["hidden_states"]), with_kwargs=True
-    )
+
+    def note(layer, _, __, given):
+        seen[layer] = given["hidden_states"]
+
+    handles = [
+        layer.self_attn.register_forward_pre_hook(partial(note, number), with_kwargs=True)
+        for number, layer in enumerate(family.decoder.layers)
+    ]
     cache, mask = family.dense_cache(), (batch.regions_BN != 0).long()
     family.model(batch.input_ids_BN, attention_mask=mask, position_ids=position, **{CACHE: cache})
-    handle.remove()
-    key_BhNd = cache.layers[1].keys
-    before = family.key_heads(1, seen[0])
-    torch.testing.assert_close(family.rotation(position).turn(before), key_BhNd, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(family.rotation(position).turn_back(key_BhNd), before, rtol=1e-4, atol=1e-4)
-    assert family.query_heads(1, seen[0]).shape == (2, 4, 25, 16)
+    for handle in handles:
+        handle.remove()
+    for layer, normed_BND in seen.items():
+        key_BhNd, before = cache.layers[layer].keys, family.key_heads(layer, normed_BND)
+        rotation = family.rotation(layer, position)
+        torch.testing.assert_close(rotation.turn(before), key_BhNd, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(rotation.turn_back(key_BhNd), before, rtol=1e-4, atol=1e-4)
+        assert family.query_heads(layer, normed_BND, position).shape == (2, 4, 25, 16)
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, every=4)
 @torch.no_grad()
 def test_answers_without_compression_are_those_of_transformers(kind, pad_left):
     """Left-padded prompts as ``generate`` takes them; of right-padded ones, the first token."""

@@ -15,14 +15,14 @@ def rotation(stretch=1.0):
 @pytest.mark.parametrize("stretch", [1.0, 1.3])
 def test_turns_as_transformers_and_back(stretch):
     turning, vectors = rotation(stretch), torch.randn(2, 3, 5, 8)
-    expected, _ = apply_rotary_pos_emb(vectors, vectors, turning.cos_BNd, turning.sin_BNd)
+    expected, _ = apply_rotary_pos_emb(vectors, vectors, turning.cos_BNr, turning.sin_BNr)
     assert torch.equal(turning.turn(vectors), expected)
     assert torch.allclose(turning.turn_back(expected), vectors, atol=1e-6)
 
 
 def test_the_mean_turns_as_the_mean_of_all():
     turning, vectors = rotation(), torch.randn(2, 3, 1, 8)
-    each = torch.stack([Rotation(turning.cos_BNd[:, [i]], turning.sin_BNd[:, [i]]).turn(vectors) for i in range(5)])
+    each = torch.stack([Rotation(turning.cos_BNr[:, [i]], turning.sin_BNr[:, [i]]).turn(vectors) for i in range(5)])
     assert torch.allclose(turning.mean().turn(vectors), each.mean(0), atol=1e-6)
 
 

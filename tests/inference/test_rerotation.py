@@ -50,9 +50,9 @@ def test_every_kept_key_is_turned_to_its_rank(shared):
     if shared:
         keep[:, 1] = keep[:, 0]
     inv_freq = family.decoder.rotary_emb.inv_freq
-    key = family.rotation(position).turn(plain)
+    key = family.rotation(0, position).turn(plain)
     rerotation = Rerotation(family.rotation)
-    moved = rerotation.closed_up(key, keep[:, :1] if shared else keep, position)
+    moved = rerotation.closed_up(0, key, keep[:, :1] if shared else keep, position)
     assert rerotation.next_position.tolist() == [[3], [4]]
     for sample, head in product(range(2), range(2)):
         for rank, row in enumerate(keep[sample, head].nonzero()[:, 0].tolist()):
@@ -71,12 +71,12 @@ def test_golden_streaming_llm(shared, call):
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
     inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
 
-    def rotate(position_BN):
+    def rotate(_, position_BN):
         angle = position_BN[..., None] * torch.cat([inv_freq, inv_freq])
         return Rotation(angle.cos(), angle.sin())
 
     rerotation = Rerotation(rotate)
-    ours = rerotation.closed_up(rotate(position).turn(cached), keep_BhN, position)
+    ours = rerotation.closed_up(0, rotate(position).turn(cached), keep_BhN, position)
     assert (rerotation.next_position == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):

@@ -93,7 +93,7 @@ def by_the_release(family, batch, counts):
             made(normed).view(1, len(rows), -1, attention.head_dim).transpose(1, 2)
             for made in (attention.q_proj, attention.k_proj)
         )
-        query, key = family.rotate(query, key, family.decoder.rotary_emb(normed, position))
+        query, key = family.rotate(layer, query, key, family.decoder.rotary_emb(normed, position))
         logits = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * attention.head_dim**-0.5
         later = torch.ones(len(rows), len(rows)).triu(1).bool()
         largest = logits.masked_fill(later, -torch.inf).softmax(-1)[0].amax(0)

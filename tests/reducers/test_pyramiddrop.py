@@ -39,7 +39,7 @@ def softmax_row(family, layer, hidden_ND, position_N, asks):
         for projection in (attention.q_proj, attention.k_proj)
     ]
     cos, sin = family.decoder.rotary_emb(normed, position_N[None, : asks + 1])
-    query, key = family.rotate(*heads, (cos, sin))
+    query, key = family.rotate(layer, *heads, (cos, sin))
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return (query[0, :, -1:] @ key[0].transpose(1, 2) * attention.head_dim**-0.5).softmax(-1).mean(0)[0]
 

@@ -111,8 +111,8 @@ def rated(family, layer, hidden, position, raters, visual, version, heads):
     normed = block.input_layernorm(hidden[None])
     query, key = family.query_heads(layer, normed), family.key_heads(layer, normed)
     cos, sin = family.decoder.rotary_emb(normed, position[None])
-    query, key = family.rotate(query, key, (cos, sin))
-    _, ones = family.rotate(torch.ones_like(key), torch.ones_like(key), (cos, sin))
+    query, key = family.rotate(layer, query, key, (cos, sin))
+    _, ones = family.rotate(layer, torch.ones_like(key), torch.ones_like(key), (cos, sin))
     per_head = []
     for head in range(query.shape[1]):
         shared = head // (query.shape[1] // key.shape[1])

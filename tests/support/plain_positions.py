@@ -42,8 +42,8 @@ def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
 def plain_window(config, layer: int) -> int | None:
     """Positions that a row of the layer sees, its own included; None: all before it."""
     kinds = getattr(config, "layer_types", None)
-    slides = config.model_type == "mistral" or (kinds and kinds[layer] == "sliding_attention")
-    return config.sliding_window if slides else None
+    slides = not kinds or config.model_type == "mistral" or kinds[layer] == "sliding_attention"
+    return getattr(config, "sliding_window", None) if slides else None
 
 
 def moved_keys(key: Tensor, entries_hN: Tensor, position_N: Tensor, frequencies: Tensor) -> Tensor:

@@ -281,13 +281,14 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     """Logits of the token after the prompt, and after each of ``tokens_T``, [T + 1, V]."""
     family, embed = backbone.family, backbone.family.model.get_input_embeddings()
     config = family.decoder.config
-    hidden = torch.cat([sample.hidden_ND, embed(sample.rest_q), embed(tokens_T)])[None]
+    scaled = getattr(family.decoder, "embedding_multiplier", 1.0)  # which the decoder's own forward multiplies by
+    hidden = torch.cat([sample.hidden_ND / scaled, embed(sample.rest_q), embed(tokens_T)])[None]
     following = sample.next_position + torch.arange(len(tokens_T))
     position = torch.cat([sample.position, following.expand(*sample.position.shape[:-1], -1)], dim=-1)
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
     PLACES.append(position)
-    FREQUENCIES.append(family.decoder.rotary_emb.inv_freq)
+    FREQUENCIES.append(getattr(family.decoder.rotary_emb, "inv_freq", None))
     try:
         with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
             given = {"position_ids": position.unsqueeze(-2), **deep_inputs(sample.deep, hidden)}  # [1, N] or [3, 1, N]
@@ -297,4 +298,5 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
         _active.pop()
         PLACES.pop()
         FREQUENCIES.pop()
-    return family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]
+    logits = family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]
+    return logits / getattr(config, "logits_scaling", 1.0)

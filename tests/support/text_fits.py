@@ -9,21 +9,19 @@ import torch
 import yaml
 
 from checkpoints.tiny_llama import build_tokenizer
-from tests.support.text_families import KINDS
+from tests.support.text_families import text_model
 
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
 ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}
 RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 48}
 
 
 def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
     """A random model of two layers and a tokenizer; None: the embedded one's."""
     torch.manual_seed(0)
-    config_class, model_class = KINDS[kind]
     tokenizer = build_tokenizer() if tokenizer is None else tokenizer
-    sizes = {"vocab_size": len(tokenizer), "num_key_value_heads": 2, **SIZES, **settings}
-    model_class(config_class(**sizes)).save_pretrained(folder)
+    text_model(kind, 2, vocab_size=len(tokenizer), **SIZES, **settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -231,7 +231,7 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
     """A cell's model; hooks of earlier cells on the shared family are taken off."""
     family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     for layer in family.decoder.layers:
-        layer.self_attn.v_proj._forward_hooks.clear()
+        getattr(layer.self_attn, "qkv_proj" if family.fused else "v_proj")._forward_hooks.clear()
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
     if routing is not None:

@@ -21,7 +21,7 @@ from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
-from tests.support.text_families import OWN
+from tests.support.text_families import DECODERS, NAMED
 from tests.support.text_fits import QUEST, RECALL, ROUTING, save_language_model, text_recipe
 
 
@@ -29,9 +29,8 @@ from tests.support.text_fits import QUEST, RECALL, ROUTING, save_language_model,
 def backbones(tmp_path_factory):
     """Folders of random tiny language models with the embedded one's tokenizer."""
     folder = tmp_path_factory.mktemp("language-models")
-    for name in ("llama", "qwen2", "qwen3", "llama31"):
-        own = OWN.get(name, {}) | ({"head_dim": 16} if name == "qwen3" else {})
-        save_language_model(folder / name, name, **own)
+    for name in (*NAMED, *DECODERS):
+        save_language_model(folder / name, name)
     save_language_model(folder / "chatml", tokenizer=byte_level(CHATML))
     return folder
 
@@ -86,13 +85,16 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
-@sampled("kind", ["llama", "qwen3"], every=2)
+@sampled("kind", ["phi3", "llama", "qwen3", *(kind for kind in DECODERS if kind != "phi3")], every=10)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
-    assert main(["fit", *recipe(kind, data=corpus)]) == 0
+    settings = recipe(kind, data=corpus)
+    assert main(["check", *settings, "--offline"]) == 0
+    assert main(["fit", *settings]) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
-    assert config.identity.model_type == kind
+    assert config.identity.model_type.startswith(kind)
     assert (backbone.reducer.page_size, backbone.reducer.window) == (4, 8)
     assert backbone.bank.config.query_conditioned
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "merged"), "--merge-lora"]) == 0
 
 
 @pytest.fixture

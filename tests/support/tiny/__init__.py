@@ -52,6 +52,7 @@ class TinyFamily:
         without: reducers (levels of the matrix) that its tower cannot serve.
         windowed: whether layers attend in sliding windows, which some features do not go with.
         order: its place in the matrices; new families come last.
+        crossed: whether the matrices take it; what all families must pass runs on it either way.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TinyFamily:
     without: frozenset[str] = frozenset()
     windowed: bool = False
     order: int = 99
+    crossed: bool = True
 
 
 def tiny_families() -> dict[str, TinyFamily]:

@@ -1,0 +1,212 @@
+"""Prove on random tokens, once a model is loaded, that decoding it from a packed cache is what transformers computes.
+
+A model that no test here knows may do anything between its projections and its logits. So a few tokens run twice: as
+the model's own ``forward`` runs them, and as they run here, the last ones from a packed cache. Every layer's queries,
+keys and values are compared with what ``DecoderStack`` makes of the layer's input, which evictions and reducers rank
+by. Windows are narrowed for it, so that they are seen to act in the layers that are believed to have them.
+
+Two passes over 24 tokens, three where the model rounds; nothing is changed.
+
+Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.families.decoder import DecoderStack
+from subtoken_train.families.structure import refusal
+from subtoken_train.forks import undoing
+from subtoken_train.functional.causal_attention import Seen, causal_attention
+from subtoken_train.types import LayerPlan
+
+NAME = "subtoken_proof"
+"""Name of the attention function in transformers' table."""
+PROMPT, AFTER, WINDOW = 18, 6, 9
+"""Tokens that are packed and that are decoded together, and the windows that are narrowed to."""
+EXACT = 1e-4
+"""Largest difference of a logit in fp32, over the largest logit where that is more than 1."""
+ROUNDED, TIMES = 0.01, 2.0
+"""Norm of the difference over that of the logits where a model rounds more (bf16, fp16, quantised weights): so much,
+and so many times what the model's own answer changes by where its attention is written out (``eager``). That was
+measured to be 0.004 to 0.2 in bf16, most in random models of very sharp attention, and packed decoding's difference 0.1
+to 1.1 times that.
+"""
+ALIKE = 0.05
+"""Norm of the difference of a layer's states over their own; what is made in another way differs by 0.1 and more."""
+_KNOWN = {"dropout", "sliding_window", "position_ids", "use_cache", "is_causal"}
+"""Options of the attention interface that change nothing of what is computed here, or are known otherwise."""
+
+
+@torch.no_grad()
+def prove(family: DecoderStack) -> None:
+    """Raise ``ValueError`` unless a loaded language model decodes from a packed cache as it does from its own.
+
+    Nothing is done where the weights are not all here (device meta, sharded).
+
+    Args:
+        family: in evaluation mode, without LoRA.
+    """
+    model = family.model
+    if any(weight.is_meta or not weight.numel() or hasattr(weight, "ds_shape") for weight in model.parameters()):
+        return
+    vocabulary = model.get_input_embeddings().num_embeddings
+    generator = torch.Generator().manual_seed(0)
+    ids_BN = torch.randint(vocabulary, (1, PROMPT + AFTER), generator=generator).to(family.device)
+    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    with _narrowed(family):
+        plain_BNV, bound = model(input_ids=ids_BN, use_cache=False).logits.float(), EXACT
+        if not exact:
+            with _attention_of(family.decoder.config, "eager"):
+                other_BNV = model(input_ids=ids_BN, use_cache=False).logits.float()
+            bound = ROUNDED + TIMES * float((other_BNV - plain_BNV).norm() / plain_BNV.norm())
+        try:
+            packed_BNV = _packed_logits(family, ids_BN).float()
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            words = " ".join(str(error).split())[:160]
+            why = f"its layers do not run as they are run here ({type(error).__name__}: {words})"
+            raise refusal(model, why) from error
+    error_BNV = packed_BNV - plain_BNV.to(packed_BNV.device)
+    if exact:
+        found = float(error_BNV.abs().max() / plain_BNV.abs().max().clamp(min=1))
+    else:
+        found = float(error_BNV.norm() / plain_BNV.norm())
+    if not found <= bound:  # NaN is not
+        after = float(error_BNV[:, PROMPT:].norm() / error_BNV.norm())
+        where = "decoded from a packed cache" if after > 0.99 else "run layer by layer"
+        raise refusal(
+            model,
+            f"{where}, random tokens have other logits than transformers gives them (by {found:.2g}, at most "
+            f"{bound:.2g} is allowed)",
+        )
+
+
+def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
+    """Return the logits of a prompt, and of tokens that are decoded after it from a packed cache, [1, N, V]."""
+    position_BN = torch.arange(ids_BN.shape[1], device=ids_BN.device)[None]
+    dense, cache = family.dense_cache(), PackedCache(family.shape.num_layers)
+    with _noting(family, position_BN) as notes:
+        states_BND, places_BN = family.token_states(ids_BN), position_BN[:, :PROMPT]
+        prompt_BND = family.run_layers(states_BND[:, :PROMPT], torch.ones_like(places_BN), places_BN, dense)
+        if notes.wrong is not None:
+            raise refusal(family.model, notes.wrong)
+        for layer, (states, packed) in enumerate(zip(dense.layers, cache.layers, strict=True)):
+            _pack(states, packed, family.windows[layer])
+        with cache.appending():
+            after_BND = family.decode(states_BND[:, PROMPT:], position_BN[:, PROMPT:], cache)
+    return family.logits(torch.cat([prompt_BND, after_BND], 1))
+
+
+def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
+    """Pack a layer's rows that what follows the prompt still sees."""
+    places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
+    kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
+    plan = LayerPlan(kept_BN)
+    packed.fill(
+        pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN),
+        PROMPT,
+        states.keys,
+    )
+    if window is not None:
+        packed.window = window
+        packed.begin_tail(places_BN[:, -1] + 1)
+
+
+class _Notes:
+    """The attention of the prompt's pass: causal, in the layer's window, and what of it is not as expected."""
+
+    def __init__(self, family: DecoderStack, position_BN: Tensor) -> None:
+        self.family, self.position_BN = family, position_BN
+        self.inputs: dict[int, Tensor] = {}
+        self.wrong: str | None = None
+
+    def note(self, layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note a layer's input, as a hook."""
+        self.inputs[layer] = args[0]
+
+    def attend(self, layer: int, states: tuple[Tensor, Tensor, Tensor], scale: float, options: Any) -> Tensor:
+        """Return a layer's attention, [1, H, N, d], and compare its states with those that are made here."""
+        family, position_BN = self.family, self.position_BN[:, : states[0].shape[2]].to(states[0].device)
+        normed_BND = family.attention_input(layer, self.inputs[layer])
+        query, key = family.query_heads(layer, normed_BND, position_BN), family.key_heads(layer, normed_BND)
+        query, key = family.rotate(layer, query, key, family.angles(layer, normed_BND, position_BN))
+        value = family.projection(layer, "v")(normed_BND).reshape(1, key.shape[2], -1, key.shape[3]).transpose(1, 2)
+        for name, own, given in zip(("queries", "keys", "values"), (query, key, value), states, strict=True):
+            alike = own.shape == given.shape and float((own - given).norm()) <= ALIKE * float(given.norm())
+            if not alike and self.wrong is None:
+                self.wrong = (
+                    f"the {name} of layer {layer} are not those of its projection, its norm and its rotary embedding"
+                )
+        own_scale = float(family.decoder.layers[layer].self_attn.scaling)
+        if abs(own_scale - scale) > 1e-6 * abs(scale) and self.wrong is None:
+            self.wrong = f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}"
+        unknown = sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
+        if unknown and self.wrong is None:
+            self.wrong = f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not know"
+        return causal_attention(*states, Seen(None, family.window(layer, position_BN)), scale, PROMPT)
+
+
+_active: list[_Notes] = []
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Any, value: Any, mask: Any, scaling: float | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    """Transformers' attention interface."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(key, PackedLayer):
+        out = key.attend(query, scale)
+    else:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        out = _active[-1].attend(layer, (query, key, value), scale, options)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
+    """Run a decoder's layers on ``_attention`` inside the block."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    config, notes = family.decoder.config, _Notes(family, position_BN)
+    with ExitStack() as stack:
+        stack.enter_context(_attention_of(config, NAME))
+        for number, layer in enumerate(family.decoder.layers):
+            stack.callback(layer.register_forward_pre_hook(partial(notes.note, number)).remove)
+        stack.callback(_active.clear)
+        _active.append(notes)
+        yield notes
+
+
+@contextmanager
+def _attention_of(config: Any, name: str) -> Iterator[None]:
+    """Run a decoder's layers on a registered attention function inside the block."""
+    with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
+        config._attn_implementation = name
+        yield
+
+
+@contextmanager
+def _narrowed(family: DecoderStack) -> Iterator[None]:
+    """Make the model's windows, where it has any, shorter than the tokens inside the block."""
+    config, windows = family.decoder.config, family.windows
+    if not any(windows):
+        yield
+        return
+    size = min(WINDOW, *(each for each in windows if each is not None))
+    with (
+        undoing(partial(setattr, config, "sliding_window", config.sliding_window)),
+        undoing(partial(setattr, family, "windows", windows)),
+    ):
+        config.sliding_window, family.windows = size, [None if each is None else size for each in windows]
+        yield
