@@ -264,8 +264,6 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
     for key, wanted in {**_PLAIN, **own}.items():
         value = found.get(key, None if key in own else wanted)
-        if key == "target_parameters" and value == []:  # as peft writes none of a model of experts
-            value = None
         if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
             said = "subtoken_config.json says" if key in own else "an adapter of this package has"
             raise ValueError(f"{path}: {key} is {shown(value)}, and {said} {shown(wanted)}: the files disagree")

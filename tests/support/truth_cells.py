@@ -228,10 +228,8 @@ def decoded(
 
 
 def backbone_of(cell: Cell) -> CompressedBackbone:
-    """A cell's model; hooks of earlier cells on the shared family are taken off."""
+    """A cell's model."""
     family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
-    for layer in family.decoder.layers:
-        getattr(layer.self_attn, "qkv_proj" if family.fused else "v_proj")._forward_hooks.clear()
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
     if routing is not None:
