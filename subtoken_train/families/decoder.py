@@ -42,8 +42,8 @@ WINDOWED = ("mistral", "qwen2", "qwen3")
 """Language models whose windows are served inside a model that sees images."""
 QV, FUSED = "(q_proj|v_proj)", "qkv_proj"
 """Modules of the q/v LoRA in a pattern; the one that stands for them where queries, keys and values are fused."""
-ATTENDS = ("full_attention", "sliding_attention")
-"""Kinds of layers that keep keys and values."""
+_STATEFUL = ("linear", "conv", "hybrid")
+"""Parts of the names of kinds of layers that keep something else than keys and values."""
 Side = Literal["q", "k", "v"]
 
 
@@ -81,23 +81,25 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
         ValueError: a layer attends in a way that is not served, or keeps no keys and values, see the message.
     """
     text = config.get_text_config(decoder=True)
+    if getattr(text, "num_hidden_layers", None) is None:
+        raise ValueError(f"{text.model_type} is not supported: its configuration names no num_hidden_layers")
     window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None) or []
-    if others := sorted(set(kinds) - {*ATTENDS, "chunked_attention"}):
-        raise ValueError(
-            f"{text.model_type} with layers of {', '.join(others)} is not supported: they keep a state of their own "
-            "instead of keys and values, which is neither compressed nor counted here; use a model with full "
-            "attention, or sliding windows, in every layer"
-        )
     if kinds and hasattr(type(text), "layer_types"):  # Qwen names a window that no layer may use
         slides = [kind == "sliding_attention" for kind in kinds]
     else:  # Mistral knows no kinds of layers: a window is every layer's
         slides = [window is not None] * text.num_hidden_layers
     if any(slides):
         _check_window(text.model_type, window, mrope, alone=text is config)
-    if "chunked_attention" in kinds or (not kinds and getattr(text, "attention_chunk_size", None) is not None):
+    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if not kinds and getattr(text, "attention_chunk_size", None) is not None:
+        others = ["chunked_attention"]
+    if others:
+        why = "they do not see all that a packed cache keeps"
+        if any(part in kind for kind in others for part in _STATEFUL):
+            why = "they keep a state of their own instead of keys and values, which is neither compressed nor counted here"
         raise ValueError(
-            f"{text.model_type} with layers of chunked_attention is not supported: they do not see all that a packed "
-            "cache keeps; use a model with full attention, or sliding windows, in every layer"
+            f"{text.model_type} with layers of {', '.join(others)} is not supported: {why}; use a model with full "
+            "attention, or sliding windows, in every layer"
         )
     return [window if slides_here else None for slides_here in slides]
 
