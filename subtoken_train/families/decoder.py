@@ -96,7 +96,7 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
     if others:
         why = "they do not see all that a packed cache keeps"
         if any(part in kind for kind in others for part in _STATEFUL):
-            why = "they keep a state of their own instead of keys and values, which is neither compressed nor counted here"
+            why = "they keep a state of their own, no keys and values, and it is neither compressed nor counted here"
         raise ValueError(
             f"{text.model_type} with layers of {', '.join(others)} is not supported: {why}; use a model with full "
             "attention, or sliding windows, in every layer"
