@@ -60,7 +60,11 @@ class ArmSettings:
         Setting("name of its folder and rows (default: made of the other settings)", flagged=False, harness=False),
     ] = None
     reducer: Annotated[
-        Words, Setting("token reducer of a backbone alone: {reducers}; an adapter has its own", "NAME")
+        Words,
+        Setting(
+            "token reducer of a backbone alone: {reducers}, or for a text an eviction's name; an adapter has its own",
+            "NAME",
+        ),
     ] = None
     keep_ratio: Annotated[float | None, Setting("share of the tokens that `reducer` keeps", "R")] = None
     reducer_options: Annotated[

@@ -51,6 +51,8 @@ def _fitting(family: type[Family], config: object) -> str:
         except ValueError:
             continue
         fit.append(f"`{name}`")
+    if not family.sees_images:
+        fit.append("[evictions](reducers.md#evictions-of-a-texts-context)")
     return ", ".join(fit)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import torch
 
 from making.cards import about, card, class_words, link, setting_rows, setting_table
@@ -56,6 +59,21 @@ every layer of a language model. *Ranks*: whether a `ranked` budget of the route
 
 | reducer | acts in | ranks | what it is |
 |---|---|---|---|
+"""
+CONTEXT_HEAD = """
+## Evictions of a text's context
+
+An eviction's name under `reducer` trains LoRA and routers under its ranking: in every layer the context tokens stay
+that its scores of the context put first, the mean over the heads deciding, as many in each layer. The question is not
+read, in training or at inference, so `ask` and `context_first` go with it; a method that would look at the question's
+rows looks at the context's last ones. An adapter trained so keeps the same tokens at inference. Wrappers are none,
+and `random` is the visual one above; an eviction of another package is one by its entry point.
+
+`kvzip` runs the context, and then what is repeated of it, before the pass that counts, without gradient: SmolLM2's
+training step of 512 tokens takes TIMES. `prefill_chunk` does not go with it.
+
+| eviction | settings as a context reducer |
+|---|---|
 """
 SELECTORS_HEAD = f"""# Group selectors
 
@@ -125,7 +143,20 @@ def reducers_page() -> str:
         for each in methods
     ]
     cards = [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in methods]
-    return "".join([REDUCERS_HEAD, *rows, *cards])
+    return "".join([REDUCERS_HEAD, *rows, *cards, CONTEXT_HEAD, *_of_evictions()])
+
+
+def _of_evictions() -> Iterator[str]:
+    """A row for every eviction: its settings as a context reducer, or the reason why it is none."""
+    for name in sorted(set(EVICTIONS) - {"random"}):
+        try:
+            own = dataclasses.asdict(build_reducer(name, 0.5))
+        except ValueError as error:
+            reason = str(error).partition("no context reducer: it ")[2].partition("; evict with it")[0]
+            yield f"| [`{name}`](evictions.md#{name}) | no: {reason} |\n"
+            continue
+        settings = [f"`{key}`" for key in own if key not in ("name", "keep_ratio", "round_up", "matches")]
+        yield f"| [`{name}`](evictions.md#{name}) | {', '.join(settings) or 'yes, without settings'} |\n"
 
 
 def sample(method: type[Reducer]) -> Reducer:

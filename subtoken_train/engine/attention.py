@@ -14,7 +14,7 @@ Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -58,6 +58,7 @@ class ContextSplit:
         seen: per layer the rows that query rows and all later ones see, bool [B, N].
         routed: per layer the routed values, [B, h, N, d], where ``collects``.
         ahead: what ``decide`` gave of a layer whose rows do not run at once.
+        again: by layer what a second pass over the contexts scored, see ``View.again``.
     """
 
     reducer: ContextReducer | None
@@ -72,6 +73,7 @@ class ContextSplit:
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)
+    again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read from the device, once, what every layer needs and none changes."""
@@ -139,6 +141,8 @@ class ContextSplit:
                 asks_BN=self.asks_BN,
                 scope_counts=counts,
                 asks_counts=self.asks_counts,
+                reach=self.window(layer),
+                again=self.again.get(layer),
             )
             kept_BN = self.reducer.keep_context(view)
         # later rows see the rest of the prompt too

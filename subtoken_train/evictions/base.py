@@ -13,7 +13,7 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -44,6 +44,9 @@ class Eviction(ABC):
     """Treatment of evicted entries unless a compression says otherwise, see ``functional/merging.py``."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
+
+    evenly: ClassVar[Mapping[str, Any]] = {}
+    """Settings under which every layer and head keeps as much; a context reducer of its scores has them."""
 
     reads: ClassVar[bool] = False
     """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""

@@ -22,8 +22,9 @@ heads, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -68,6 +69,7 @@ class KVzip(Eviction):
     name: ClassVar[str] = "kvzip"
     needs: ClassVar[frozenset[Need]] = frozenset({"second_pass"})
     second_pass_advice: ClassVar[str] = "repeat less at a time (option chunk)"
+    evenly: ClassVar[Mapping[str, Any]] = {"level": "token", "pool": "head", "lower_bound": 1}
 
     chunk: int = 2048
     sinks: int = 4

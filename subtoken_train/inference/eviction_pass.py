@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import Rows, are_finite
+from subtoken_train.engine.second_pass import TaskRows, task_view
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import last_marked, take_rows
+from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.groups import expand_group_mask
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
@@ -33,7 +35,7 @@ from subtoken_train.ledger.kv_budget import (
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Layout, Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import TaskPlan, TaskView, View
+from subtoken_train.view.view import TaskPlan, View
 
 
 def entries_for_bytes(
@@ -164,7 +166,7 @@ class LastingLayer:
 class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
-    ``again_B`` marks the samples whose entries a second pass scores (``inference/second_pass.py``), ``tasks`` are its
+    ``again_B`` marks the samples whose entries a second pass scores (``engine/second_pass.py``), ``tasks`` are its
     rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
     much of it may stay (int64 [B]).
 
@@ -231,30 +233,12 @@ class EvictionPass:
         """Return whether all that was observed so far is finite; the device is read."""
         return all(bool(finite) for finite in self._finite)
 
-    def observe_task(
-        self,
-        plan: TaskPlan,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        rows_BS: Tensor,
-        position: Tensor | None = None,
-    ) -> None:
-        """Score what a task is about in one layer again, see ``TaskObserver``; windows need its rows' ``position``."""
-        rows, first = self.rows[layer], self.scores[layer]
-        about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-        about_BM = about_BM & rows.visible_BM
-        marks = (each.to(query.device) for each in (rows.regions_BM, rows_BS))
-        regions_BM, asks_BS = marks
-        reach = None
-        if self.family.windows[layer] is not None:
-            assert position is not None
-            reach = self.family.window(layer, torch.cat([rows.position, position], -1).to(query.device))
-        view = TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM.to(query.device), reach)
-        replaced_B1M = self.again_B[:, None, None] & about_BM[:, None]
-        with torch.autocast(query.device.type, enabled=False):
+    def observe_task(self, plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
+        """Score what a task is about in one layer again; ``states`` as ``TaskObserver`` has them."""
+        first = self.scores[layer]
+        view = task_view(self.family, plan, self.rows[layer], task, layer, *states)
+        replaced_B1M = self.again_B[:, None, None] & view.about_BN.to(self.again_B.device)[:, None]
+        with torch.autocast(view.about_BN.device.type, enabled=False):
             scores_BhM = self.method.score_task(view).to(replaced_B1M.device)
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 

@@ -26,6 +26,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
+from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks, PromptObserver
 from subtoken_train.errors import SubTokenWarning, check_word, no_numbers
 from subtoken_train.families.family import Family
@@ -37,7 +38,6 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
-from subtoken_train.inference.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.reducers.context import ContextReducer
 from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
@@ -178,7 +178,7 @@ def run_whole(
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
             read = rows_of_task(family, result, task)
-            watch = partial(eviction.observe_task, task, position=read.position)
+            watch = partial(eviction.observe_task, task, read)
             positions = [rows.position for rows, _ in result.layer_rows()]
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
                 second_pass(family, dense, entries, read, watch, positions)

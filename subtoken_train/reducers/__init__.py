@@ -6,13 +6,38 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, clipped, unknown_name
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
     from subtoken_train.reducers.base import Reducer
 
-REDUCERS: Registry[Reducer] = Registry(
+
+class Reducers(Registry["Reducer"]):
+    """Token reducers; an eviction's name finds the context reducer of its scores."""
+
+    def find(self, name: str) -> type[Reducer]:
+        """Return a class by its name, a reducer's before an eviction's.
+
+        Raises:
+            ValueError: there is none of this name, a wrapper's, or the package that brings it is at fault.
+        """
+        if name in self or not isinstance(name, str):
+            return super().find(name)
+        if name in EVICTIONS:
+            from subtoken_train.reducers.scored_context import context_reducer
+
+            return context_reducer(EVICTIONS.find(name))
+        if name.partition("(")[0] in WRAPPERS:
+            raise ValueError(
+                f"reducer {clipped(repr(name), 60)}: a wrapper changes what an eviction does with its budget, and a "
+                "context reducer has its own; name the eviction inside alone"
+            )
+        raise unknown_name("reducer", name, [*self, *EVICTIONS])
+
+
+REDUCERS = Reducers(
     "reducer",
     group="subtoken_train.reducers",
     package=__name__,
@@ -29,8 +54,6 @@ REDUCERS: Registry[Reducer] = Registry(
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "fitprune": "fitprune:FitPrune",
-        "compactor": "compactor:CompactorReducer",
-        "expected_attention": "expected_attention:ExpectedAttentionReducer",
     },
 )
 DEFAULT_REDUCER = "fastv"

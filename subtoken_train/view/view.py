@@ -4,7 +4,7 @@ A method declares in ``needs`` what it reads; reading anything else raises. The 
 (``View``: evictions, and context reducers while the prompt is read), of a second pass (``TaskView``, whose rows a
 ``TaskPlan`` asks for), or of the stored entries while tokens are decoded (``OnlineView``).
 
-``inference/second_pass.py`` makes the rows of a second pass, from a text by the family's tokenizer and from tokens of
+``engine/second_pass.py`` makes the rows of a second pass, from a text by the family's tokenizer and from tokens of
 the prompt by the embeddings that they had (an image's features among them). While tokens are decoded, heads that hold
 entries of their own are rows of the batch: a row is then one head of one sample, with one key head and its query heads.
 Heads that share their entries stay together, and a row is a sample.
@@ -71,6 +71,7 @@ class View:
         asks_BN: rows that ask about the context, bool; of a context reducer, like the two counts.
         scope_counts: rows in scope of each sample; counted once per pass, so that no layer waits for the device.
         asks_counts: rows of each sample that ask.
+        again: of a context reducer, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -93,6 +94,7 @@ class View:
     asks_BN: Tensor | None = field(default=None, repr=False)
     scope_counts: Sequence[int] = ()
     asks_counts: Sequence[int] = field(default=(), repr=False)
+    again: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:

@@ -217,6 +217,7 @@ def embedded_arms() -> Iterator[Arm]:
                 yield replace(arm, model="tinylm", variant="_valuenorm")
     yield Arm("tinylm", "none", "100", 4, 1)
     yield from (Arm("tinylm", "quest", "25"), Arm("tinylm", "quest", "25", 16, 12, variant="_bilinear"))
+    yield Arm("tinylm", "kvzip", "25", 16, 12)
     for reducer in SCORERS.values():
         routed = Arm("tinylm", reducer, "25", 16, 12)
         yield from (Arm("tinylm", reducer, "25"), replace(routed, anchor=True))

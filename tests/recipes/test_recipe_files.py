@@ -41,7 +41,7 @@ SELECTORS = {
     "random": "random",
     "static": "static",
 }
-CONTEXT = ("quest", "compactor", "expected_attention")
+CONTEXT = ("quest", "compactor", "expected_attention", "kvzip")
 FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 

@@ -8,15 +8,15 @@ from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine import second_pass as module
 from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.second_pass import rows_of_task, task_tokens
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, HINT, LATER, KVzip
-from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.prefill import prefill
-from subtoken_train.inference.second_pass import rows_of_task, task_tokens
 from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.sampling import sampled

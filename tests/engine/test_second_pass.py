@@ -12,18 +12,18 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
 from subtoken_train.datasets.text_batches import collate_text
+from subtoken_train.engine import second_pass as module
 from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.second_pass import rows_of_task, second_pass
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference import prefill
-from subtoken_train.inference import second_pass as module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import open_prompts
-from subtoken_train.inference.second_pass import rows_of_task, second_pass
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
 from tests.support.sampling import sampled
@@ -50,7 +50,8 @@ def scored(backbone, batch, method):
     before = [(layer.keys, layer.values) for layer in dense.layers]
     entries = [regions != Region.PADDING for _, regions in result.layer_rows()]
     for task in eviction.tasks:
-        second_pass(family, dense, entries, rows_of_task(family, result, task), partial(eviction.observe_task, task))
+        read = rows_of_task(family, result, task)
+        second_pass(family, dense, entries, read, partial(eviction.observe_task, task, read))
     for layer, (keys, values) in zip(dense.layers, before, strict=True):
         assert layer.keys is keys
         assert layer.values is values

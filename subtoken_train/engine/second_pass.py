@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.prompt_pass import PromptPass, one_past
+from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
 from subtoken_train.engine.spans import QueryNotes, run_chunks
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.types import Region
-from subtoken_train.view.view import TaskPlan
+from subtoken_train.view.view import TaskPlan, TaskView
 
 BLOCK = 1024  # rows that run through a layer at a time
 
@@ -111,6 +111,42 @@ def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
         return TaskRows(hidden_BSD, valid_BS, position, deep)
     first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
     return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0), deep)
+
+
+def task_view(
+    family: Family,
+    plan: TaskPlan,
+    rows: Rows,
+    task: TaskRows,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    rows_BS: Tensor,
+) -> TaskView:
+    """Return one layer of a task as a method sees it, on the layer's device.
+
+    Args:
+        family: the backbone.
+        plan: the task.
+        rows: the prompt's, of this layer: those that are no entries of it are PADDING.
+        task: its rows.
+        layer: its number, and with all that follows as ``TaskObserver`` has it.
+        query: likewise.
+        key: likewise.
+        value: likewise.
+        scale: likewise.
+        rows_BS: likewise.
+    """
+    about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
+    about_BM, regions_BM, asks_BS = (
+        each.to(query.device) for each in (about_BM & rows.visible_BM, rows.regions_BM, rows_BS)
+    )
+    reach = None
+    if family.windows[layer] is not None:
+        reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
+    return TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM, reach)
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
