@@ -112,16 +112,6 @@ class View:
             self.check_declared(name, "asks")
         return super().__getattribute__(name)
 
-    def narrowed(self, regions_BN: Tensor, next_position: Tensor, needs: frozenset[Need]) -> View:
-        """Return the same layer with fewer entries, as a method with these needs sees it.
-
-        Args:
-            regions_BN: ``Region`` codes; rows that are left out are PADDING.
-            next_position: id of the first token after them.
-            needs: what that method declared.
-        """
-        return self.replaced(regions_BN=regions_BN, next_position=next_position, needs=needs, attended_BN=None)
-
     def replaced(self, **changes: Any) -> View:
         """Return a copy with changes; ``dataclasses.replace`` would read what was not declared."""
         given = {each.name: vars(self)[each.name] for each in fields(self) if each.init}
