@@ -12,6 +12,7 @@ entries; and 0.625 N entries, the same bytes) and against transformers' DynamicC
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,8 @@ class Decoder:
 
     def packed(self, entries: int, routed: bool) -> PackedCache:
         """A filled cache; the groups of every entry are chosen at random."""
-        cache = PackedCache(self.model.config.num_hidden_layers)
-        for layer in cache.layers:
-            key, value = self.states(entries)
-            groups = None
-            if routed:
-                chosen = torch.rand(1, entries, GROUPS, device=self.device).argsort(-1)[..., :KEPT]
-                groups = torch.zeros(1, entries, GROUPS, dtype=torch.bool, device=self.device).scatter_(2, chosen, True)
-            keep = torch.ones(1, 1, entries, dtype=torch.bool, device=self.device)
-            layer.fill(pack_layer(key, value, layer_plan(keep, groups), Packing()), entries, key)
+        cache = filled(self.model.config.num_hidden_layers, (GROUPS, KEPT) if routed else None, self.states, entries)
         cache.appends = True  # by transformers' own forward, which is timed here
-        cache.next_position = torch.tensor([[entries]], device=self.device)
-        cache.origin_B = torch.zeros(1, dtype=torch.long, device=self.device)
         return cache
 
     def dense(self, entries: int) -> DynamicCache:
@@ -80,6 +71,31 @@ class Decoder:
         out = self.model(input_ids=self.token, **{CACHE: cache}, position_ids=position, use_cache=True).logits
         cache.crop(-1)
         return out
+
+
+def filled(
+    layers: int,
+    groups: tuple[int, int] | None,
+    states: Callable[[int], tuple[Tensor, Tensor]],
+    entries: int,
+    whole: int = 0,
+) -> PackedCache:
+    """A packed cache of one sample, its states drawn layer by layer, K of S groups of every entry chosen at random.
+
+    ``whole``: of the last entries, as of a question after its context, all groups are kept.
+    """
+    cache = PackedCache(layers)
+    for layer in cache.layers:
+        (key, value), marks = states(entries), None
+        if groups is not None:
+            chosen = torch.rand(1, entries, groups[0], device=key.device).argsort(-1)[..., : groups[1]]
+            marks = torch.zeros(1, entries, groups[0], dtype=torch.bool, device=key.device).scatter_(2, chosen, True)
+            marks[:, entries - whole :] = True
+        keep = torch.ones(1, 1, entries, dtype=torch.bool, device=key.device)
+        layer.fill(pack_layer(key, value, layer_plan(keep, marks), Packing()), entries, key)
+    cache.next_position = torch.tensor([[entries]], device=key.device)
+    cache.origin_B = torch.zeros(1, dtype=torch.long, device=key.device)
+    return cache
 
 
 @torch.no_grad()

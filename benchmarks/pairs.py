@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from subtoken_train.benchmarking.rounds import cell, hardware, interleaved, midd
 __all__ = ["cell", "hardware", "interleaved", "middle", "ratio", "write"]
 
 
-def write(record: Mapping[str, Any], path: Path) -> None:
-    """Write a record as JSON."""
+def write(record: Mapping[str, Any] | Sequence[Any], path: Path) -> None:
+    """Write a record, or a list of them, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from shutil import which
 
 VARIABLE = "SUBTOKEN_KERNEL"
 """Environment variable that forces a path."""
 PATHS = ("reference", "cpu", "triton")
-"""Everything written out; pure torch, tuned for CPUs and running anywhere; fused kernels."""
+"""Everything written out; for CPUs in C (``kernels/native.py``) and else in pure torch, anywhere; fused kernels."""
+
+
+def compiler() -> str | None:
+    """Return the path of the C compiler that decoding on a CPU uses; None: there is none."""
+    return which(os.environ.get("CC") or "cc")
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ _choices: dict[tuple[str, str | None, bool], KernelChoice] = {}
 """Made once; a dictionary, because torch.compile traces through ``lru_cache`` and warns of it."""
 
 
+def _beside() -> str:
+    found = compiler()
+    return "; no C compiler is here, so all is done by torch, slower" if found is None else f"; in C by {found}"
+
+
 def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
     there = find_spec("triton") is not None
     if forced:
@@ -62,7 +73,7 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
             )
         return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
     if device != "cuda":
-        return KernelChoice("cpu", f"the device is {device}")
+        return KernelChoice("cpu", f"the device is {device}{_beside() if device == 'cpu' else ''}")
     if not there:
         return KernelChoice("cpu", "triton is not installed")
     return KernelChoice("triton", "the device is cuda")

@@ -57,9 +57,6 @@ def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield start, integers.of(own.data).flatten(0, 1), own.scale.flatten(0, 1)
 
 
-FEW = 2  # query rows of a head up to which a CPU multiplies matrices in a batch faster than one alone
-
-
 def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
     """Return scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
     thin = query_XGd if block.channels is None else _channels_of(query_XGd, block.channels.flatten(0, 1))
@@ -78,8 +75,6 @@ def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
     if keys.format.rounds:  # in fp32: whole numbers times a query may pass what fp16 holds
         turned = keys.format.stored_order(query_XGd).float().mT
         return [(codes.bmm(turned) * scale).to(dtype) for _, codes, scale in rounded_stretches(keys)]
-    if len(query_XGd) == 1 and query_XGd.shape[1] <= FEW and keys.data.dtype == dtype and part.halves is not None:
-        return _halved(query_XGd, part.halves, part.entries)
     turned, step = query_XGd.mT, keys.stretch
     if step >= keys.entries:
         return [in_dtype(keys.read(), dtype).flatten(0, 1).bmm(turned)]
@@ -91,17 +86,6 @@ def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
 def in_dtype(vectors: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert only where needed (autocast leaves keys and values of other dtypes), because a call costs time."""
     return vectors if vectors.dtype == dtype else vectors.to(dtype)
-
-
-def _halved(query_1Gd: Tensor, halves: Tensor, entries: int) -> list[Tensor]:
-    """Return scores [1, m, G] of one head.
-
-    A CPU multiplies a matrix and a vector at a fraction of the memory's speed, and two of both in a batch at all of it.
-    """
-    both = halves.bmm(query_1Gd.mT.expand(2, -1, -1))
-    if entries % 2 == 0:
-        return [both.view(1, entries, -1)]
-    return [both[:1], both[1:, 1:]]
 
 
 def causal(scores_XTG: Tensor, own_q: Tensor, start_X: Tensor | None) -> Tensor:

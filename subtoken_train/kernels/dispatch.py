@@ -15,6 +15,7 @@ from torch import Tensor
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import VARIABLE, choose_kernel
 from subtoken_train.kernels.cpu import packed_attention
+from subtoken_train.kernels.native import native_attention, serves
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, unserved
 from subtoken_train.kernels.storage import Block
@@ -63,6 +64,8 @@ def attend(
         if choice.forced:
             raise ValueError(f"{VARIABLE}=triton: the fused kernels do not serve {reason}; unset {VARIABLE}")
         _say(reason)
+    if reach is None and fill is None and serves(query_BHqd, blocks, tail):
+        return native_attention(query_BHqd, blocks, tail, scale)
     return packed_attention(query_BHqd, blocks, tail, scale, reach, fill)
 
 

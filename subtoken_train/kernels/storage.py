@@ -165,22 +165,12 @@ class BlockPart:
         values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
         cut: whether the keys are cut.
         position_RM: of every entry, int32, where the layer has a window; None: every new token sees all entries.
-        halves: the keys of a part of one head as two halves of ceil(M / 2), which share an entry where M is odd; views.
-            None where there is not one head, nothing to halve, or where keys are rounded.
     """
 
     keys: Payload
     values: Payload | RoutedValues
     cut: bool = False
     position_RM: Tensor | None = None
-    halves: Tensor | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        data, self.halves = self.keys.data, None
-        length, width = data.shape[2:]
-        if not self.keys.format.rounds and data.shape[:2] == (1, 1) and length > 1:
-            half = -(-length // 2)
-            self.halves = data.as_strided((2, half, width), ((length - half) * width, width, 1))
 
     @property
     def entries(self) -> int:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.kernels import formats
+from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.tail import Reach, Tail
@@ -31,9 +31,11 @@ def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: floa
     query = states(seed + 3, len(state.key), kv_heads * query_heads, new, width, dtype)
     layer.update(tail_key, tail_value)
     expected = masked_attention(state, query, tail_key, tail_value)
-    for path in ("cpu", "reference"):
+    for path, in_c in (("cpu", True), ("cpu", False), ("reference", False)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SUBTOKEN_KERNEL", path)
+            if not in_c:
+                patch.setattr(native, "library", lambda: None)
             got = layer.attend(query, width**-0.5)
         assert got.dtype == dtype
         assert (got.float() - expected).abs().max() < bound

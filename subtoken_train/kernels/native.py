@@ -1,0 +1,132 @@
+"""Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
+
+``attention.c`` is compiled by the machine's own C compiler (``CC``, else ``cc``) when a process first needs it: about a
+second, and nothing of it stays on the disk. It serves fp32 on a CPU and one new token that sees everything. All else
+goes the way of ``cpu.py``, and so does everything where there is no compiler.
+
+Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
+of a row and its tail, d head width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.kernels.choice import compiler
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
+from subtoken_train.kernels.tail import Tail
+
+SOURCE = Path(__file__).with_name("attention.c")
+FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
+"""Tried in turn: not every compiler knows all of them."""
+CUTS = 4  # of a head's channels, which threads share, at most
+_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("keys", "values", "index", "bits", "piece_bit", "starts")),
+        *((name, _NUMBER) for name in ("entries", "apart", "stored", "pieces", "flags", "bytes", "of_cache")),
+    )
+
+
+class _Block(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("parts", "rows")),
+        *((name, _NUMBER) for name in ("num_parts", "num_rows", "heads", "columns", "width", "entries")),
+    )
+
+
+@lru_cache
+def library() -> ctypes.CDLL | None:
+    """Compile and load the functions; None where there is no compiler, or (with a warning) where it fails."""
+    found = compiler()
+    if found is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "attention.so"
+        for flags in FLAGS:
+            command = [found, "-O3", *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(built)]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode == 0:
+                loaded = ctypes.CDLL(str(built))
+                loaded.block_scores.argtypes = [_ADDRESS, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
+                loaded.block_sums.argtypes = [_ADDRESS, _ADDRESS, *[_NUMBER] * 3, _ADDRESS, _ADDRESS]
+                loaded.block_scores.restype = loaded.block_sums.restype = None
+                return loaded
+    words = f"decoding is slower: {found} did not compile {SOURCE.name}: {run.stderr.strip()[:200]}"
+    warnings.warn(words, SubTokenWarning, stacklevel=2)
+    return None
+
+
+def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
+    """Return whether ``native_attention`` takes these."""
+    states = query_BHqd, tail.room_keys_BhTd
+    return (
+        query_BHqd.shape[2] == 1
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in states)
+        and tail.start_B is None
+        and tail.written is None
+        and all(block.pages is None and _plain(block) for block in blocks)
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
+
+
+def _plain(block: Block) -> bool:
+    """Return whether all numbers of a block are fp32 and lie in order."""
+    return block.channels is None and all(
+        payload.data.dtype == torch.float32 and payload.data.is_contiguous() for payload in block.payloads
+    )
+
+
+def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, scale: float) -> Tensor:
+    """Attend from one new token to packed entries and the tail, [B, H, 1, d]; only where ``serves`` says so."""
+    compiled, threads, query = library(), torch.get_num_threads(), query_BH1d.contiguous()
+    assert compiled is not None
+    kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
+    columns, sums = query.shape[1] // kv_heads, torch.zeros_like(query)
+    keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
+    last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
+    for block in blocks:
+        parts = [_part(part, width) for part in block.parts] + [last]
+        entries, heads = sum(part.entries for part in parts), block.num_rows * block.heads
+        held = (_Part * len(parts))(*parts)
+        rows = None if block.rows is None else block.rows.data_ptr()
+        own = _Block(ctypes.addressof(held), rows, len(parts), block.num_rows, block.heads, columns, width, entries)
+        scores_XGN = query.new_empty(heads, columns, entries)
+        compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
+        weights_XGN = scores_XGN.softmax(-1)
+        most = max(part.entries for part in parts)
+        rooms = torch.empty(threads, most, dtype=torch.int32)
+        cuts = math.gcd(width, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
+        compiled.block_sums(
+            ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, most, rooms.data_ptr(), sums.data_ptr()
+        )
+    return sums
+
+
+def _part(part: BlockPart, width: int) -> _Part:
+    keys, values = part.keys.data.data_ptr(), part.values
+    own = _Part(keys, entries=part.entries, apart=part.entries * width)
+    if not isinstance(values, RoutedValues):
+        own.values = values.data.data_ptr()
+        return own
+    own.values, own.stored, own.pieces = values.pieces.data.data_ptr(), len(values.pieces.data), len(values.piece_bit)
+    own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
+    if values.index.dtype == torch.int32:
+        own.index = values.index.data_ptr()
+    else:
+        own.bits, own.flags, own.bytes = values.index.data_ptr(), *values.index.shape[1:]
+    return own

@@ -1,0 +1,111 @@
+"""Attention in C is the reference's, on the shapes of thin layers; without a compiler torch does it, and it is said."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.cache import pack
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.kernels import choice, native
+from subtoken_train.kernels.reference import reference_attention
+from subtoken_train.kernels.tail import Tail
+from tests.support.packing import SETS, dense, states
+
+needs_compiler = pytest.mark.skipif(choice.compiler() is None, reason="there is no C compiler")
+SHAPES = [
+    (3, 3, 64, 16),  # SmolLM2's: pieces of four channels
+    (2, 7, 64, 16),  # Qwen2.5-0.5B's
+    (2, 1, 128, 4),  # pieces of a whole head, one query row
+    (3, 5, 24, 3),
+    (2, 3, 6, 4),  # odd channels beside whole vectors
+]
+"""(key-value heads, query heads of each, width, S)."""
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    sets=st.sampled_from(SETS),
+    shape=st.sampled_from(SHAPES),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    routed=st.booleans(),
+    threads=st.sampled_from([1, 1, 1, 3]),
+    index_share=st.sampled_from([0.0, 9.0]),
+)
+def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, index_share):
+    """With bits and with places; room behind the tail is not read, and threads share a head's channels."""
+    kv_heads, query_heads, width, num_groups = shape
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "MAX_INDEX", index_share)
+        blocks = dense(seed, 2, kv_heads, 40, width, num_groups if routed else None, share, sets).layer().blocks
+    keys, values = (states(seed + i, 2, kv_heads, 7, width) for i in (1, 2))
+    query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width), torch.get_num_threads()
+    expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
+    keys[:, :, 5:] = values[:, :, 5:] = torch.nan
+    tail = Tail(keys, values, 5)
+    assert native.serves(query, blocks, tail)
+    torch.set_num_threads(threads)
+    try:
+        got = native.native_attention(query, blocks, tail, width**-0.5)
+    finally:
+        torch.set_num_threads(before)
+    assert (got - expected).abs().max() < 1e-5
+
+
+def operations(layer, query) -> int:
+    """Count what torch runs for a layer's attention, however nested."""
+    with torch.autograd.profiler.profile() as profiled:
+        layer.attend(query, 1.0)
+    return len(profiled.function_events)
+
+
+@needs_compiler
+def test_routed_entries_take_no_more_operations_than_whole_ones():
+    layers = [dense(1, 1, 3, 40, 64, groups, 0.3).layer() for groups in (16, None)]
+    for layer in layers:
+        layer.update(*(states(i, 1, 3, 2, 64) for i in (1, 2)))
+    query = states(3, 1, 9, 1, 64)
+    assert operations(layers[0], query) == operations(layers[1], query) <= 12
+
+
+@pytest.fixture
+def compiled_by(monkeypatch):
+    """Set ``CC``; what was chosen and compiled before is forgotten for the test."""
+
+    def use(name: str) -> None:
+        monkeypatch.setenv("CC", name)
+        monkeypatch.setattr(choice, "_choices", {})
+        monkeypatch.setattr(native, "library", lru_cache(native.library.__wrapped__))
+
+    return use
+
+
+def attended(query) -> torch.Tensor:
+    layer = dense(2, 1, 2, 20, 8, 4, 0.3).layer()
+    layer.update(*(states(i, 1, 2, 2, 8) for i in (1, 2)))
+    return layer.attend(query, 1.0)
+
+
+def test_without_a_compiler_torch_does_it_and_the_choice_says_so(compiled_by):
+    query = states(3, 1, 2, 1, 8)
+    with_it = attended(query)
+    compiled_by("no-such-compiler")
+    assert "no C compiler is here" in str(choice.choose_kernel("cpu"))
+    assert (attended(query) - with_it).abs().max() < 1e-5
+
+
+def test_a_compiler_that_fails_is_named_once(compiled_by):
+    compiled_by("false")
+    query = states(3, 1, 2, 1, 8)
+    with pytest.warns(SubTokenWarning, match=r"decoding is slower: .*false did not compile attention.c"):
+        attended(query)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attended(query)
