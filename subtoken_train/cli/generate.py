@@ -23,6 +23,9 @@ HELP = """Answer one prompt with reducer, routers and KV eviction, and say what 
   subtoken-train generate --adapter DIR --image a.png --prompt "what is this?"
   subtoken-train generate --backbone PATH --prompt - --eviction snapkv --eviction-keep 0.25 < long.txt
 
+A language model with a chat template is asked in it: the prompt is what the user says. --raw goes on with the text as
+it is, as language models without a template do.
+
 The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is made
 (under beam search, when it is done); a line with tokens, measured bytes, nominal and realised share, and seconds
 follows.
@@ -30,7 +33,8 @@ follows.
   subtoken-train generate --adapter DIR --prompts FILE.jsonl --output OUT.jsonl
 
 answers a file of {"id", "prompt", "image" or "images"} a line, with a line for each: id, answer, tokens, seconds, bytes
-of its cache. The same command goes on where it stopped, also after Ctrl-C; OUT.jsonl.records holds what is finished."""
+of its cache. A conversation stands in "messages" in place of "prompt": [{"role": "user", "content": "Hi"}, ...]. The
+same command goes on where it stopped, also after Ctrl-C; OUT.jsonl.records holds what is finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
+    parser.add_argument("--raw", action="store_true", help="go on with the text, without the model's chat template")
     _add_file_options(parser)
     parser.add_argument(
-        "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="a text prompt's first tokens that are compressed",
     )
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer (default: 64)")
@@ -75,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     pictures = _pictures(args, prompt)
     model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
-    inputs: dict[str, Any] = model.inputs(prompt, pictures)
+    inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw)
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     streams = args.num_beams == 1
     out = model.generate(
@@ -230,6 +238,7 @@ def _answer_file(args: argparse.Namespace) -> int:
             batch_size=1 if args.batch_size is None else args.batch_size,
             max_new_tokens=args.max_new_tokens,
             images_outside_folder=args.images_outside_folder,
+            raw=args.raw,
             progress=counter("prompts"),
         )
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.chat_template import messages_of, rendered_conversation
 from subtoken_train.families.family import Family
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
@@ -157,7 +158,12 @@ class TextFamily(Family):
         return self.model.model
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        """Write ``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images; ``<image>`` is text."""
+        """Write a conversation in the tokenizer's chat template; ``<image>`` is text.
+
+        Without one: ``USER: question ASSISTANT: answer</s>``, as LLaVA's format without images.
+        """
+        if self.tokenizer.chat_template:
+            return rendered_conversation(self.tokenizer, messages_of(turns))
         text, spans = self.tokenizer.bos_token or "", []
         for turn in turns:
             text += f"USER: {turn.prompt.strip()} ASSISTANT:"

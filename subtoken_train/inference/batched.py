@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
 from subtoken_train.errors import no_numbers
+from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import KeptPrompt, Measured, account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, decode, open_prompts
@@ -25,6 +26,13 @@ from subtoken_train.types import Batch, Protocol
 
 APPENDED = 256  # tokens of a continuation that are run at a time
 LOGITS = 2**25  # logits that are held at a time, in fp32
+
+
+def end_ids(family: Family) -> list[int]:
+    """Return the tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+    own: Any = getattr(getattr(family.model, "generation_config", None), "eos_token_id", None)
+    ends = [family.tokenizer.eos_token_id, *(own if isinstance(own, list | tuple) else [own])]
+    return sorted({int(end) for end in ends if end is not None})
 
 
 @torch.no_grad()
@@ -54,8 +62,7 @@ def greedy_tokens(
     Raises:
         ValueError: the model gives NaN or infinity.
     """
-    tokenizer = backbone.family.tokenizer
-    end, pad = tokenizer.eos_token_id, padding_id(tokenizer)
+    pad, ends = padding_id(backbone.family.tokenizer), torch.tensor(end_ids(backbone.family), device=logits_BV.device)
     next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
@@ -64,7 +71,7 @@ def greedy_tokens(
         broken = (broken_B & ~done_B).any()  # a sample that is done goes on, and says nothing
         generated.append(next_B.masked_fill(done_B, pad))
         count_B = count_B + ~done_B
-        done_B = done_B | (next_B == end)
+        done_B = done_B | torch.isin(next_B, ends)
         if ended is not None:
             done_B = done_B | ended(generated)
         is_broken, all_done = torch.stack([broken, done_B.all()]).tolist()
@@ -230,7 +237,7 @@ def generate_batch(
     tokenizer, start = backbone.family.tokenizer, _now(prompts)
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
-    end_ids = {tokenizer.eos_token_id, *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
+    said_ends = {*end_ids(backbone.family), *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
 
     # a token that is text has a byte at least: no stop begins before these
     window = max((len(text.encode()) for text in stops), default=0) + 1
@@ -239,7 +246,7 @@ def generate_batch(
         rows = torch.stack(generated[-window:], dim=1).tolist()
         texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
         said = [
-            row[-1] in end_ids or any(each in text for each in stops) for row, text in zip(rows, texts, strict=True)
+            row[-1] in said_ends or any(each in text for each in stops) for row, text in zip(rows, texts, strict=True)
         ]
         return torch.tensor(said, device=generated[-1].device)
 
@@ -255,7 +262,7 @@ def generate_batch(
     tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
     outcomes = _outcomes(parts, filled - start, _now(prompts) - begun)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
-        ids = row[: count - 1] if row[count - 1] in end_ids else row[:count]
+        ids = row[: count - 1] if row[count - 1] in said_ends else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         cut = min((text.find(each) for each in stops if each in text), default=len(text))
         outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count, reference=scores[i])

@@ -22,6 +22,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.literal_marks import tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.batched import greedy_tokens
@@ -32,12 +33,15 @@ from subtoken_train.inference.generate_arguments import check_ids
 from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
 from subtoken_train.inference.text_prompts import (
+    RAW_FRAME,
     EncodedText,
     QuestionFrame,
+    check_raw,
     picture_frame,
     text_batch,
     text_frame,
     text_ids,
+    tokens_before,
 )
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import Batch
@@ -47,7 +51,7 @@ Context = str | Sequence[Picture]
 
 
 def context_batches(
-    backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context]
+    backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context], raw: bool = False
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
@@ -55,6 +59,7 @@ def context_batches(
         backbone: in evaluation mode.
         compression: eviction and precision.
         contexts: at least one.
+        raw: whether a language model reads them without its chat template.
 
     Raises:
         ValueError: something that compresses reads the question, which is not there; a context that is empty, or
@@ -63,29 +68,34 @@ def context_batches(
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
     family = backbone.family
-    made = [_context_batch(family, context) for context in contexts]
+    check_raw(family, raw)
+    made = [_context_batch(family, context, raw) for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
     return batch, [frame for _, frame in made]
 
 
-def _context_batch(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+def _context_batch(family: Family, context: Context, raw: bool) -> tuple[Batch, QuestionFrame]:
     """One context as a batch on the model's device, and the frame of its questions."""
-    return _pictures(family, context) if family.sees_images else _text(family, context)
+    return _pictures(family, context) if family.sees_images else _text(family, context, raw)
 
 
-def _text(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+def _text(family: Family, context: Context, raw: bool) -> tuple[Batch, QuestionFrame]:
     """A text as a batch of one context."""
     if not isinstance(context, str):
         raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
     if not context.strip():
         raise ValueError("a context is empty; write what the questions are about")
     check_characters(context, "a context")
-    head, frame = text_frame(family, context)
-    ids = text_ids(family, head)
+    if raw or not family.tokenizer.chat_template:
+        ids, system, frame = text_ids(family, context), 0, RAW_FRAME
+    else:
+        head, system_end, frame = text_frame(family, context)
+        ids, starts = tokenise(family.tokenizer, head)
+        system = tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
-    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids))])
+    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids) - system, system_length=system)])
     return _named(contexts_of(prompt), family), frame
 
 
@@ -252,10 +262,7 @@ class CompressedContext:
         missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=family.device)
         padding_Bq = torch.arange(width, device=family.device) < missing_B1
         logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
-        ends = torch.tensor(_end_ids(family), dtype=torch.long, device=family.device)
-        tokens_BT, count_B = greedy_tokens(
-            self.backbone, cache, logits_BV, max_new_tokens, lambda generated: torch.isin(generated[-1], ends)
-        )
+        tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
         texts: list[str] = tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
@@ -295,10 +302,3 @@ class CompressedContext:
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
         return cls(backbone, compression, packed, header.frames, header.contexts, took)
-
-
-def _end_ids(family: Family) -> list[int]:
-    """Tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
-    own: Any = getattr(getattr(family.model, "generation_config", None), "eos_token_id", None)
-    ends = [family.tokenizer.eos_token_id, *(own if isinstance(own, list | tuple) else [own])]
-    return sorted({int(end) for end in ends if end is not None})

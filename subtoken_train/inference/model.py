@@ -37,6 +37,7 @@ from subtoken_train.inference.generate_arguments import (
     visible_tokens,
 )
 from subtoken_train.inference.generation import compressed, serving
+from subtoken_train.inference.messages import Prompt
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
@@ -45,7 +46,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.types import Batch, Plan, Turn
+from subtoken_train.types import Batch, Plan
 
 
 @dataclass
@@ -197,10 +198,11 @@ class SubTokenModel:
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
                 the cached tokens is appended in full.
             cache: the same under the name that transformers has for it from 5.24 on.
-            context_length: a language model's tokens that are compressed; default: up to the last blank line of a
-                few-shot prompt, else all but the last 64.
-            inputs: the processor's output, and generation settings (``max_new_tokens``, ``num_beams``, ``streamer``,
-                ...).
+            context_length: a language model's first tokens that are compressed, but for a chat's system prompt;
+                default: in a chat see ``inputs``, else up to the last blank line of a few-shot prompt, else all but the
+                last 64.
+            inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
+                ``num_beams``, ``streamer``, ...).
 
         Raises:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
@@ -214,6 +216,7 @@ class SubTokenModel:
         family, clock = self.backbone.family, time.perf_counter()
         model, mask = family.model, inputs.get("attention_mask")
         drop_silent(inputs)
+        regions = inputs.pop("regions", None)  # of the prompt, which is in the cache where it is gone on with
         check_settings(inputs, model.generation_config)
         ids = check_ids(inputs.get("input_ids"), model.get_input_embeddings().num_embeddings)
         # the model's own generate never sees them, because prompts run here
@@ -224,7 +227,7 @@ class SubTokenModel:
             raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
         if past is None:
             visible = visible_tokens(ids, mask, inputs, model.generation_config)
-            batch, held = batch_from_inputs(family, ids, visible, images, context_length), ids.shape[1]
+            batch, held = batch_from_inputs(family, ids, visible, images, context_length, regions), ids.shape[1]
             cache = PackedCache(family.shape.num_layers)
             self.last = None
         else:
@@ -260,41 +263,65 @@ class SubTokenModel:
             )
         return self.last
 
-    def inputs(self, prompt: str | Sequence[Turn], images: Picture | Sequence[Picture] = ()) -> dict[str, Tensor]:
-        """A prompt in the backbone's chat format (language models: the text itself), as ``generate`` takes it.
+    def inputs(
+        self, prompt: Prompt, images: Picture | Sequence[Picture] = (), *, raw: bool = False
+    ) -> dict[str, Tensor]:
+        """A prompt in the backbone's chat format, as ``generate`` takes it.
+
+        A language model's chat format is its tokenizer's chat template. Beside the ids stand their ``regions`` then,
+        which a model of transformers does not take: the system prompt stays whole, what was said before the last
+        question may be compressed, and so may the beginning of a long last question. Without a template the text is
+        read as it is.
 
         Args:
             prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
-                front where it is left out), or the turns of a conversation whose last answer is None.
+                front where it is left out); or the turns of a conversation whose last answer is None; or messages as
+                OpenAI's, ``[{"role": "user", "content": "..."}]``, see ``messages``.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
                 placeholders; turned upright as their EXIF says, see ``families.images``.
+            raw: a language model's prompt without its chat template: a text to go on with.
 
         Raises:
-            ValueError: placeholders and images that do not match, a path, or a video for a family that takes none.
-        """
-        return inputs_of(self.backbone.family, prompt, images)
+            ValueError: placeholders and images that do not match, a path, a video for a family that takes none, or a
+                conversation that the template refuses.
 
-    def chat(self, prompt: str | Sequence[Turn], images: Picture | Sequence[Picture] = (), **settings: Any) -> str:
+        Warns:
+            SubTokenWarning: ``raw`` for a model with a chat template.
+        """
+        return inputs_of(self.backbone.family, prompt, images, raw)
+
+    def chat(
+        self, prompt: Prompt, images: Picture | Sequence[Picture] = (), *, raw: bool = False, **settings: Any
+    ) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
         At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.
         """
         if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
             settings["max_new_tokens"] = ANSWER_TOKENS
-        inputs: dict[str, Any] = self.inputs(prompt, images)
+        inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answer.strip()
 
-    def ask(self, context: Any = None, questions: Asked | None = None, *, max_new_tokens: int = ANSWER_TOKENS) -> Asked:
+    def ask(
+        self,
+        context: Any = None,
+        questions: Asked | None = None,
+        *,
+        max_new_tokens: int = ANSWER_TOKENS,
+        raw: bool = False,
+    ) -> Asked:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
 
         Every question is answered as if it were the only one: what it and its answer add is let go. The compressed
         context stays (``cache``) until another one takes its place; ``None`` in its place asks on.
 
-        A language model with a chat template is asked in it, context and question as one turn of the user; without one
-        the question follows the context as both are written, so write the line breaks. A model that sees images is
-        asked in its own chat format, the images first; all text belongs to the questions.
+        A language model with a chat template is asked in it: context and question are one turn of the user, a blank
+        line between them unless one of them has a line break there. What the template writes before the context stays
+        whole. Without a template, or ``raw``, the question follows the context as both are written, so write the line
+        breaks. A model that sees images is asked in its own chat format, the images first; all text belongs to the
+        questions.
 
         Several contexts are compressed in one pass, padded, and answered together, question by question: the same as
         one after another but for rounding.
@@ -304,6 +331,7 @@ class SubTokenModel:
                 context that was compressed last, or loaded.
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
             max_new_tokens: of an answer.
+            raw: whether a language model reads the context without its chat template.
 
         Returns:
             An answer for each question, in the form of ``questions``.
@@ -318,8 +346,10 @@ class SubTokenModel:
         """
         asked = read_questions(questions, max_new_tokens)
         family = self.backbone.family
+        if raw and context is None:
+            raise ValueError("raw is how a context is read; give it with the context, and leave it out to ask on")
         if context is not None:
-            ready = context_batches(self.backbone, self.compression, read_contexts(family, context, asked))
+            ready = context_batches(self.backbone, self.compression, read_contexts(family, context, asked), raw)
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

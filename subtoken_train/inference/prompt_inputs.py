@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -17,12 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens
-from subtoken_train.documents import check_characters, text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
 from subtoken_train.families.literal_marks import hidden, hidden_turn, picture_marks, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.inference.messages import Prompt, alternating_turns, read_messages
+from subtoken_train.inference.text_prompts import check_raw, encode_messages, text_batch
 from subtoken_train.types import Batch, Region, Turn
 
 IMAGE_INPUTS = (
@@ -44,6 +46,7 @@ def batch_from_inputs(
     visible_BN: Tensor,
     inputs: Mapping[str, Any],
     context_length: int | None,
+    regions_BN: Any = None,
 ) -> Batch:
     """Mark the regions of prompts, padded on either side.
 
@@ -56,6 +59,7 @@ def batch_from_inputs(
         visible_BN: real tokens, bool.
         inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``.
         context_length: tokens of a language model's context, of every sample; None: the default split.
+        regions_BN: of a language model's prompts, as ``inputs_of`` gives them for a chat; None: the default split.
 
     Raises:
         ValueError: image tokens without pixels, pixels for a text model, or a context as long as a prompt.
@@ -77,11 +81,13 @@ def batch_from_inputs(
             raise ValueError(f"context_length={context_length!r} must be a whole number of tokens")
         if shown_by := [name for name in given if name.startswith("pixel_values")]:
             raise ValueError(f"{shown_by[0]} were given, but {family.name} sees no images")
-        regions, images = _text_regions(family, input_ids_BN, visible, context_length), torch.zeros_like(last_B)
+        regions = _text_regions(family, input_ids_BN, visible, context_length, regions_BN)
+        images = torch.zeros_like(last_B)
         rank, shown = last_B, GivenImages(None, None, images)
     else:
-        if context_length is not None:
-            raise ValueError(f"context_length is for language models; {family.name} compresses the visual tokens")
+        for name, value in (("context_length", context_length), ("regions", regions_BN)):
+            if value is not None:
+                raise ValueError(f"{name} is for language models; {family.name} compresses the visual tokens")
         if foreign := [name for name in given if name not in family.image_inputs]:
             taken = ", ".join(family.image_inputs)
             raise ValueError(f"{foreign[0]}: {family.name} takes {taken}; leave it out, or load its own processor")
@@ -154,8 +160,11 @@ def _on(device: torch.device, name: str, given: Any) -> Tensor:
     return given.to(device)
 
 
-def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_length: int | None) -> Tensor:
-    """CONTEXT, then QUERY of each sample."""
+def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_length: int | None, given: Any) -> Tensor:
+    """CONTEXT, then QUERY of each sample; where regions are given these, SYSTEM always."""
+    told = None if given is None else _checked_regions(given, visible_BN)
+    if told is not None and context_length is None:
+        return told
     regions = torch.full_like(ids_BN, int(Region.PADDING))
     for row, (ids, visible) in enumerate(zip(ids_BN, visible_BN, strict=True)):
         real = ids[visible].tolist()
@@ -167,23 +176,43 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
             )
         split = [int(Region.CONTEXT)] * length + [int(Region.QUERY)] * (len(real) - length)
         regions[row, visible] = torch.tensor(split, device=regions.device)
-    return regions
+    return regions if told is None else torch.where(told == int(Region.SYSTEM), told, regions)
 
 
-def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Sequence[Picture]) -> dict[str, Tensor]:
+def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
+    """Regions of prompts as int64 on the model's device.
+
+    Raises:
+        ValueError: they are of other prompts, or no token of one asks.
+    """
+    if isinstance(given, Tensor) and given.shape == visible_BN.shape:
+        regions = given.to(visible_BN.device).long()
+        places = torch.arange(regions.shape[1], device=regions.device)
+        last_B1 = torch.where(visible_BN, places, -1).amax(-1, keepdim=True)
+        known = (regions >= int(Region.PADDING)) & (regions <= int(Region.QUERY)) & (regions != int(Region.VISUAL))
+        fits = ((regions != int(Region.PADDING)) == visible_BN).all() & known.all()
+        if bool(fits & (regions.gather(1, last_B1) == int(Region.QUERY)).all()):
+            return regions
+    raise ValueError(
+        f"regions must be {list(visible_BN.shape)} as input_ids are: 1 (system), 3 (context) or 4 (query, as the last) "
+        "for each token, 0 of padding; pass what inputs returned, or leave regions out"
+    )
+
+
+def inputs_of(
+    family: Family, prompt: Prompt, shown: Picture | Sequence[Picture], raw: bool = False
+) -> dict[str, Tensor]:
     """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
-    device, images = family.device, picture_list(shown)
-    if isinstance(prompt, str) and (problem := text_problem(prompt)):
-        raise ValueError(f"the prompt {problem}; write what the model should answer or go on with")
-    check_characters(prompt if isinstance(prompt, str) else list(map(astuple, prompt)), "the prompt")
+    device = family.device
+    messages, images = read_messages(prompt, picture_list(shown))
+    check_raw(family, raw)
     if family.image_token_id is None:
-        if images or not isinstance(prompt, str):
-            raise ValueError(f"{family.name} takes one text, and no images")
-        encoded = family.tokenizer(prompt, return_tensors="pt")
-        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+        if images:
+            raise ValueError(f"{family.name} takes text, and no images")
+        return {name: tensor.to(device) for name, tensor in _text_inputs(family, prompt, messages, raw).items()}
     if not family.takes_videos and any(isinstance(image, Video) for image in images):
         raise family.no_video()
-    rendered = family.render(_as_read(prompt, images))
+    rendered = family.render(_as_read(prompt, messages, images))
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
@@ -213,6 +242,18 @@ def inputs_of(family: Family, prompt: str | Sequence[Turn], shown: Picture | Seq
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
+def _text_inputs(family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool) -> dict[str, Tensor]:
+    """A language model's prompt: with ``regions`` in a chat template, as the text that it is without one."""
+    if raw and not isinstance(prompt, str):
+        raise ValueError("a raw prompt is one text that is gone on with; give a text, or leave raw out")
+    if isinstance(prompt, str) and (raw or not family.tokenizer.chat_template):
+        encoded = family.tokenizer(prompt, return_tensors="pt")
+        return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    batch = text_batch(family, [encode_messages(family, messages)])
+    made = {"input_ids": batch.input_ids_BN, "attention_mask": torch.ones_like(batch.input_ids_BN)}
+    return {**made, "regions": batch.regions_BN} if family.tokenizer.chat_template else made
+
+
 def picture_list(images: Any) -> list[Picture]:
     """Return the pictures of a prompt as a list, where one stands for itself.
 
@@ -233,12 +274,13 @@ def picture_list(images: Any) -> list[Picture]:
     return list(images)
 
 
-def _as_read(prompt: str | Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:
+def _as_read(prompt: Prompt, messages: Sequence[Message], images: Sequence[Picture]) -> list[Turn]:
     """Return turns in which every picture has an ``<image>``, and nothing else has one."""
     videos = any(isinstance(image, Video) for image in images)
     if isinstance(prompt, str):
         return _one_mark([Turn(_with_placeholders(hidden(prompt, videos), images))], images)
-    return _one_mark([hidden_turn(turn, videos) for turn in prompt], images)
+    given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
+    return _one_mark([hidden_turn(turn, videos) for turn in given], images)
 
 
 def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:

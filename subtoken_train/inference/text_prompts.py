@@ -12,17 +12,23 @@ Legend: B batch, N positions.
 from __future__ import annotations
 
 import hashlib
+import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from subtoken_train.datasets.text_batches import TextSample, collate_text, context_tokens, padding_id
-from subtoken_train.families.chat_template import filled_template
+import torch
+
+from subtoken_train.datasets.text_batches import TextSample, chat_split, collate_text, context_tokens, padding_id
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.chat_template import Message, filled_template, rendered_prompt
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
-from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, tokenise
+from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, hidden_specials, tokenise
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.inference.messages import alternating_turns
 from subtoken_train.types import Batch, Turn
 
 _MARK = "(the question stands here)"
@@ -35,7 +41,7 @@ class QuestionFrame:
     Attributes:
         anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
             with one. The last picture's placeholder; of a text a line break.
-        before: from the context's last token to the question.
+        before: from the context's last token to the question; left out where that begins with a line break.
         after: from the question to the answer.
     """
 
@@ -56,7 +62,9 @@ class QuestionFrame:
                     f"a question holds {held}; all pictures belong to the context (where it is text, write "
                     f"\\{IMAGE_MARK})"
                 )
-        text = self.before + question + self.after
+        elif self.after:
+            question = hidden_specials(family.tokenizer, question)
+        text = ("" if question.startswith("\n") else self.before) + question + self.after
         anchor, whole, alone = (
             tokenise(family.tokenizer, words)[0] for words in (self.anchor, self.anchor + text, text)
         )
@@ -66,23 +74,46 @@ class QuestionFrame:
         return ids
 
 
-def text_frame(family: Family, context: str, **variables: object) -> tuple[str, QuestionFrame]:
-    """A language model's context as it reads it, and the frame of its questions.
+RAW_FRAME = QuestionFrame("\n", "", "")
+"""Without a chat template a question follows its context as both are written."""
 
-    In the tokenizer's chat template context and question are one turn of the user; without a template the question
-    follows the context as both are written. ``variables`` are given to the template, which may not know them.
+
+def text_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
+    """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
+
+    Context and question are one turn of the user, a blank line between them unless a line break stands there already.
+
+    Args:
+        family: a language model whose tokenizer has a template.
+        context: what the questions are about.
+        variables: given to the template, which may not know them.
+
+    Returns:
+        (the text up to the end of the context, its characters before the context, the frame).
 
     Raises:
         ValueError: the template cannot be filled, or does not show what the user says.
     """
-    if not family.tokenizer.chat_template:
-        return context, QuestionFrame("\n", "", "")
-    turns = [{"role": "user", "content": context + _MARK}]
-    text = filled_template(family.tokenizer, turns, add_generation_prompt=True, **variables)
-    head, mark, after = text.rpartition(_MARK)
-    if not mark:
-        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
-    return head, QuestionFrame("\n", "", after)
+    rendered = rendered_prompt(family.tokenizer, [{"role": "user", "content": context + _MARK}], **variables)
+    assert rendered.asked is not None
+    end = rendered.asked.end
+    # behind a letter no line break is joined to what stands before it, behind a line break no letter
+    anchor, before = ("\n", "") if context.endswith("\n") else ("a", "\n\n")
+    frame = QuestionFrame(anchor, before, rendered.text[end:])
+    return rendered.text[: end - len(_MARK)], rendered.system_end, frame
+
+
+def check_raw(family: Family, raw: bool) -> None:
+    """Refuse a raw prompt for a model that sees images, and warn of one for a model with a chat template."""
+    if raw and family.sees_images:
+        raise ValueError(f"raw is for language models; {family.name} is asked in its chat format, leave it out")
+    if raw and family.tokenizer.chat_template:
+        warnings.warn(
+            "a raw prompt for a model with a chat template: it goes on with the text, and was made to answer chats; "
+            "leave raw out to ask it",
+            SubTokenWarning,
+            stacklevel=4,
+        )
 
 
 def picture_frame(family: Family, pictures: Sequence[Picture]) -> QuestionFrame:
@@ -104,6 +135,7 @@ class EncodedText:
         continuations: token ids of each continuation.
         record_id: made of the prompt, so that random choices do not depend on the batch.
         dropped_tokens: ids cut from the left.
+        system_length: ids before the context, which stay: a chat template's beginning and its system prompt.
     """
 
     input_ids: tuple[int, ...]
@@ -111,6 +143,7 @@ class EncodedText:
     continuations: tuple[tuple[int, ...], ...] = ()
     record_id: str = "text"
     dropped_tokens: int = 0
+    system_length: int = 0
 
 
 def encode_text(
@@ -188,10 +221,8 @@ def encode_chat(
         ValueError: no chat template, one that cannot be filled, or a prompt that is too long.
     """
     check_template(family.tokenizer)
-    head, frame = text_frame(family, context, enable_thinking=False)
-    first, second = (
-        family.tokenizer.encode(text, add_special_tokens=False) for text in (head, asked + frame.after + answer_prefix)
-    )
+    head, _, frame = text_frame(family, context, enable_thinking=False)
+    first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked + frame.after + answer_prefix))
     if not first or not second:
         raise ValueError("the chat template leaves nothing before or nothing after the context; ask with chat: false")
     total = len(first) + len(second)
@@ -199,6 +230,45 @@ def encode_chat(
         raise ValueError(_too_long(total, max_length))
     digest = hashlib.sha256((head + asked + frame.after + answer_prefix).encode()).hexdigest()
     return EncodedText((*first, *second), len(first), record_id=f"text {digest[:16]}")
+
+
+def encode_messages(family: Family, messages: Sequence[Message]) -> EncodedText:
+    """Encode a conversation that is to be answered, as the tokenizer's chat template writes it.
+
+    Its regions are those of ``chat_split``. Without a template turns are written as ``Family.render`` writes them, and
+    split as texts.
+
+    Args:
+        family: a language model.
+        messages: the last one is the user's.
+
+    Raises:
+        ValueError: the template cannot be filled, or leaves out what is said.
+    """
+    if family.tokenizer.chat_template:
+        rendered = rendered_prompt(family.tokenizer, messages)
+        ids, starts = tokenise(family.tokenizer, rendered.text)
+        system, asks = chat_split(family, ids, starts, rendered)
+    else:
+        ids, _ = tokenise(family.tokenizer, family.render(alternating_turns(messages)).text)
+        system, asks = 0, context_tokens(family, ids)
+    digest = hashlib.sha256(torch.tensor(ids).numpy().tobytes()).hexdigest()
+    return EncodedText(tuple(ids), asks - system, record_id=f"text {digest[:16]}", system_length=system)
+
+
+def tokens_before(starts: Sequence[int], character: int) -> int:
+    """Return how many tokens begin before a character; ``starts`` are those of ``tokenise``.
+
+    Raises:
+        ValueError: the tokenizer tells none.
+    """
+    if not starts:
+        raise _no_offsets()
+    return bisect_left(starts, character)
+
+
+def _no_offsets() -> ValueError:
+    return ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
 
 
 def check_template(tokenizer: Any) -> None:
@@ -212,10 +282,13 @@ def _too_long(total: int, limit: int | None) -> str:
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
-    """Prompts as a batch of CONTEXT and QUERY regions, padded on the right; continuations are left out."""
-    samples = [
-        TextSample(x.input_ids, x.context_length, len(x.input_ids) - x.context_length, x.record_id) for x in encoded
-    ]
+    """Prompts as a batch of SYSTEM, CONTEXT and QUERY regions, padded on the right; continuations are left out."""
+    samples = []
+    for text in encoded:
+        asks = len(text.input_ids) - text.system_length - text.context_length
+        samples.append(
+            TextSample(text.input_ids, text.context_length, asks, text.record_id, system_length=text.system_length)
+        )
     batch = collate_text(samples, padding_id(family.tokenizer))
     batch.labels_BN.fill_(IGNORE_INDEX)
     return batch
@@ -235,7 +308,7 @@ def _adds_bos(family: Family, text: str) -> bool:
 def _tokens_within(family: Family, text: str, characters: int) -> int:
     """Leading tokens that end at or before a character."""
     if not family.tokenizer.is_fast:
-        raise ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
+        raise _no_offsets()
     made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
     ends = [end for _, end in made["offset_mapping"]]
     return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0

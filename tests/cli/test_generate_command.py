@@ -186,7 +186,7 @@ def test_merged_tokens_have_no_place_in_the_picture(capsys, vlm_adapter, picture
 
 def test_mistakes_that_the_language_model_finds(capsys, dummy_evictions, text_adapter, picture):
     common = ["--adapter", text_adapter, "--prompt", TEXT]
-    assert "takes one text, and no images" in refused(capsys, "generate", *common, "--image", picture)
+    assert "takes text, and no images" in refused(capsys, "generate", *common, "--image", picture)
     assert "--show draws visual tokens" in refused(capsys, "generate", *common, "--image", picture, "--show", "a.png")
     assert "context_length=9999 must lie between" in refused(capsys, "generate", *common, "--context-length", 9999)
     evicted = ["--eviction", "first_visual", "--eviction-keep", 0.5]

@@ -8,6 +8,7 @@ from PIL import Image
 from subtoken_train import SubTokenModel
 from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
+from tests.support.chats import CHATML
 from tests.support.commands import refused
 from tests.support.helpers import write_text_adapter
 
@@ -32,11 +33,15 @@ def write(path, *lines):
     return path
 
 
-def call(capsys, adapter, prompts, output, *argv):
+def command(capsys, *argv):
     """Exit code and stderr."""
-    code = main(["generate", "--adapter", str(adapter), "--prompts", str(prompts), "--output", str(output),
-                 "--max-new-tokens", "5", "--device", "cpu", *map(str, argv)])  # fmt: skip
+    code = main(["generate", "--device", "cpu", *map(str, argv)])
     return code, capsys.readouterr().err
+
+
+def call(capsys, adapter, prompts, output, *argv):
+    files = "--adapter", adapter, "--prompts", prompts, "--output", output
+    return command(capsys, *files, "--max-new-tokens", 5, *argv)
 
 
 def answers(path):
@@ -128,10 +133,34 @@ def test_a_language_model_answers_texts(tmp_path, capsys):
     assert (code, "p.jsonl, line 1: there is an image, and the model reads texts alone" in err) == (2, True)
 
 
+def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML)
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the bee ?"}]
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee"}, {"messages": talk})
+    code, err = call(capsys, adapter, prompts, tmp_path / "raw.jsonl", "--raw")
+    assert (code, "raw prompts are texts" in err) == (2, True)
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = [model.chat(asked, max_new_tokens=5, do_sample=False) for asked in ("the bee", talk)]
+    assert [row["answer"] for row in answers(tmp_path / "out.jsonl")] == wanted
+    write(prompts, {"prompt": "the bee"})
+    code, err = call(capsys, adapter, prompts, tmp_path / "out.jsonl", "--raw")
+    assert (code, "was begun with other prompts or settings" in err) == (2, True)
+    write(prompts, {"messages": [{"role": "usr", "content": "hi"}]})
+    code, err = call(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert (code, "p.jsonl, line 1: unknown role of message 1 'usr'" in err) == (2, True)
+    code, err = command(capsys, "--adapter", adapter, "--prompt", "the bee", "--raw", "--max-new-tokens", 2)
+    assert (code, "a raw prompt for a model with a chat template" in err) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": "x", "messages": []}, "line 2: prompt and messages are given"),
+        ({"messages": []}, "line 2: the prompt has no message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
         ({"prompt": 3}, "line 2: prompt is 3, and a text is wanted"),
         ({"promt": "x"}, "line 2: no column prompt; it has promt"),
         ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),

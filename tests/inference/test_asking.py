@@ -129,8 +129,9 @@ def test_a_chat_template_stands_around_context_and_question():
     """Token by token: head, context, question, end of the turn, as ``apply_chat_template`` writes the whole."""
     family = text_family("llama")
     family.tokenizer.chat_template = TEMPLATE
-    head, frame = text_frame(family, TEXTS[0])
-    turns = [{"role": "user", "content": TEXTS[0] + QUESTIONS[0]}]
+    head, system_end, frame = text_frame(family, TEXTS[0])
+    assert head[system_end:] == TEXTS[0]
+    turns = [{"role": "user", "content": f"{TEXTS[0]}\n\n{QUESTIONS[0]}"}]
     whole = family.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert head + frame.before + QUESTIONS[0] + frame.after == whole
     ids = family.tokenizer(head, add_special_tokens=False)["input_ids"] + frame.ids(family, QUESTIONS[0])

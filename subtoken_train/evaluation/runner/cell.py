@@ -41,6 +41,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import (
     EncodedText,
     encode_chat,
+    encode_messages,
     encode_text,
     in_chat,
     text_batch,
@@ -89,6 +90,8 @@ def model_inputs(
 
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
     try:
+        if sample.messages:
+            return replace(encode_messages(family, sample.messages), record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None

@@ -1,46 +1,55 @@
 """A file of prompts, answered: JSON lines in, JSON lines out, on the records of an evaluation.
 
     {"id": "a", "prompt": "What is this?", "image": "cat.png"}
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is this?"}]}
 
-``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. The answers of a
-run are the records of one arm on one task: they are appended batch after batch in a folder beside the output, with a
-manifest that pins prompts and settings, and the output is written from them when the run ends, however it ends. So a
-run that was stopped goes on where it was, and lines may be added to the file. Answers are greedy.
+``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. A language model
+with a chat template is asked in it; raw, its prompts are gone on with. The answers of a run are the records of one arm
+on one task: they are appended batch after batch in a folder beside the output, with a manifest that pins prompts and
+settings, and the output is written from them when the run ends, however it ends. So a run that was stopped goes on
+where it was, and lines may be added to the file. Answers are greedy.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image, inside
-from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, alone
-from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.families.chat_template import Message
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.messages import alternating_turns, read_messages
 from subtoken_train.inference.pool import ModelPool, family_named
+from subtoken_train.inference.text_prompts import check_raw
 from subtoken_train.outputs import write_whole
+from subtoken_train.types import Turn
 
-KEYS = ("id", "prompt", "image", "images")
+KEYS = ("id", "prompt", "messages", "image", "images")
 
 
 @dataclass
 class PromptFile(Task):
-    """The lines of a file, without anything to score; image paths stay in its folder unless they may lead out of it."""
+    """The lines of a file, without anything to score; image paths stay in its folder unless they may lead out of it.
+
+    ``chat``: whether texts are asked in a chat template.
+    """
 
     max_new_tokens: int = 64
     images_outside_folder: bool = False
+    chat: bool = False
 
     name = "prompts"
     primary = "answered"
@@ -50,12 +59,12 @@ class PromptFile(Task):
     @property
     def options(self) -> dict[str, Any]:
         """Return the options that change answers."""
-        return {"max_new_tokens": self.max_new_tokens}
+        return {"max_new_tokens": self.max_new_tokens, **({"chat": True} if self.chat else {})}
 
     def samples(self) -> list[Sample]:
         """Return one per line, in order; images are looked for, not opened."""
         path = Path(str(self.source))
-        rows = read_jsonl(path, ("prompt",))
+        rows = read_jsonl(path)
         samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         if not samples:
@@ -66,25 +75,34 @@ class PromptFile(Task):
         values, place = row.values, row.place
         if unknown := [key for key in values if key not in KEYS]:
             raise ValueError(f"{place}: {unknown_name('key', unknown[0], KEYS)}")
-        if problem := text_problem(row.text("prompt")):
-            raise ValueError(f"{place}: the prompt {problem}; write what the model should answer or go on with")
+        talk = values.get("messages")
+        if talk is None:
+            check_columns(place, ("prompt",), list(values))
+        elif "prompt" in values:
+            raise ValueError(f"{place}: prompt and messages are given; write one of them")
+        prompt = row.text("prompt") if talk is None else talk
         names = _names(values, place)
         if names and self.modality == "text":
             raise ValueError(f"{place}: there is an image, and the model reads texts alone; remove it")
         try:
+            messages, _ = read_messages(prompt)
             images = tuple(inside(folder, name, self.images_outside_folder) for name in names)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
         if missing := [image for image in images if not find_image(image).is_file()]:
             raise ValueError(f"{place}: image {missing[0]} is missing; check the path")
-        return Sample(
+        sample = Sample(
             id=str(number if values.get("id") is None else values["id"]),
-            prompt=_placed(row.text("prompt"), len(names), place) if self.modality == "image" else row.text("prompt"),
-            reference={"images": names},
+            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
+            reference={"images": names} if talk is None else {"images": names, "messages": talk},
             images=images,
             max_new_tokens=self.max_new_tokens,
             kind="prompt",
         )
+        if self.modality == "text":
+            return replace(sample, messages=tuple(messages) if self.chat or talk is not None else ())
+        *earlier, last = _placed(messages, len(names), place)
+        return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
 
 
 class PicturePrompts(PromptFile):
@@ -108,11 +126,13 @@ def answer_file(
     batch_size: int = 1,
     max_new_tokens: int = 64,
     images_outside_folder: bool = False,
+    raw: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
 
     The output is written whole; what lies there is replaced, and the records are in ``records_folder(output)``.
+    A language model with a chat template is asked in it unless the prompts are ``raw``.
     ``progress`` is called with (done, left at the start) after every batch.
 
     Raises:
@@ -122,13 +142,21 @@ def answer_file(
     if output.exists() and not folder.is_dir():
         raise ValueError(f"{output} exists and has no {folder.name} to go on with; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
-    sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
-    task = (PicturePrompts if sees else TextPrompts)(max_new_tokens, images_outside_folder, source=prompts)
+    family = family_named(path, None if spec.adapter is None else spec.backbone)
+    kind = PicturePrompts if family.sees_images else TextPrompts
+    task = kind(max_new_tokens, images_outside_folder, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
+    if raw and (family.sees_images or any(sample.messages for sample in samples)):
+        raise ValueError("raw prompts are texts that a language model goes on with: no images, no messages")
     pool = ModelPool(device)
-    cell = Cell(describe_arm(spec, pool), task, samples, folder, batch_size)
+    arm = describe_arm(spec, pool)
     with alone(folder, ONE):
         backbone = load_arm(spec, pool)
+        check_raw(backbone.family, raw)
+        if not family.sees_images and backbone.family.tokenizer.chat_template and not raw:
+            task = replace(task, chat=True)
+            samples = task.samples()
+        cell = Cell(arm, task, samples, folder, batch_size)
         try:
             write_manifest(cell, backbone, ONE)
         except ValueError as error:
@@ -174,11 +202,18 @@ def _names(values: Mapping[str, Any], place: str) -> list[str]:
     return names
 
 
-def _placed(prompt: str, images: int, place: str) -> str:
-    written = picture_marks(prompt).count(IMAGE_MARK)
+def _placed(messages: list[Message], images: int, place: str) -> list[Turn]:
+    """Return messages as turns, the images in front where nothing says where they stand."""
+    try:
+        turns = alternating_turns(messages)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):
         raise ValueError(
             f"{place}: {written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} "
             "where it is text"
         )
-    return prompt if written else f"{IMAGE_MARK}\n" * images + prompt
+    if not written:
+        turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * images + turns[0].prompt)
+    return turns

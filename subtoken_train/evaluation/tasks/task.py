@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from subtoken_train.datasets.video_sources import PictureSource
 from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.families.chat_template import Message
 from subtoken_train.typed import shown
 from subtoken_train.types import Turn
 
@@ -44,6 +45,8 @@ class Sample:
         prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer and stand after the template's
             end; None: all of it is the user's.
         keep_space: the answer is kept with the space around it.
+        messages: text tasks: the conversation that is asked, in the tokenizer's chat template where there is one, in
+            place of ``prompt``.
     """
 
     id: str
@@ -60,6 +63,7 @@ class Sample:
     chat: bool = False
     prefix_characters: int | None = None
     keep_space: bool = False
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass

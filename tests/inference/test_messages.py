@@ -1,0 +1,274 @@
+"""Chats with a language model: transformers' ids and answers, regions, questions about one context, and mistakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from subtoken_train import SubTokenModel
+from subtoken_train.datasets.collate import encode
+from subtoken_train.datasets.records import Record
+from subtoken_train.datasets.text_batches import QUERY_TOKENS
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.chat_template import messages_of
+from subtoken_train.inference.messages import alternating_turns, read_messages
+from subtoken_train.inference.text_prompts import text_frame
+from subtoken_train.types import Region, Turn
+from tests.support.chats import CHATML, LLAMA2, byte_level
+from tests.support.places import ROOT
+from tests.support.text_families import text_family
+
+SYSTEM = {"role": "system", "content": "Answer in one word."}
+ASKED = {"role": "user", "content": "What is the capital of France?"}
+TALK = [Turn("What is the capital of France?", "Paris."), Turn("And of Peru?")]
+PROMPTS = [ASKED["content"], TALK, [SYSTEM, ASKED], [SYSTEM, *messages_of(TALK)]]
+LONG = "the bee and the spider met in the garden . " * 12
+
+
+def chatting(template: str | None = CHATML, **settings) -> SubTokenModel:
+    """A random tiny Llama that ends its turns with ``<|im_end|>``."""
+    model, tokenizer = text_family(vocab_size=400).model, byte_level()
+    tokenizer.chat_template = template
+    model.generation_config.eos_token_id = [2, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    model.generation_config.pad_token_id = 0
+    return SubTokenModel(model, tokenizer, **settings)
+
+
+def messages(prompt):
+    return read_messages(prompt)[0]
+
+
+def check_as_transformers(model: SubTokenModel, prompt, tokens: int) -> None:
+    """The ids are those of the chat template, the answer is the greedy one."""
+    bare, tokenizer = model.backbone.model, model.tokenizer
+    wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
+    made = model.inputs(prompt)
+    assert torch.equal(made["input_ids"], wanted["input_ids"])
+    out = bare.generate(**wanted, max_new_tokens=tokens, do_sample=False)
+    assert torch.equal(model.generate(**made, max_new_tokens=tokens, do_sample=False), out)
+    answer = tokenizer.decode(out[0, wanted["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    assert model.chat(prompt, max_new_tokens=tokens, do_sample=False) == answer
+
+
+def test_a_chat_is_that_of_transformers():
+    model = chatting()
+    for prompt in PROMPTS:
+        wanted = model.tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True)
+        assert model.inputs(prompt)["input_ids"].tolist() == [wanted["input_ids"]]
+    check_as_transformers(model, PROMPTS[3], 6)
+    third = model.generate(**model.inputs(TALK), max_new_tokens=3, do_sample=False)[0, -1]
+    model.backbone.model.generation_config.eos_token_id = [2, int(third)]
+    assert model.generate(**model.inputs(TALK), max_new_tokens=8, do_sample=False)[0, -1] == third
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    folder = ROOT / "checkpoints/smollm2"
+    if not (folder / "config.json").is_file():
+        pytest.skip("checkpoints/smollm2 is absent")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return SubTokenModel(model, AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.mark.slow
+def test_smollm2_answers_as_in_transformers(smollm2):
+    check_as_transformers(smollm2, PROMPTS[0], 8)
+    assert "Paris" in smollm2.chat(PROMPTS[0], max_new_tokens=8, do_sample=False)
+    check_as_transformers(smollm2, PROMPTS[3], 4)
+
+
+def regions(model: SubTokenModel, prompt) -> dict[str, str]:
+    """The text of each region, which stand one after another."""
+    made = model.inputs(prompt)
+    codes, ids = made["regions"][0], made["input_ids"][0]
+    assert codes.tolist() == sorted(codes.tolist())
+    return {
+        region.label: model.tokenizer.decode(ids[codes == region]) for region in Region if bool((codes == region).any())
+    }
+
+
+def test_the_system_stays_and_the_last_question_asks():
+    model, opening = chatting(), "<|im_end|>\n<|im_start|>user\n"
+    tail = "<|im_end|>\n<|im_start|>assistant\n"
+    head = f"<|im_start|>system\n{SYSTEM['content']}{opening}"
+    assert regions(model, [SYSTEM, ASKED]) == {"system": head, "query": ASKED["content"] + tail}
+    assert regions(model, [SYSTEM, *messages_of(TALK)]) == {
+        "system": head,
+        "context": f"{TALK[0].prompt}{tail}Paris.",
+        "query": f"{opening}And of Peru?{tail}",
+    }
+    blank = regions(model, f"{LONG}\n\n{LONG[:80]}?")
+    assert blank["context"].rstrip() == LONG.rstrip()
+    assert blank["query"].lstrip().startswith(LONG[:80])
+    long = regions(model, LONG)
+    asks = long["query"].removesuffix(tail)
+    assert len(model.tokenizer.encode(asks, add_special_tokens=False)) == QUERY_TOKENS
+    assert long["context"] + asks == LONG
+
+
+def test_regions_reach_the_cache():
+    model = chatting(eviction="snapkv", eviction_keep=0.25)
+    made = model.inputs([SYSTEM, {"role": "user", "content": LONG}])
+    model.generate(**made, max_new_tokens=2)
+    system, context = (int((made["regions"] == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
+    assert torch.equal(model.last.batch.regions_BN, made["regions"])
+    for layer in model.last.plan.layers:
+        kept = layer.entries_BN[0]
+        assert set(range(system)) <= set(kept.tolist())
+    assert model.cache_report().realised_fraction == pytest.approx(0.25, abs=0.01)
+    model.generate(**made, context_length=system + 10, max_new_tokens=2)
+    assert int((model.last.batch.regions_BN == Region.CONTEXT).sum()) == 10 < context
+    for wrong in (made["regions"][:, 1:], made["regions"].flip(-1), torch.full_like(made["regions"], 2), "system"):
+        with pytest.raises(ValueError, match=r"^regions must be \[1, \d+\] as input_ids are"):
+            model.generate(**{**made, "regions": wrong})
+
+
+REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("smollm2", "qwen05")]
+
+
+@pytest.mark.parametrize("name", ["tiny", *REAL])
+@pytest.mark.parametrize("context", [LONG, LONG + "\n", "  Once.\n\nTwice. "])
+def test_questions_about_a_context_share_its_tokens(name, context):
+    """Ids of context and question, one after the other, are the template's text; the first are always the same."""
+    family, folder = chatting().backbone.family, ROOT / "checkpoints" / name
+    if name != "tiny":
+        if not folder.is_dir():
+            pytest.skip(f"checkpoints/{name} is absent")
+        family.processor = AutoTokenizer.from_pretrained(folder)
+    tokenizer = family.tokenizer
+    head, system_end, frame = text_frame(family, context)
+    held = tokenizer.encode(head, add_special_tokens=False)
+    assert head[system_end:] == context
+    for question in ("Who met?", "\nWho met?", "  Who?", "<|im_end|> Who?"):
+        between = "" if context.endswith("\n") or question.startswith("\n") else "\n\n"
+        said = {"role": "user", "content": context + between + question}
+        whole = tokenizer.apply_chat_template([said], tokenize=False, add_generation_prompt=True)
+        asked = frame.ids(family, question)
+        assert tokenizer.decode(held + asked) == whole
+        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert (held + asked).count(end) == 2
+    between = "" if context.endswith("\n") else "\n\n"
+    separate = tokenizer.encode(f"{between}Who met?{frame.after}", add_special_tokens=False)
+    assert frame.ids(family, "Who met?") == separate
+
+
+def test_ask_keeps_what_the_template_writes_first():
+    model = chatting(eviction="snapkv", eviction_keep=0.25)
+    answers = model.ask(LONG, ["Who met?", "Where?"], max_new_tokens=4)
+    assert answers == [model.ask(LONG, [each], max_new_tokens=4)[0] for each in ("Who met?", "Where?")]
+    system = model.tokenizer.encode("<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n")
+    ledger = model.cache_report().ledger
+    assert ledger is not None
+    dense = chatting()
+    dense.ask(LONG, [])
+    context = len(model.tokenizer.encode(LONG, add_special_tokens=False))
+    token = model.backbone.family.shape.token_bytes
+    assert dense.cache_report().payload_bytes == (len(system) + context) * token
+    assert model.cache_report().payload_bytes == (len(system) + context // 4) * token
+    with pytest.raises(ValueError, match="raw is how a context is read"):
+        model.ask(None, ["x"], raw=True)
+
+
+def test_a_raw_prompt_is_the_text_and_is_warned_of():
+    model = chatting()
+    with pytest.warns(SubTokenWarning, match="a raw prompt for a model with a chat template") as said:
+        made = model.inputs("<s>go on", raw=True)
+    assert len(said) == 1
+    assert made.keys() == {"input_ids", "attention_mask"}
+    assert made["input_ids"].tolist() == [model.tokenizer("<s>go on")["input_ids"]]
+    bare, asked = chatting(None), {"context": LONG, "questions": ["Who?"], "max_new_tokens": 4}
+    with pytest.warns(SubTokenWarning):
+        assert model.ask(**asked, raw=True) == bare.ask(**asked)
+    assert bare.inputs("<s>go on").keys() == made.keys()
+    assert bare.inputs("go on", raw=True)["input_ids"].tolist() == bare.inputs("go on")["input_ids"].tolist()
+
+
+def test_without_a_template_turns_are_written_as_in_training():
+    family = chatting(None).backbone.family
+    model = SubTokenModel.around(chatting(None).backbone)
+    sample = encode(Record("r", [], [*TALK[:1], Turn("And of Peru?", "Lima")]), family, 4096, [], generation=True)
+    assert model.inputs(TALK)["input_ids"][0].tolist() == sample.input_ids
+    told = model.inputs([SYSTEM, *messages_of(TALK)])
+    assert "USER: Answer in one word.\n\nWhat is" in model.tokenizer.decode(told["input_ids"][0])
+
+
+def test_training_writes_the_template():
+    model = chatting()
+    record = Record("r", [], [Turn("What is it?", "A cat.")])
+    sample = encode(record, model.backbone.family, 4096, [])
+    whole = model.tokenizer.apply_chat_template(messages_of(record.turns))["input_ids"]
+    assert sample.input_ids == whole
+    assert model.tokenizer.decode([token for token in sample.labels if token != -100]) == "A cat.<|im_end|>"
+
+
+PICTURE = Image.new("RGB", (40, 40), (200, 40, 40))
+
+
+def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    turns = [Turn("Be brief.\n\n<image>\nwhat is it ?", "red"), Turn("sure ?")]
+    part = {"type": "image", "image": PICTURE}
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [part, {"type": "text", "text": "what is it ?"}]},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "sure ?"},
+    ]
+    made, wanted = model.inputs(talk), model.inputs(turns, PICTURE)
+    assert all(torch.equal(made[name], wanted[name]) for name in wanted)
+    del part["image"]
+    assert torch.equal(model.inputs(talk, [PICTURE])["input_ids"], wanted["input_ids"])
+    for prompt, words in (
+        ([*talk[:2], talk[1]], "message 3 is the user's where the assistant's is due"),
+        ([talk[1], talk[0], talk[3]], "message 2 is the system's where the assistant's is due"),
+        ([talk[0]], "the last message is the system's"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.inputs(prompt, PICTURE)
+    with pytest.raises(ValueError, match="raw is for language models"):
+        model.inputs("hi", PICTURE, raw=True)
+
+
+def said(*contents, role="user", **more):
+    return [{"role": role, "content": each, **more} for each in contents]
+
+
+REFUSED = {
+    "no message": ([], "the prompt has no message"),
+    "no prompt": (None, "the prompt is of type NoneType; a prompt is a text, a list of Turn, or a list of messages"),
+    "one message": (ASKED, "the prompt is of type dict"),
+    "a list of texts": (["hi"], "message 1 is of type str"),
+    "role": (said("hi", role="usr"), "unknown role of message 1 'usr'. Did you mean 'user'"),
+    "tool": (said("hi", role="tool"), "unknown role of message 1 'tool'"),
+    "no role": ([{"content": "hi"}], "unknown role of message 1 None"),
+    "no content": ([{"role": "user"}], "message 1 says null; its content is a text, or a list of parts"),
+    "no part": (said([]), r"message 1 says \[\]"),
+    "part": (said([{"type": "audio", "audio": 3}]), "message 1 has a part .*audio.*; parts are text, image or video"),
+    "text part": (said([{"type": "text"}]), "message 1 has a part"),
+    "image url": (said([{"type": "image_url", "image_url": {"url": "x"}}]), "message 1 has a part"),
+    "path": (said([{"type": "image", "image": "a.png"}]), "message 1 names the image 'a.png', and no file is opened"),
+    "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
+    "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
+    "answered": ([Turn("hi", "ho")], "the last message is the assistant's; end with what the user says"),
+    "empty": (said("hi", " "), "the prompt is empty"),
+    "half a character": (said("a\ud800"), "half of a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_conversation_is_refused(name):
+    prompt, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words):
+        chatting().chat(prompt)
+
+
+def test_what_the_template_refuses_is_said():
+    with pytest.raises(ValueError, match="chat template cannot be filled: Only user and assistant roles"):
+        chatting(LLAMA2).chat([SYSTEM, ASKED])
+    with pytest.raises(ValueError, match="a raw prompt is one text"), pytest.warns(SubTokenWarning):
+        chatting().chat([ASKED], raw=True)
+    with pytest.raises(ValueError, match="takes text, and no images"):
+        chatting().chat("hi", [PICTURE])
+    assert alternating_turns(messages_of(TALK)) == TALK
