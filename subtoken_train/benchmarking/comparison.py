@@ -117,11 +117,8 @@ class Subject:
     def words(self) -> str:
         """Reducer, groups and compression."""
         groups = "no routing" if self.bank is None else _groups(self.bank)
-        return ", ".join(part for part in (_reducer(self.reducer), groups, self._label) if part)
-
-    @property
-    def _label(self) -> str:
-        return "" if self.compression.label == "-" else self.compression.label
+        parts = (_reducer(self.reducer), groups, self.compression.label)
+        return ", ".join(part for part in parts if part not in ("", "-"))
 
     def anchor(self, tokens: int) -> Reducer | None:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
@@ -192,7 +189,8 @@ def run_row(
     }
     if share_of_copy:
         row["share_of_copy"] = copy_shares(sides, pairs)
-    _close(sides)
+    for side in sides:
+        side.close()
     return row
 
 
@@ -208,11 +206,6 @@ def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
     if abs(apart) <= ROUNDING:
         return []
     return [f"the anchor holds {held[0]:,} bytes of the prompt, {apart:+.1%} of the {held[1]:,} it stands for"]
-
-
-def _close(sides: Sequence[Side]) -> None:
-    for side in sides:
-        side.close()
 
 
 def _reducer(reducer: Reducer) -> str:

@@ -178,11 +178,8 @@ class SideFigures:
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        held = {name: {**asdict(of), "total": of.total} for name, of in self._held()}
-        return {**asdict(self), **held}
-
-    def _held(self) -> tuple[tuple[str, HeldBytes], ...]:
-        return ("prompt_bytes", self.prompt_bytes), ("final_bytes", self.final_bytes)
+        held = {"prompt_bytes": self.prompt_bytes, "final_bytes": self.final_bytes}
+        return {**asdict(self), **{name: {**asdict(of), "total": of.total} for name, of in held.items()}}
 
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:

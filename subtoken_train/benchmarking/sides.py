@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -231,21 +232,9 @@ def dense_sides(family: Family, prompts: Batch, new_tokens: int) -> list[DenseSi
     """Transformers' ``DynamicCache``, and ``StaticCache``: compiled on a GPU, as it is elsewhere."""
     config, length = family.decoder.config, prompts.input_ids_BN.shape[1] + new_tokens
     on_gpu = prompts.input_ids_BN.device.type == "cuda"
+    dynamic, static = partial(DynamicCache, config=config), partial(StaticCache, config=config, max_cache_len=length)
     static_words = "transformers' StaticCache, every token" + (", steps by torch.compile" if on_gpu else ", uncompiled")
     return [
-        DenseSide(
-            "dynamic",
-            "transformers' DynamicCache, every token",
-            family,
-            prompts,
-            lambda: DynamicCache(config=config),
-        ),
-        DenseSide(
-            "static",
-            static_words,
-            family,
-            prompts,
-            lambda: StaticCache(config=config, max_cache_len=length),
-            compiles=on_gpu,
-        ),
+        DenseSide("dynamic", "transformers' DynamicCache, every token", family, prompts, dynamic),
+        DenseSide("static", static_words, family, prompts, static, compiles=on_gpu),
     ]

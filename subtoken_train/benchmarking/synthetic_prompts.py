@@ -36,10 +36,7 @@ class PromptParts:
 
     Attributes:
         system: before the first image.
-        images: how many there are.
-        image_tokens: of each.
         query: everything else but the context: the question, and a word between two images.
-        context: of a language model.
     """
 
     system: int

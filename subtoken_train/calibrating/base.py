@@ -8,19 +8,18 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, CalibrationData
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
+from subtoken_train.evaluation.runner.cell import recall_prompts
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
@@ -50,7 +49,8 @@ def calibration_prompts(
     if family.image_token_id is None:
         if data not in (None, RECALL):
             raise ValueError(f"data {data!r}: {family.name} is calibrated on {RECALL!r}; leave it out")
-        return PromptSource(RECALL, _drawn(family, samples, batch_size, context_length, seed, answers))
+        drawn = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
+        return PromptSource(RECALL, (move_data_to_device(batch, family.device) for batch in drawn))
     if data is None:
         example = "for instance data/scenes/dev.json"
         raise ValueError(f"{family.name} is calibrated on a file of records with images; give data, {example}")
@@ -60,22 +60,16 @@ def calibration_prompts(
     return PromptSource(Path(data).name, _read(family, records, samples, batch_size, answers), digest)
 
 
-def _drawn(
-    family: Family, samples: int, batch_size: int, context_length: int, seed: int, answers: bool
-) -> Iterator[Batch]:
-    records = RecallRecords(RecallTask(family.tokenizer, context_length), "train", samples, seed)
-    for places in in_batches(range(samples), batch_size):
-        texts = [records[i].text for i in places]
-        if not answers:
-            texts = [replace(text, input_ids=text.input_ids[: text.prompt_length]) for text in texts]
-        yield move_data_to_device(collate_text(texts, padding_id(family.tokenizer)), family.device)
-
-
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
     bound = position_bound(family.decoder.config) or MAX_TOKENS
     collate = Collator(family, bound, generation=not answers)
     for places in in_batches(range(min(samples, len(records))), batch_size):
         yield move_data_to_device(collate([records[i] for i in places]), family.device)
+
+
+def rounded(numbers: Any) -> Any:
+    """Round all numbers of nested lists to the six digits that files of calibrations have."""
+    return round(numbers, 6) if isinstance(numbers, float) else [rounded(row) for row in numbers]
 
 
 Progress = Callable[[int, int], None]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.calibrating.base import Calibrator, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import are_finite
@@ -37,9 +37,6 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.objective import predicting_rows
 from subtoken_train.types import Batch, Region
-
-DIGITS = 6
-"""Digits of an alpha in the file."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,7 @@ class DuoCalibrator(Calibrator):
         alpha_Lh = module.alpha_Lh.detach().clamp(0, 1).cpu()
         if not bool(are_finite(alpha_Lh)):
             raise no_numbers("while its heads were weighed", family.model.dtype)
-        alpha = alpha_Lh.tolist()
-        return HeadAlphas([[round(value, DIGITS) for value in row] for row in alpha], self.sinks, self.recent)
+        return HeadAlphas(rounded(alpha_Lh.tolist()), self.sinks, self.recent)
 
 
 class AlphaModule(L.LightningModule):

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.calibrating.base import Calibrator, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
@@ -24,8 +24,6 @@ from subtoken_train.types import Batch
 from subtoken_train.view.view import Scope
 
 KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
-DIGITS = 6
-"""Digits of a share in the file."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,7 @@ class PrefixCalibrator(Calibrator):
         found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
         if not found:
             raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
-        return LayerShares(
-            KEEP, [[round(share, DIGITS) for share in row] for row in torch.stack(found).mean(0).tolist()]
-        )
+        return LayerShares(KEEP, rounded(torch.stack(found).mean(0).tolist()))
 
     def _compression(self, keep: float) -> Compression:
         return Compression(PrefixKV(sinks=self.sinks, recent=self.recent), keep, scope=self.scope)

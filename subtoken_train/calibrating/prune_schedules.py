@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.calibrating.base import Calibrator, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.fitprune import PruneSchedules, attention_masses
@@ -31,8 +31,6 @@ from subtoken_train.types import Batch, Region
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
 TOLERANCE = 0.01
 """Width of alpha's interval at which its search ends."""
-DIGITS = 6
-"""Digits of a share in the file."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class PruneCalibrator(Calibrator):
                 rows.append(row)
         if not rows:
             raise ValueError("no layer can do without a token at any alpha; choose other prompts")
-        return PruneSchedules([[round(share, DIGITS) for share in row] for row in rows])
+        return PruneSchedules(rounded(rows))
 
 
 def stopped_at(shares_L: list[float], target: float) -> list[float] | None:

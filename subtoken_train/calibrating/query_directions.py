@@ -12,15 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator
+from subtoken_train.calibrating.base import Calibrator, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.evictions.q_filter import HeadDirections, directions, query_moments
 from subtoken_train.types import Batch
-
-DIGITS = 6
-"""Digits of a number in the file."""
 
 
 @dataclass(frozen=True)
@@ -45,4 +42,4 @@ class DirectionCalibrator(Calibrator):
             backbone.run(batch, pad_left=True, observer=observe)
         heads = backbone.family.shape.num_kv_heads
         found = [directions(grams[layer], sums[layer], heads)[0].tolist() for layer in sorted(grams)]
-        return HeadDirections([[[round(x, DIGITS) for x in row] for row in table] for table in found])
+        return HeadDirections(rounded(found))

@@ -36,7 +36,6 @@ class SideAnswer:
 
     Attributes:
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
-        tokens: generated ones.
         batch: the prompt, without pixels.
         decode_seconds: of everything after the prompt's pass.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.

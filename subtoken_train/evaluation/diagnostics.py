@@ -70,7 +70,6 @@ class Diagnosis:
     """Counts over all prompts; rows of L are ``layers``.
 
     Attributes:
-        layers: the routed layers.
         counts_LS: routed tokens that keep each group.
         kept_LK: routed tokens by the number of groups that they keep, 0 to S.
         norm_pairs_L: kept (token, group) pairs that value norm would keep at the same budget.
@@ -215,7 +214,6 @@ class LayerRow(NamedTuple):
     """One routed layer's row of ``layers.csv``.
 
     Attributes:
-        layer: its index.
         kept_groups: mean number of groups that a routed token keeps.
         value_fraction: the same over S.
         entropy: of the groups' usage, over log S; 1 where all are used alike.

@@ -55,14 +55,12 @@ class WatchedEntries:
     """Worth of one layer's entries to the method and to the tokens that were generated.
 
     Attributes:
-        key_BhNd: rotated keys.
         entries_BN: rows that are entries, bool.
         body_BN: those of them that are VISUAL or CONTEXT, bool.
         prompt_density_B: 1 - sparsity of the rows that ask about the body (``task_rows``), mean over heads.
         mass_BHN: attention that the generated tokens paid, summed, fp32.
         passed_B: attention weights of generated tokens that do not count as zero.
         seen_B: attention weights of generated tokens.
-        scores_BhN: the method's scores.
         competes_BN: entries that the method chose among, bool.
         kept_BhN: those that it would have kept, bool.
     """
@@ -183,9 +181,6 @@ class PromptLayer(NamedTuple):
     """One layer of one prompt.
 
     Attributes:
-        record: the prompt's name.
-        layer: its index.
-        entries: entries that compete.
         kept: of them, those that stay, mean over heads.
         sparsity: share of the prompt's attention weights below 1 % of their row's largest, in the rows that ask.
         generated_sparsity: the same of generated tokens; NaN where none was read.

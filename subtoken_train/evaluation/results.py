@@ -81,7 +81,6 @@ class Manifest:
         source: folder or Hub id that the task was read from; None: the task's own Hub id.
         rows: samples asked (all of the set, or ``limit``).
         expected_rows: samples of the complete set; None where there is no such number.
-        primary: the score that tables print.
         points: scores of the task that are no fractions.
         samples_sha256: digest of all asked samples (ids, prompts, choices, references, limits of context and answer),
             in order.

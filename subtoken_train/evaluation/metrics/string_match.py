@@ -24,23 +24,14 @@ RULER_TASKS = (
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def string_match_all(text: str, expected: Sequence[str]) -> float:
-    """Return the share of ``expected`` that ``text`` contains, in any case."""
-    return sum(one.lower() in text.lower() for one in expected) / len(expected)
-
-
-def string_match_part(text: str, expected: Sequence[str]) -> float:
-    """Return 1 where ``text`` contains any of ``expected``, in any case."""
-    return float(any(one.lower() in text.lower() for one in expected))
-
-
 def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
     """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
 
     ``control`` takes the place of control characters: a line break for RULER, nothing for kvpress.
     """
-    match = string_match_part if task.startswith("qa") else string_match_all
-    return match(_CONTROL.sub(control, prediction.strip()).strip(), expected)
+    text = _CONTROL.sub(control, prediction.strip()).strip().lower()
+    found = [one.lower() in text for one in expected]
+    return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
 
 
 class RulerMatch(MeanScores):

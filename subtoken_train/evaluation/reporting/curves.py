@@ -45,7 +45,6 @@ class Curve:
     """One method at several budgets.
 
     Attributes:
-        backbone: of all its arms.
         name: what its arms share, in words.
         tasks: those that all of its arms answered, and its scores are means over.
         points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
@@ -169,9 +168,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tuple(points),
         reference is not None,
         _joined(scored),
-        ()
-        if reference is None
-        else tuple("/".join(filter(None, each)) for each in scored if not _value(reference, *each)),
+        () if reference is None else _joined(each for each in scored if not _value(reference, *each)),
         area(ratios, scores) if wide else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )

@@ -222,12 +222,10 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
     texts: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields(facts)}
     odd = [name for name, text in texts.items() if isinstance(text, str) and not text.isprintable()]
-    changes: dict[str, Any] = {name: _written_out(texts[name]) for name in odd}
+    changes: dict[str, Any] = {
+        name: "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in texts[name]) for name in odd
+    }
     return replace(facts, **changes)
-
-
-def _written_out(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _read_run(folder: Path) -> Run:

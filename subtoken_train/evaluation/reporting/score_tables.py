@@ -39,9 +39,7 @@ class Estimate:
         n: samples (of one seed).
         form: fractions are printed in %.
         marks: why it is not the whole story: incomplete, partial, other seeds.
-        signed: whether it is a difference.
         moot: whether compression could not change some of the answers, see ``ArmResults.is_moot``.
-        falling: whether less is better.
     """
 
     value: float

@@ -55,7 +55,6 @@ class Section:
         frame: a column of names first; cells as this module says.
         samples: column -> samples that its largest cell rests on; of columns of estimates only.
         notes: what a reader must know, below the table.
-        level: of the heading.
         about: what a chart of the same numbers is drawn from.
     """
 

@@ -119,18 +119,25 @@ def record_prompts(
         yield collate([records[i] for i in places])
 
 
-def recall_prompts(family: Family, limit: int, batch_size: int = 16, context_length: int = 512) -> Iterator[Batch]:
-    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question: dev samples of key-value recall.
+def recall_prompts(
+    family: Family,
+    limit: int,
+    batch_size: int = 16,
+    context_length: int = 512,
+    split: str = "dev",
+    seed: int = 0,
+    answers: bool = False,
+) -> Iterator[Batch]:
+    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers.
 
     See ``datasets/recall.py``: English that ships with the project, for a language model with any tokenizer.
     """
-    records = RecallRecords(RecallTask(family.tokenizer, context_length), "dev", limit)
-    pad_id = padding_id(family.tokenizer)
+    records = RecallRecords(RecallTask(family.tokenizer, context_length), split, limit, seed)
     for places in in_batches(range(limit), batch_size):
         samples = [records[i].text for i in places]
-        yield collate_text(
-            [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples], pad_id
-        )
+        if not answers:
+            samples = [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples]
+        yield collate_text(samples, padding_id(family.tokenizer))
 
 
 Progress = Callable[[int, int], None]

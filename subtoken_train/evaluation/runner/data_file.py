@@ -48,7 +48,6 @@ class Answers:
         records: one per sample, in the samples' order.
         realised: share of the compressed region's keys and values that is stored, in the model's dtype and without the
             index; 1 where nothing could be compressed.
-        seconds: what it took.
         compression: eviction and precision that were in use.
         measures: what is known of the answers beside their score, by name (``MEASURES``); one figure per sample, in
             the samples' order, None where the sample has none. What no sample has is left out.
@@ -240,7 +239,6 @@ class RunRecord:
     """Outcome of a run of questions: its budget, and every score and prediction in the order of the questions.
 
     Attributes:
-        arm: the arm's name.
         visual_tokens: tokens kept of one image (or context), and before reduction: ``16/64``.
         groups: ``S16K4 linear``, or ``-`` for token-only arms.
         nominal_kv: rho_total of the compressed region, over all layers, from the ledger; before eviction.
@@ -250,8 +248,6 @@ class RunRecord:
         dense_kv_bytes: of the same prompts uncompressed.
         unread_bytes: of ``kv_bytes``, what a step of decoding does not read: 0 unless pages are chosen in every step.
         prompts_with_an_emptied_region: of which a whole region was lost in some layer.
-        data_sha256: digest of what was asked.
-        seconds: what it took.
         measures: of every question beside its score, see ``Answers``; None where it has none.
     """
 

@@ -142,8 +142,12 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """
     tasks = named_tasks(grid)
     pool = LayoutPool(planned)
-    missing = dict.fromkeys(named for spec in grid.arms for named in _missing_files(spec).values())
-    arms = prepare([_without_missing(spec) for spec in grid.arms], pool)
+    absent = [_missing_files(spec) for spec in grid.arms]
+    specs = [
+        replace(spec, eviction_options={key: value for key, value in spec.eviction_options.items() if key not in found})
+        for spec, found in zip(grid.arms, absent, strict=True)
+    ]  # while a calibration is missing, its method reads every prompt instead
+    arms = prepare(specs, pool)
     check_modalities(arms, tasks)
     notes: list[str] = []
     if grid.anchors == "auto":
@@ -151,7 +155,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_name(name)}") for name in pool.untrained]
     wanted += [
         (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {path}")
-        for method, path, whose in missing
+        for method, path, whose in dict.fromkeys(named for found in absent for named in found.values())
     ]
     wanted += [
         (f"files of {task.name}", f"subtoken-train data {task.name}")
@@ -161,7 +165,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     wanted += [(f"for {task.name}", words) for task in tasks if (words := _required(task)) is not None]
     return DryRun(
         [_planned_arm(arm, pool) for arm in arms],
-        [PlannedTask(task, _shown_source(task), _asked(task, grid.limit)) for task in tasks],
+        [_planned_task(task, grid.limit) for task in tasks],
         wanted,
         notes,
     )
@@ -177,22 +181,10 @@ def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def _without_missing(spec: ArmSpec) -> ArmSpec:
-    """Return the arm as it is checked while a calibration is missing: its method reads every prompt instead."""
-    absent = _missing_files(spec)
-    return replace(
-        spec, eviction_options={key: value for key, value in spec.eviction_options.items() if key not in absent}
-    )
-
-
 def _recipe_name(adapter: str) -> str:
     """Return the recipe of a run's adapter: ``runs/NAME/adapter``."""
     path = Path(adapter)
     return path.parent.name if path.name == "adapter" else path.name
-
-
-def _shown_source(task: Task) -> str | None:
-    return "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
 
 
 def _required(task: Task) -> str | None:
@@ -204,10 +196,10 @@ def _required(task: Task) -> str | None:
     return None
 
 
-def _asked(task: Task, limit: int | None) -> int | None:
-    if task.expected_rows is None:
-        return limit
-    return task.expected_rows if limit is None else min(limit, task.expected_rows)
+def _planned_task(task: Task, limit: int | None) -> PlannedTask:
+    source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
+    asked = [count for count in (limit, task.expected_rows) if count is not None]
+    return PlannedTask(task, source, min(asked, default=None))
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool) -> PlannedArm:

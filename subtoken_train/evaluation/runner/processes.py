@@ -25,8 +25,6 @@ class Processes:
     """This process among all; a context manager that opens and closes their group.
 
     Attributes:
-        rank: of this process.
-        count: of all.
         local_rank: of this process on its machine, which is its GPU.
     """
 

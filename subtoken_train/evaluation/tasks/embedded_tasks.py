@@ -35,13 +35,9 @@ class Recall(Task):
     than it was drawn.
 
     Attributes:
-        contexts: how many.
         context_length: tokens of each, by ``tokenizer``.
-        num_facts: facts stated in each.
-        num_questions: facts asked for.
         tokenizer: path or Hub id of what measures the context.
         split: of the English, ``test``, ``dev`` or ``train``.
-        seed: of the facts.
     """
 
     name = "recall"

@@ -24,38 +24,22 @@ from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 
 
-def _exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 where the prediction is an answer, but for case, surrounding space and full stops at the end."""
-    return float(_plain(prediction) in map(_plain, answers))
-
-
-def _contains(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 where an answer is a part of the prediction, in any case."""
-    return float(any(answer.lower() in prediction.lower() for answer in answers))
-
-
-def _relaxed(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 where the prediction is within 5 % of a number, or equals an answer; see ``relaxed_match``."""
-    return float(any(relaxed_match(prediction, answer) for answer in answers))
-
-
-def _anls(prediction: str, answers: Sequence[str]) -> float:
-    """Return the best similarity to an answer, see ``lmms_similarity``."""
-    return max(lmms_similarity(prediction, answer) for answer in answers)
-
-
-def _vqa(prediction: str, answers: Sequence[str]) -> float:
-    """Return ``leave_one_out`` of normalised texts: answers are those of several people, usually ten."""
-    return leave_one_out(evalai_answer(prediction), [evalai_answer(answer) for answer in answers])
+def _plain(text: str) -> str:
+    return text.strip().rstrip(".").strip().lower()
 
 
 RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "exact_match": _exact_match,
-    "contains": _contains,
-    "relaxed": _relaxed,
-    "anls": _anls,
-    "vqa": _vqa,
+    # but for case, surrounding space and full stops at the end
+    "exact_match": lambda said, answers: float(_plain(said) in map(_plain, answers)),
+    # an answer is a part of what is said, in any case
+    "contains": lambda said, answers: float(any(answer.lower() in said.lower() for answer in answers)),
+    # within 5 % of a number, or equal
+    "relaxed": lambda said, answers: float(any(relaxed_match(said, answer) for answer in answers)),
+    "anls": lambda said, answers: max(lmms_similarity(said, answer) for answer in answers),
+    # answers are those of several people, usually ten
+    "vqa": lambda said, answers: leave_one_out(evalai_answer(said), list(map(evalai_answer, answers))),
 }
+"""Score of an answer, 0 to 1, by the rule's name."""
 
 
 class LocalScores(MeanScores):
@@ -71,10 +55,6 @@ class LocalScores(MeanScores):
         """Return the score by the sample's own rule."""
         value = RULES[reference["metric"]](prediction, reference["answers"])
         return {"score": value, reference["metric"]: value}
-
-
-def _plain(text: str) -> str:
-    return text.strip().rstrip(".").strip().lower()
 
 
 _KEYS = ("id", "image", "question", "answers", "metric", "kind")
@@ -179,11 +159,9 @@ def _check(values: Mapping[str, Any], place: str) -> None:
 
 def _prompt(question: str, images: int, place: str) -> str:
     written = picture_marks(question).count(IMAGE_MARK)
-    if written == 0:
-        return f"{IMAGE_MARK}\n" * images + question
-    if written != images:
+    if written not in (0, images):
         raise ValueError(
             f"{place}: {written} {IMAGE_MARK} in the question, {images} images; write one for each, and "
             f"\\{IMAGE_MARK} where it is text"
         )
-    return question
+    return question if written else f"{IMAGE_MARK}\n" * images + question

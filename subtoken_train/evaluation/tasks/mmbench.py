@@ -7,7 +7,7 @@ the same index modulo one million, so vanilla and circular accuracy come from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,32 +23,15 @@ TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
 """Rows by name; the first that is in the source folder is read."""
 
 
-def llava_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """Return LLaVA-1.5's question."""
-    before = f"{hint}\n" if hint else ""
-    return f"{before}{question}\n{lettered(options)}{LETTER_ANSWER}"
-
-
-def lmms_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """Return lmms-eval's question; the empty line before the last is its own."""
-    before = f"{hint} " if hint else ""
-    return f"{before}{question} There are several options:\n{lettered(options)}\n{LETTER_ANSWER}"
-
-
-def vlmevalkit_prompt(question: str, hint: str | None, options: Mapping[str, str]) -> str:
-    """Return VLMEvalKit's question, which asks for no letter; the space and line break at its end are its own."""
-    before = f"Hint: {hint}\n" if hint else ""
-    return (
-        f"{before}Question: {question}\nOptions:\n{lettered(options)}\n"
-        "Please select the correct answer from the options above. \n"
-    )
-
-
-PROMPTS: dict[str, Callable[[str, str | None, Mapping[str, str]], str]] = {
-    "llava": llava_prompt,
-    "lmms": lmms_prompt,
-    "vlmevalkit": vlmevalkit_prompt,
+PROMPTS = {
+    "llava": ("{}\n", f"{{question}}\n{{options}}{LETTER_ANSWER}"),
+    "lmms": ("{} ", f"{{question}} There are several options:\n{{options}}\n{LETTER_ANSWER}"),
+    "vlmevalkit": (
+        "Hint: {}\n",
+        "Question: {question}\nOptions:\n{options}\nPlease select the correct answer from the options above. \n",
+    ),
 }
+"""Words of LLaVA-1.5, lmms-eval and VLMEvalKit: for a hint, and for the question. Odd spaces and lines are theirs."""
 
 
 @dataclass
@@ -88,10 +71,14 @@ class MMBench(ImageQuestions):
         found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
         if answer not in found:
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
-        asked = PROMPTS[self.prompt](row.text("question"), _present(row.values["hint"]), found)
+        before, words = PROMPTS[self.prompt]
+        hint = _present(row.values["hint"])
+        asked = words.format(question=row.text("question"), options=lettered(found))
         reference = {"index": index, "answer": answer, "options": found}
         if nan := "".join(letter for letter in "ABCD" if letter not in found and row.values[letter] is not None):
             reference["nan_options"] = nan
+        if hint:
+            asked = before.format(hint) + asked
         return self.ask(row, index, asked, reference, max_new_tokens=128, kind=row.values["category"])
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:

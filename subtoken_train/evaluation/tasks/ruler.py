@@ -78,7 +78,6 @@ class Ruler(LongContext):
     Attributes:
         length: of the Hub's configuration, in tokens of the tokenizer that it was made with; files in a folder have
             their own. A chat template's tokens come on top.
-        tasks: which of the 13.
         rows_per_task: samples of each, in a complete set.
     """
 
@@ -353,12 +352,9 @@ class RulerSynthetic(LongContext):
     See ``LongContext`` for ``chat`` and ``question``.
 
     Attributes:
-        tasks: which of the six.
         length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
             words (what white space separates) without one. A chat template's tokens come on top.
         tokenizer: folder or Hub id; special tokens are not counted.
-        samples_per_task: of each task.
-        seed: other seeds, other texts.
     """
 
     tasks: tuple[str, ...] = tuple(MAKERS)
