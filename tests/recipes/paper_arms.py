@@ -15,68 +15,61 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from subtoken_train.ledger.kv_budget import KVBudget, geometry
-from subtoken_train.ledger.ledger import Ledger, nominal_ledger
+from checkpoints import tiny_llama, tiny_llava
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape, geometry
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.types import Fill
 from tests.support.places import RECIPES
 
+TINY = {
+    "tiny-llava": KVShape(tiny_llava.TEXT_LAYERS, tiny_llava.HEADS, tiny_llava.WIDTH // tiny_llava.HEADS, 4),
+    "tiny-llama": KVShape(tiny_llama.LAYERS, tiny_llama.KV_HEADS, tiny_llama.WIDTH // tiny_llama.HEADS, 4),
+}
+
 
 @dataclass(frozen=True)
 class Backbone:
-    """What a recipe's first word stands for: words, Hub id, ledger geometry, and tokens of the compressed region.
-
-    ``images`` is what becomes of images (``IMAGE_WORDS``), "" for a language model; ``max_length`` of their records.
-    """
+    """What a recipe's first word stands for: words, Hub id, ledger geometry, and tokens of the compressed region."""
 
     words: str
     path: str
     shape: str
     tokens: int
-    images: str = "square"
     is_text: bool = False
-    max_length: int = 2048
-    batch_size: int = 8
 
     @property
-    def sized(self) -> bool:
-        """Whether images of several sizes have as many tokens as they need."""
-        return not self.is_text and self.images != "square"
+    def geometry(self) -> KVShape:
+        """What its cache is made of; in fp32 that of the embedded models."""
+        return TINY.get(self.shape) or geometry(self.shape)
+
+    @property
+    def region(self) -> str:
+        """What is compressed."""
+        return "context" if self.is_text else "visual"
 
 
 BACKBONES = {
     "llava7b": Backbone("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", "llava-1.5-7b", 576),
     "llava13b": Backbone("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", "llava-1.5-13b", 576),
-    "qwenvl3b": Backbone("Qwen2.5-VL-3B", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b", 144, "capped"),
-    "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144, "capped"),
-    "llavanext7b": Backbone(
-        "LLaVA-NeXT-Vicuna-7B", "llava-hf/llava-v1.6-vicuna-7b-hf", "llama-2-7b", 2928, "tiles", max_length=4096
-    ),
-    "llavanextmistral7b": Backbone(
-        "LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928, "tiles", max_length=4096
-    ),
+    "qwenvl3b": Backbone("Qwen2.5-VL-3B", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b", 144),
+    "qwenvl7b": Backbone("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b", 144),
+    "llavanext7b": Backbone("LLaVA-NeXT-Vicuna-7B", "llava-hf/llava-v1.6-vicuna-7b-hf", "llama-2-7b", 2928),
+    "llavanextmistral7b": Backbone("LLaVA-NeXT-Mistral-7B", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b", 2928),
     # its language model is Qwen2.5-7B; 1,280 tokens are an image of 896 x 896 pixels
-    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280, "448", max_length=4096),
-    "llavaov7b": Backbone(
-        "LLaVA-OneVision-7B",
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
-        "llava-onevision-7b",
-        3699,
-        "nine_tiles",
-        max_length=10240,
-        batch_size=4,
-    ),
-    "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144, "own"),
-    "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100, "own"),
-    "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100, "own"),
+    "internvl8b": Backbone("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", "qwen2.5-7b", 1280),
+    "llavaov7b": Backbone("LLaVA-OneVision-7B", "llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-onevision-7b", 3699),
+    "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144),
+    "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100),
+    "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
     "qwen38b": Backbone("Qwen3-8B", "Qwen/Qwen3-8B", "qwen3-8b", 1024, is_text=True),
     "qwen314b": Backbone("Qwen3-14B", "Qwen/Qwen3-14B", "qwen3-14b", 1024, is_text=True),
-    "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "", 512, is_text=True),
+    "tinylm": Backbone("tiny-llama", "checkpoints/tiny-llama", "tiny-llama", 512, is_text=True),
+    "tiny": Backbone("tiny-llava", "checkpoints/tiny-llava", "tiny-llava", tiny_llava.VISUAL_TOKENS),
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
@@ -138,12 +131,6 @@ class Arm:
         return self.made().keep_ratio
 
     @property
-    def selector(self) -> str:
-        """What chooses groups."""
-        words = {"_mlp": "mlp", "_valuenorm": "value_norm", "_bilinear": "bilinear", "_best": "bilinear"}
-        return next((selector for word, selector in words.items() if word in self.variant), "linear")
-
-    @property
     def fill(self) -> Fill:
         """What a dropped group reads as."""
         return "mean" if "_mean" in self.variant else "zero"
@@ -158,26 +145,13 @@ class Arm:
         """Whether its reducer cuts at several layers; the keep ratio is then an average over layers."""
         return REGISTERED.find(self.reducer).staged
 
-    def ledger(self) -> Ledger:
-        """The compressed region of a prompt in every layer."""
-        shape, tokens, method = geometry(self.backbone.shape), self.backbone.tokens, self.made()
-        groups = replace(self.budget, keep_ratio=1.0) if self.routed else KVBudget()
-        kept, cut = method.layer_tokens(tokens, shape.num_layers), method.cut_layer(shape.num_layers)
-        return nominal_ledger(shape, {"visual": tokens}, groups, cut, kept)
-
     def made(self) -> Reducer:
         """Its reducer; an anchor's is solved from its routed arm's."""
         if not self.anchor:
             return build_reducer(self.reducer, self.keep_ratio)
         routed, groups = replace(self, anchor=False).made(), replace(self.budget, keep_ratio=1.0)
-        depth = geometry(self.backbone.shape).num_layers if self.staged else 1
+        depth = self.backbone.geometry.num_layers if self.staged else 1
         return matched_reducer(routed, groups, depth, self.backbone.tokens)
-
-    def kept_words(self) -> str:
-        """Tokens of the compressed region that stay: a number, or those after the first and the last cut."""
-        if not self.staged:
-            return str(self.kept_tokens())
-        return self.made().kept_words(self.backbone.tokens, geometry(self.backbone.shape).num_layers)
 
     def kept_tokens(self) -> int:
         """Tokens of the compressed region that stay."""

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_llama
-from checkpoints.tiny_llama import KV_HEADS, LAYERS
-from checkpoints.tiny_llava import HEADS, TEXT_LAYERS, VISUAL_TOKENS, WIDTH
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape
+from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 from subtoken_train.recipe_names import read_names
 from subtoken_train.resources import recipe_text
+from tests.recipes.paper_arms import BACKBONES, Backbone
 from tests.support import places
 from tests.support.sampling import cells, sampled
 
@@ -46,47 +44,12 @@ FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 
 @dataclass(frozen=True)
-class Model:
-    """What a name's first word stands for."""
-
-    path: str
-    shape: KVShape
-    tokens: int
-    region: str = "visual"
-    sized: bool = False  # images keep their own size: token counts vary
-
-
-MODELS = {
-    "tiny": Model("checkpoints/tiny-llava", KVShape(TEXT_LAYERS, HEADS, WIDTH // HEADS, 4), VISUAL_TOKENS),
-    "llava7b": Model("llava-hf/llava-1.5-7b-hf", GEOMETRIES["llava-1.5-7b"], 576),
-    "llava13b": Model("llava-hf/llava-1.5-13b-hf", GEOMETRIES["llava-1.5-13b"], 576),
-    "qwenvl3b": Model("Qwen/Qwen2.5-VL-3B-Instruct", GEOMETRIES["qwen2.5-vl-3b"], 144, sized=True),
-    "qwenvl7b": Model("Qwen/Qwen2.5-VL-7B-Instruct", GEOMETRIES["qwen2.5-vl-7b"], 144, sized=True),
-    "qwen2vl7b": Model("Qwen/Qwen2-VL-7B-Instruct", GEOMETRIES["qwen2-vl-7b"], 144, sized=True),
-    "qwen3vl4b": Model("Qwen/Qwen3-VL-4B-Instruct", GEOMETRIES["qwen3-vl-4b"], 100, sized=True),
-    "qwen3vl8b": Model("Qwen/Qwen3-VL-8B-Instruct", GEOMETRIES["qwen3-vl-8b"], 100, sized=True),
-    "llavanext7b": Model("llava-hf/llava-v1.6-vicuna-7b-hf", GEOMETRIES["llama-2-7b"], 2928, sized=True),
-    "llavanextmistral7b": Model("llava-hf/llava-v1.6-mistral-7b-hf", GEOMETRIES["mistral-7b"], 2928, sized=True),
-    "internvl8b": Model("OpenGVLab/InternVL3-8B-hf", GEOMETRIES["qwen2.5-7b"], 1280, sized=True),
-    "llavaov7b": Model("llava-hf/llava-onevision-qwen2-7b-ov-hf", GEOMETRIES["llava-onevision-7b"], 3699, sized=True),
-    "tinylm": Model(
-        "checkpoints/tiny-llama", KVShape(LAYERS, KV_HEADS, tiny_llama.WIDTH // tiny_llama.HEADS, 4), 512, "context"
-    ),
-    "llama7b": Model("meta-llama/Llama-2-7b-hf", GEOMETRIES["llama-2-7b"], 1024, "context"),
-    "qwen7b": Model("Qwen/Qwen2.5-7B", GEOMETRIES["qwen2.5-7b"], 1024, "context"),
-    "llama31": Model("meta-llama/Llama-3.1-8B", GEOMETRIES["llama-3.1-8b"], 1024, "context"),
-    "qwen38b": Model("Qwen/Qwen3-8B", GEOMETRIES["qwen3-8b"], 1024, "context"),
-    "qwen314b": Model("Qwen/Qwen3-14B", GEOMETRIES["qwen3-14b"], 1024, "context"),
-}
-
-
-@dataclass(frozen=True)
 class Recipe:
     """A parsed recipe beside what its name says."""
 
     name: str
     words: dict[str, str | None]
-    model: Model
+    model: Backbone
     cli: RecipeCLI
     lines: list[str]
 
@@ -111,13 +74,9 @@ def recipe(request) -> Recipe:
     words = match.groupdict()
     if words["best"]:
         words |= BEST
-    assert words["model"] in MODELS
+    assert words["model"] in BACKBONES
     cli = RecipeCLI(["--config", str(path)])
-    return Recipe(path.stem, words, MODELS[words["model"]], cli, recipe_text(path).splitlines())
-
-
-def test_there_are_recipes():
-    assert {"tiny_fastv25_s16k4", "llava7b_fastv25_s16k4"} <= {path.stem for path in RECIPES}
+    return Recipe(path.stem, words, BACKBONES[words["model"]], cli, recipe_text(path).splitlines())
 
 
 def test_files_and_names_are_all_there_is():
@@ -125,7 +84,7 @@ def test_files_and_names_are_all_there_is():
     files = {path for path in RECIPES if path.exists()}
     assert {path for path in places.RECIPES.rglob("*.yaml") if path.parent.name not in others} == files
     assert {path.stem for path in RECIPES if not path.exists()} == set(read_names(places.RECIPES))
-    assert {path.stem.partition("_")[0] for path in files} == set(MODELS)
+    assert {path.stem.partition("_")[0] for path in files} == set(BACKBONES)
     assert {path.name for path in places.RECIPES.iterdir() if path.is_dir()} - {"__pycache__"} == others
 
 
@@ -155,12 +114,12 @@ def test_reducer(recipe):
             )
         assert reducer.round_up
         assert reducer.matches == recipe.budget.keep_ratio
-        shape = recipe.model.shape
+        shape = recipe.model.geometry
         assert 0 <= held[1] - held[0] < 2 * shape.num_layers * shape.side_bytes
     elif words["anchor"]:
         tokens = recipe.model.tokens
         share = recipe.budget.total_of(tokens)
-        anchor = solve_anchor(recipe.model.shape, tokens, share, region=recipe.model.region)
+        anchor = solve_anchor(recipe.model.geometry, tokens, share, region=recipe.model.region)
         assert reducer.round_up
         assert reducer.matches == recipe.budget.keep_ratio
         assert reducer.keep_ratio == float(share)
@@ -173,10 +132,10 @@ def test_reducer(recipe):
 
 def staged_ledger(model, reducer, routing):
     """The region of a prompt under a reducer that cuts at several layers."""
-    depth = model.shape.num_layers
+    depth = model.geometry.num_layers
     budget = KVBudget() if routing is None else routing.token_budget
     kept = reducer.layer_tokens(model.tokens, depth)
-    return nominal_ledger(model.shape, {model.region: model.tokens}, budget, reducer.cut_layer(depth), kept)
+    return nominal_ledger(model.geometry, {model.region: model.tokens}, budget, reducer.cut_layer(depth), kept)
 
 
 def test_routing(recipe):
@@ -186,7 +145,7 @@ def test_routing(recipe):
         assert routing is None
         return
     assert routing is not None
-    routing.check(recipe.model.shape)
+    routing.check(recipe.model.geometry)
     kept_groups = recipe.budget.num_groups if words["anchor"] else recipe.budget.kept_groups
     assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, kept_groups)
     assert routing.selector == SELECTORS.get(words["selector"] or "", "linear")
@@ -258,7 +217,7 @@ def test_first_line_agrees_with_the_ledger(recipe):
     fill = "zero" if routing is None else routing.fill
     budget = KVBudget(recipe.cli.model.reducer_config.keep_ratio, *groups, fill=fill)
     tokens = {recipe.model.region: recipe.model.tokens}
-    ledger = nominal_ledger(recipe.model.shape, tokens, budget, kept_tokens=recipe.kept_tokens)
+    ledger = nominal_ledger(recipe.model.geometry, tokens, budget, kept_tokens=recipe.kept_tokens)
     if recipe.cli.model.reducer_config.staged:
         ledger = staged_ledger(recipe.model, recipe.cli.model.reducer_config, routing)
     figure = re.search(r"([\d.]+) % KV", summary)
