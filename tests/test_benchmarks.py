@@ -11,70 +11,37 @@ import pytest
 
 from benchmarks import pairs
 from benchmarks.run_records import read_runs
+from tests.support.places import shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
-COMMAND_RECORDS = {
-    "command": "speed/benchmark-tiny-llava-cpu-float32.json",
-    "table8": "speed/table8-scaled-cpu-float32.json",
+TABLES = {
+    "command": ("command_tables:table", "speed/benchmark-tiny-llava-cpu-float32.json"),
+    "table8": ("command_tables:table", "speed/table8-scaled-cpu-float32.json"),
+    "decode": ("decode:markdown", "speed/decode-cpu-float32.json"),
+    "prefill": ("prefill:times", "speed/prefill-cpu-float32.json"),
+    "memory": ("prefill:memory", "speed/statistics_memory.json"),
+    "chunked": ("chunked_prefill:table", "speed/chunked-prefill-cpu-float32.json"),
+    "training": ("training_cost:markdown", "speed/training-cpu-float32.json"),
+    "eviction": ("eviction_accuracy:table", "eviction"),
+    "compression_step": ("compression_step:table", "speed/compression_step.json"),
+    "peers": ("peers:table", "speed/peers-cpu-float32.json"),
+    "recall_peers": ("recall_peers:table", "recall_peers.json"),
 }
+"""Table of a page -> the function that makes it, and of which records: a file's content, or a folder."""
 
 
-@pytest.fixture(scope="module")
-def tables() -> dict[str, str]:
-    """Every table of the page, made anew from its records."""
-    return {
-        "decode": importlib.import_module("benchmarks.decode").markdown(
-            json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())
-        ),
-        **{
-            name: importlib.import_module("benchmarks.command_tables").table(json.loads((RESULTS / path).read_text()))
-            for name, path in COMMAND_RECORDS.items()
-        },
-        "prefill": importlib.import_module("benchmarks.prefill").times(
-            json.loads((RESULTS / "speed/prefill-cpu-float32.json").read_text())
-        ),
-        "memory": importlib.import_module("benchmarks.prefill").memory(
-            json.loads((RESULTS / "speed/statistics_memory.json").read_text())
-        ),
-        "chunked": importlib.import_module("benchmarks.chunked_prefill").table(
-            json.loads((RESULTS / "speed/chunked-prefill-cpu-float32.json").read_text())
-        ),
-        "training": importlib.import_module("benchmarks.training_cost").markdown(
-            json.loads((RESULTS / "speed/training-cpu-float32.json").read_text())
-        ),
-        "eviction": importlib.import_module("benchmarks.eviction_accuracy").table(RESULTS / "eviction"),
-        "compression_step": importlib.import_module("benchmarks.compression_step").table(
-            json.loads((RESULTS / "speed/compression_step.json").read_text())
-        ),
-        "peers": importlib.import_module("benchmarks.peers").table(
-            json.loads((RESULTS / "speed/peers-cpu-float32.json").read_text())
-        ),
-        "recall_peers": importlib.import_module("benchmarks.recall_peers").table(
-            json.loads((RESULTS / "recall_peers.json").read_text())
-        ),
-    }
+def recorded(path: str):
+    return json.loads((RESULTS / path).read_text())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *COMMAND_RECORDS,
-        "decode",
-        "prefill",
-        "memory",
-        "chunked",
-        "training",
-        "eviction",
-        "compression_step",
-        "peers",
-        "recall_peers",
-    ],
-)
-def test_the_page_shows_the_records(tables, name):
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_shows_the_records(name):
+    function, path = TABLES[name]
+    module, _, function = function.partition(":")
+    make = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     page = "quality.md" if name in ("eviction", "recall_peers") else "speed.md"
-    text = (DOCS / page).read_text()
-    assert text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0] == tables[name]
+    assert shown(DOCS / page, name) == make(recorded(path) if path.endswith(".json") else RESULTS / path)
 
 
 def test_every_registered_method_was_measured_or_is_named_and_kept_its_budget():
@@ -94,7 +61,7 @@ def test_every_registered_method_was_measured_or_is_named_and_kept_its_budget():
 
 
 def test_kvcompose_recalls_what_the_release_recalls():
-    record = json.loads((RESULTS / "recall_peers.json").read_text())
+    record = recorded("recall_peers.json")
     assert record["contexts"] == len(record["asked"]) == 60
     pairs = {(pair["ours"], pair["kvpress"]): pair for pair in record["paired"]}
     hits = record["hits"]
@@ -108,7 +75,7 @@ def test_kvcompose_recalls_what_the_release_recalls():
 
 def test_methods_that_draw_nothing_keep_what_the_presses_keep():
     """Where entries differ they are ties in the press's scores, or as far apart as rounding makes them."""
-    record = json.loads((RESULTS / "recall_peers.json").read_text())
+    record = recorded("recall_peers.json")
     adaptive = ("ada(expected_attention)", "ada(snapkv)")
     for name in ("expected_attention", "keydiff", "tova, kvpress", "snapkv", "knorm", *adaptive):
         for kept in map(str, record["kept"]):
@@ -118,7 +85,7 @@ def test_methods_that_draw_nothing_keep_what_the_presses_keep():
 
 def test_compactor_recalls_what_the_press_recalls():
     """Its sketches are drawn anew: the paired interval over contexts holds 0, for means of five."""
-    record = json.loads((RESULTS / "recall_peers.json").read_text())
+    record = recorded("recall_peers.json")
     pairs = {(pair["ours"], pair["kvpress"]): pair for pair in record["paired"]}
     for ours in ("compactor", "compactor, kvpress"):
         for kept in map(str, record["kept"]):
@@ -128,14 +95,14 @@ def test_compactor_recalls_what_the_press_recalls():
 
 def test_a_compression_step_is_no_slower_than_kvpress():
     """The promise, on the recorded run: medians of ratios, in turns."""
-    rows = json.loads((RESULTS / "speed/compression_step.json").read_text())["rows"]
+    rows = recorded("speed/compression_step.json")["rows"]
     assert {row["method"] for row in rows} >= {"expected_attention", "compactor", "keydiff", "tova", "lagkv", "snapkv"}
     assert all(row["ratio"][0] <= 1.2 for row in rows)
 
 
 def test_decoding_is_not_slower_than_the_token_only_cache():
     """The promise, on the recorded run: medians of interleaved ratios."""
-    for row in json.loads((RESULTS / "speed/decode-cpu-float32.json").read_text())["rows"]:
+    for row in recorded("speed/decode-cpu-float32.json")["rows"]:
         assert row["step_vs_token_only"][0] <= 1.05
         assert row["step_vs_same_bytes"][0] <= 1.10
         assert row["index_share"] <= 0.005

@@ -15,7 +15,6 @@ from subtoken_train.datasets.scenes import KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, recipe, run_recipes
 
-SCORES = (("a", 0.75), ("b", 0.5))
 LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
 
 
@@ -49,12 +48,22 @@ def test_the_two_stage_list_is_table_4():
     assert all(kv[first] == kv[second] for first, second in comparison.pairs)
 
 
-def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
-    path = tmp_path / "list.yaml"
-    path.write_text("arms: {b: second, a: first, absent: no run yet}\ndifferences: [[a, b], [absent, b]]\n")
+def table_of(folder, content, **scores):
+    """The lines of a list's table; ``scores`` are of every question, by arm and seed."""
+    (folder / "list.yaml").write_text(content)
     kinds = np.array(KINDS)
-    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
-    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    arms = {
+        name: Arm(
+            name, tuple(seeds), np.array([[score] * len(kinds) for score in seeds.values()]), kinds, "1/4", 0.25, 0.25
+        )
+        for name, seeds in scores.items()
+    }
+    return comparison_markdown(arms, read_comparison(folder / "list.yaml")).splitlines()
+
+
+def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
+    content = "arms: {b: second, a: first, absent: no run yet}\ndifferences: [[a, b], [absent, b]]\n"
+    rows = table_of(tmp_path, content, a={0: 0.75}, b={0: 0.5})
     assert [row.split(" | ")[0] for row in rows if row.startswith("| second") or row.startswith("| first")] == [
         "| second",
         "| first",
@@ -64,26 +73,15 @@ def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
 
 
 def test_a_difference_is_over_the_seeds_that_both_arms_have(tmp_path):
-    path = tmp_path / "list.yaml"
-    path.write_text("arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\n")
-    kinds = np.array(KINDS)
-
-    def arm(name, **score_of_seed):
-        scores = np.stack([np.full(len(kinds), score) for score in score_of_seed.values()])
-        return Arm(name, tuple(int(seed[1:]) for seed in score_of_seed), scores, kinds, "1/4", 0.25, 0.25)
-
-    arms = {"a": arm("a", s0=0.9, s1=0.5, s2=0.0), "b": arm("b", s1=0.25, s3=0.0), "c": arm("c", s4=1.0)}
-    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    content = "arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\n"
+    rows = table_of(tmp_path, content, a={0: 0.9, 1: 0.5, 2: 0.0}, b={1: 0.25, 3: 0.0}, c={4: 1.0})
     assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
     assert not any(row.startswith("| first - third") for row in rows)
 
 
 def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
-    path = tmp_path / "list.yaml"
-    path.write_text("arms: {a: first, b: second}\ndifferences: [[a, b]]\ngroups: [questions]\n")
-    kinds = np.array(KINDS)
-    arms = {name: Arm(name, (0,), np.full((1, len(kinds)), score), kinds, "1/4", 0.25, 0.25) for name, score in SCORES}
-    rows = comparison_markdown(arms, read_comparison(path)).splitlines()
+    content = "arms: {a: first, b: second}\ndifferences: [[a, b]]\ngroups: [questions]\n"
+    rows = table_of(tmp_path, content, a={0: 0.75}, b={0: 0.5})
     assert rows[0] == "| arm | recipe | tokens | KV nominal | KV realised | seeds | questions |"
     assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
 

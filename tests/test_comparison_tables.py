@@ -11,7 +11,7 @@ from benchmarks.comparison_tables import comparison_markdown, read_records
 from benchmarks.run_records import add_run, read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
-from tests.support.places import RECIPES, ROOT
+from tests.support.places import RECIPES, ROOT, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,10 +25,8 @@ TABLES = ("comparison", "visionzip", "two_stage", "recall", "routed_recall", "be
 
 @sampled("name", TABLES, every=4)
 def test_tables_are_regenerated_from_the_records(name):
-    text = PAGES.get(name, README).read_text()
-    printed = text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
     chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
-    assert printed == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
+    assert shown(PAGES.get(name, README), name) == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():

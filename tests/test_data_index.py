@@ -12,8 +12,8 @@ import pytest
 
 from subtoken_train.datasets import record_index
 from subtoken_train.datasets.records import InstructionRecords
+from tests.support.places import ROOT, shown
 
-ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "data" / "index.json"
 data_index = importlib.import_module("benchmarks.data_index")
 
@@ -62,9 +62,7 @@ def record():
 
 
 def test_the_page_shows_the_record(record):
-    text = (ROOT / "data" / "README.md").read_text()
-    shown = text.split("<!-- index:start -->\n")[1].split("\n<!-- index:end -->")[0]
-    assert shown == data_index.table(record)
+    assert shown(ROOT / "data" / "README.md", "index") == data_index.table(record)
 
 
 def test_no_process_held_the_set(record):

@@ -1,14 +1,67 @@
-"""Pages that a program writes are what it writes."""
+"""Pages that a program writes are what it writes, paths that the architecture names exist, and shown code runs."""
 
+import re
 import runpy
 
 import pytest
 
+from benchmarks import front_table
+from tests.kernels import test_interpreter
 from tests.support.places import ROOT
+from tests.support.readme_blocks import blocks
+from tests.support.sampling import sampled
+from tests.test_architecture import PACKAGE, RANK
 
-MADE = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+DOCS = ROOT / "docs"
+MADE = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+CODE = [block for name in ("python", "decoding") for block in blocks(DOCS / f"{name}.md") if block.mark == "run"]
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_page_is_what_is_made(name):
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == MADE[name](), "run python docs/generate.py"
+    assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), "run python docs/generate.py"
+
+
+def test_readme_shows_the_records():
+    page = front_table.PAGE.read_text(encoding="utf-8")
+    assert page.split(front_table.START)[1].split(front_table.END)[0] == front_table.table()
+
+
+@sampled("block", CODE, every=4, ids=lambda block: block.place)
+def test_its_code_runs(block, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    exec(compile(block.text, block.place, "exec"), {})
+    said = capsys.readouterr().out
+    assert "KV" in said if "decoding" in block.place else said
+
+
+def test_all_of_a_page_is_code_that_runs():
+    assert len(CODE) == len(blocks(DOCS / "python.md")) + 1 == 4
+
+
+def test_counts_of_decoding_are_those_of_the_tests():
+    pytest.importorskip("triton", reason="triton is not installed")
+    drawn = f"{test_interpreter.SHARES * test_interpreter.DRAWN} drawn layers"
+    assert drawn in (DOCS / "decoding.md").read_text(encoding="utf-8")
+
+
+def named_paths(page: str) -> set[str]:
+    """What stands in backticks and is written as a file or folder."""
+    return {word for word in re.findall(r"`([\w./-]+)`", page) if word.endswith((".py", ".md", "/"))}
+
+
+def missing(page: str) -> list[str]:
+    places = (ROOT / PACKAGE, ROOT)
+    return sorted(path for path in named_paths(page) if not any((place / path).exists() for place in places))
+
+
+def test_every_path_of_the_architecture_exists():
+    assert len(named_paths(ARCHITECTURE)) > 40
+    assert missing(ARCHITECTURE) == []
+    assert missing("`types.py` and `engine/nowhere.py`, `nowhere/`") == ["engine/nowhere.py", "nowhere/"]
+
+
+def test_the_picture_shows_every_room():
+    shown = {word.rstrip("/") for word in re.findall(r"\b[a-z_]+/?", ARCHITECTURE.split("```")[1])}
+    assert RANK.keys() - {"__main__"} <= shown

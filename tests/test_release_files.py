@@ -184,6 +184,23 @@ def test_both_bounds_are_of_every_direct_dependency():
     assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
 
 
+@pytest.fixture
+def bounds(tmp_path, monkeypatch):
+    """Puts a record, the run of tests and words in the program's place; its environments are names."""
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "whole.json"
+
+    def given(before, run_tests, words):
+        record.write_text(json.dumps(before))
+        stand_ins = {"ROOT": tmp_path, "OUT": record, "make": str, "run_tests": run_tests}
+        for name, stand_in in {**stand_ins, "installed": lambda name: {"torch": name}}.items():
+            monkeypatch.setattr(version_bounds, name, stand_in)
+        monkeypatch.setattr(sys, "argv", ["version_bounds.py", *words])
+        return record
+
+    return given
+
+
 @pytest.mark.parametrize(
     ("words", "kept", "judged"),
     [
@@ -194,39 +211,24 @@ def test_both_bounds_are_of_every_direct_dependency():
         (["tests/cli", "--out", "mine.json"], {"lowest": 5, "highest": 5}, 1),
     ],
 )
-def test_a_record_of_bounds_is_of_what_ran(tmp_path, monkeypatch, words, kept, judged):
-    monkeypatch.chdir(tmp_path)
-    record = tmp_path / "whole.json"
-    record.write_text(json.dumps({name: {"exit_code": 5} for name in version_bounds.BOUNDS}))
+def test_a_record_of_bounds_is_of_what_ran(bounds, words, kept, judged):
     found = {"lowest": {"exit_code": 1, "counts": {}}, "highest": {"exit_code": 0, "counts": {}}}
-    monkeypatch.setattr(version_bounds, "ROOT", tmp_path)
-    monkeypatch.setattr(version_bounds, "OUT", record)
-    monkeypatch.setattr(version_bounds, "make", lambda name: name)
-    monkeypatch.setattr(version_bounds, "run_tests", lambda name, tests: found[name])
-    monkeypatch.setattr(version_bounds, "installed", lambda name: {})
-    monkeypatch.setattr(sys, "argv", ["version_bounds.py", *words])
+    record = bounds({name: {"exit_code": 5} for name in version_bounds.BOUNDS}, lambda name, tests: found[name], words)
     assert version_bounds.main() == judged
     assert {name: each["exit_code"] for name, each in json.loads(record.read_text()).items()} == kept
     if "--out" in words:
         assert set(json.loads(Path("mine.json").read_text())) == {"lowest", "highest"}
 
 
-def test_what_failed_at_a_bound_runs_again(tmp_path, monkeypatch):
-    record = tmp_path / "whole.json"
+def test_what_failed_at_a_bound_runs_again(bounds):
     before = {"lowest": {"failed": ["tests/a.py::b"], "exit_code": 1}, "highest": {"failed": [], "exit_code": 0}}
-    record.write_text(json.dumps(before))
     ran = []
 
     def run_tests(name, tests):
         ran.append((name, tests))
         return {"exit_code": 0, "failed": []}
 
-    monkeypatch.setattr(version_bounds, "ROOT", tmp_path)
-    monkeypatch.setattr(version_bounds, "OUT", record)
-    monkeypatch.setattr(version_bounds, "make", lambda name: name)
-    monkeypatch.setattr(version_bounds, "run_tests", run_tests)
-    monkeypatch.setattr(version_bounds, "installed", lambda name: {"torch": name})
-    monkeypatch.setattr(sys, "argv", ["version_bounds.py", "--failed"])
+    record = bounds(before, run_tests, ["--failed"])
     assert version_bounds.main() == 0
     assert ran == [("lowest", ["tests/a.py::b"])]
     again = {"tests": ["tests/a.py::b"], "exit_code": 0, "failed": [], "versions": {"torch": "lowest"}}

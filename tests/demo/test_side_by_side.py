@@ -1,17 +1,20 @@
-"""Three models on one loaded backbone: each answers as it does alone, streams, refuses in words, and can be stopped."""
+"""Three models on one loaded backbone: each answers as it does alone, streams, is drawn, and can be stopped."""
 
 from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from subtoken_train.cli.main import main
-from subtoken_train.demo.drawings import COLUMNS, facts_table, presets
+from subtoken_train.demo.drawings import COLUMNS, facts_table, group_picture, kept_groups, presets, token_picture
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
+from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.sampling import sampled
 
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
@@ -53,7 +56,10 @@ def test_each_side_answers_as_it_does_alone(models, asked):
     assert (cells[2][2], cells[2][9]) == (f"{held:,}", str(answers[2].tokens))
 
 
-def test_answers_grow_as_they_are_made(models, asked):
+def test_answers_grow_as_they_are_made_and_an_asker_may_leave(models, asked):
+    leaving = models.ask(*asked, None, "0.5")
+    assert next(leaving).place == 0
+    leaving.close()
     texts = [each.text for each in models.ask(*asked, None, "0.5") if each.place == 2]
     assert texts[-1] == "white 4"
     assert {"white", "white 4"} <= {text.strip() for text in texts}  # transformers before 5.24 has '' before them
@@ -95,13 +101,6 @@ def test_a_prompt_past_the_models_positions_is_answered_with_a_note(models, aske
     assert any("512" in note for answer in answers for note in answer.notes)
 
 
-def test_an_asker_who_leaves_stops_the_answer(models, asked):
-    leaving = models.ask(*asked, None, "0.5")
-    assert next(leaving).place == 0
-    leaving.close()
-    assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
-
-
 @pytest.mark.slow
 def test_titles_without_an_anchor_and_without_routing():
     alone = SideBySide(ROUTED, device="cpu")
@@ -140,3 +139,35 @@ def test_one_backbone_by_two_paths(tmp_path, monkeypatch):
         text = config.read_text()
         config.write_text(text.replace('"checkpoints/tiny-llava"', f'"{resource("checkpoints/tiny-llava")}"'))
     assert len(SideBySide(ROUTED, str(copy), device="cpu").sides) == 3
+
+
+REGIONS = torch.tensor([Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.QUERY])
+
+
+def test_groups_are_those_of_kept_visual_tokens():
+    masks = torch.tensor([[[1, 1], [1, 0], [1, 1], [1, 1], [0, 0]]]).bool()
+    routed = LayerPlan(torch.tensor([[0, 1, 3, 4, -1]]), masks)
+    whole, none = LayerPlan(torch.tensor([[0, 1, 2, 3, 4]])), LayerPlan(torch.tensor([[0, 4]]))
+    kept = kept_groups(Plan([whole, routed, none]), REGIONS)
+    assert kept.shares_LS.tolist() == [[1, 1], [1, 0.5], [0, 0]]
+    assert [marks.tolist() for marks in kept.marks_nS] == [[[True, True]] * 3, [[True, False], [True, True]], []]
+    assert kept_groups(Plan([whole, none]), REGIONS) is None
+
+
+@pytest.fixture(scope="module")
+def answers():
+    models = SideBySide(str(resource("checkpoints/adapters/tiny_fastv25_s16k4")), device="cpu")
+    path, question = presets()[0]
+    spoken = models.ask(Image.open(path).convert("RGB"), question, None, "1")
+    return [each.answer for each in spoken if each.answer]
+
+
+def test_pictures_follow_the_layer(answers):
+    whole, routed = answers
+    drawn = [np.array(token_picture(routed, layer)) for layer in (0, 5)]
+    assert drawn[0].shape == drawn[1].shape
+    assert (drawn[0] != drawn[1]).any()
+    assert (np.array(token_picture(whole, 5)) != drawn[1]).any()
+    groups = [np.array(group_picture(routed, layer)) for layer in (0, 5)]
+    assert (groups[0] != groups[1]).any()
+    assert group_picture(whole, 0) is None

@@ -223,12 +223,6 @@ def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task)
     assert not list(tmp_path.glob("out/*/*"))
 
 
-def test_a_whole_grid_is_refused_at_once(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pool, "load_family", never)
-    wanted = f"task mmbench has {ROWS} of 4,329 samples in "
-    refused(capsys, wanted, "--config", str(run.grids[0]), "--out", str(tmp_path / "out"))
-
-
 def refused(capsys, wanted: str, *arguments: str) -> None:
     assert main(["evaluate", *arguments]) == 2
     err = capsys.readouterr().err

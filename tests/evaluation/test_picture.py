@@ -94,11 +94,8 @@ def test_qwen_grids_follow_the_image(tmp_path):
     assert (cells(picture, 3, 4) == RED).all(-1).nonzero()[0].tolist() == [5]
 
 
-def test_tokens_that_are_no_grid(tiny_family):
+def test_what_is_not_drawn(tiny_family):
     with pytest.raises(ValueError, match="65 visual tokens are no square: this tower's class token is among them"):
         visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
-
-
-def test_tiles_are_not_drawn():
     with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
         visual_grid(next_family(), make_batch([(1, 6)]))

@@ -31,12 +31,6 @@ ANSWER = {
     "task": "answer", "output_type": "generate_until", "doc_to_text": "{{question}}",
     "generation_kwargs": {"until": ["\n", " the"], "max_gen_toks": 12, "do_sample": False},
 }  # fmt: skip
-ROLLING = {
-    "task": "rolling",
-    "output_type": "loglikelihood_rolling",
-    "doc_to_text": "",
-    "doc_to_target": "{{question}}",
-}
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.3, "eviction_options": "window=4", "context": 12}
 
 
@@ -209,11 +203,6 @@ def test_the_tokenizer_s_chat_format(backbone, reference, monkeypatch):
     got, wanted = (evaluate(each, CHOICE, apply_chat_template=True) for each in (model, reference))
     scores = [value for value, _ in responses(wanted, "choice")]
     assert [value for value, _ in responses(got, "choice")] == pytest.approx(scores, abs=1e-4)
-
-
-def test_sampling_is_refused(backbone):
-    with pytest.raises(ValueError, match="answers are greedy"):
-        evaluate(ours(backbone), ANSWER, gen_kwargs="do_sample=True,temperature=0.7")
 
 
 def test_answers_that_leave_no_room_are_refused(backbone):

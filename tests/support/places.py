@@ -20,3 +20,9 @@ def recipe(name: str) -> Path:
 def run_recipes() -> list[Path]:
     """Return the paths of the recipes of runs, files and names: all but grids, lists of arms and overlays."""
     return sorted({*RECIPES.glob("*.yaml"), *(RECIPES / f"{name}.yaml" for name in read_names(RECIPES))})
+
+
+def shown(page: Path, name: str) -> str:
+    """Return what stands on a page between the marks ``NAME:start`` and ``NAME:end``."""
+    text = page.read_text(encoding="utf-8")
+    return text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]

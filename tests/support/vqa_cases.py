@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from datasets import Dataset, Image
 from PIL import Image as Pictures
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 
 def reference_cases(shared: Path, name: str) -> list[dict[str, Any]]:
@@ -54,6 +55,21 @@ def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
     whole = [{"image": {"bytes": picture(n % 256), "path": None}, **row} for n, row in enumerate(rows)]
     Dataset.from_list(whole).cast_column("image", Image()).to_parquet(path)
     return folder
+
+
+@dataclass
+class Birds(Task):
+    """A set of three that is read from nowhere."""
+
+    name = "birds"
+    modality = "image"
+    hub_id = "lmms-lab/birds"
+    rows = 3
+    primary = "accuracy"
+    where = "hf download lmms-lab/birds --repo-type dataset --local-dir DIR"
+
+    def samples(self) -> list[Sample]:
+        return []
 
 
 def refused(words: str, name: str, source: Path | str | None = None, **options: Any) -> None:

@@ -45,14 +45,11 @@ def test_aggregate_of_the_golden(golden):
         assert scores["string_match"] == pytest.approx(mean, abs=1e-12)
 
 
-def test_control_characters_differ():
-    assert ruler_score("ab\ncd", "qa_1", ["abcd"]) == 0
-    assert ruler_score("ab\ncd", "qa_1", ["abcd"], control="") == 1
-
-
-def test_all_and_part():
+def test_parts_and_control_characters():
     assert ruler_score("ALPHA only", "vt", ["alpha", "beta"]) == 0.5
     assert ruler_score("ALPHA only", "qa_2", ["alpha", "beta"]) == 1
+    assert ruler_score("ab\ncd", "qa_1", ["abcd"]) == 0
+    assert ruler_score("ab\ncd", "qa_1", ["abcd"], control="") == 1
 
 
 def test_tasks_weigh_alike_whatever_their_size():

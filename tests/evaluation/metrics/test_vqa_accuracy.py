@@ -56,16 +56,9 @@ def test_steps():
     assert without_marks("a -b") == "a b"
     assert without_marks("x;y 1,2") == "xy 12"
     assert plain_words("A  Dog wasnt THE one") == "dog wasn't 1"
-
-
-def test_two_commas_between_digits_differ():
-    assert without_marks("1,,2") == "12"
+    assert without_marks("1,,2") == without_marks("1,2", OFFICIAL_COMMA) == "12"
     assert without_marks("1,,2", OFFICIAL_COMMA) == "1  2"
-    assert without_marks("1,2", OFFICIAL_COMMA) == "12"
-
-
-def test_only_32_full_stops_go():
-    assert without_marks("a." * 40) == "a" * 32 + "a." * 8
+    assert without_marks("a." * 40) == "a" * 32 + "a." * 8  # only 32 full stops go
 
 
 def test_every_contraction_loses_one_apostrophe():
@@ -157,13 +150,10 @@ def test_ten_equal_answers_are_compared_as_they_are():
 
 
 def test_answers_that_differ_are_normalised():
+    """Space alone makes no difference."""
     people = ["2 dogs", "two dogs", "the two dogs", "Two Dogs."] + ["cat"] * 6
-    for name, value in VQAv2Accuracy.figures("Two dogs", {"answers": people}).items():
-        assert value == 1, name
+    assert set(VQAv2Accuracy.figures("Two dogs", {"answers": people}).values()) == {1}
     assert VQAv2Accuracy.score("two cats", {"answers": people}) == 0
-
-
-def test_space_alone_makes_no_difference_between_answers():
     assert VQAv2Accuracy.figures("No", {"answers": ["no"] * 9 + ["no\n"]})["official_accuracy"] == 0
 
 

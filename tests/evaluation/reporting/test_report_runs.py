@@ -56,10 +56,19 @@ def test_no_results(tmp_path):
     assert "holds no results" in refused(tmp_path / "absent")
 
 
-def test_unknown_task(tmp_path):
-    write_run(tmp_path, facts("a"), "poppe", answers(range(3)))
-    message = refused(tmp_path)
-    assert "poppe/manifest.json: unknown task 'poppe'. Did you mean 'pope'?" in message
+@pytest.mark.parametrize(
+    ("task", "given", "key", "words"),
+    [
+        ("poppe", {}, "answer", "poppe/manifest.json: unknown task 'poppe'. Did you mean 'pope'?"),
+        ("pope", {"rows": 39}, "answer", "holds 40 samples, but its manifest says 39"),
+        ("pope", {"primary": "acuracy"}, "answer", "unknown score 'acuracy'. Did you mean 'accuracy'?"),
+        ("pope", {}, "other", "its references and predictions cannot be scored (not of the form"),
+    ],
+)
+def test_a_run_that_cannot_be_scored(tmp_path, task, given, key, words):
+    path = write_run(tmp_path, facts("a"), task, answers(range(3)), **given) / "samples-0-of-1.jsonl"
+    path.write_text(path.read_text().replace('"answer"', f'"{key}"'))
+    assert words in refused(tmp_path)
 
 
 def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
@@ -69,23 +78,6 @@ def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
     run = read_results([tmp_path])[0].runs["pope"][None]
     assert len(run.ids) == 39
     assert len(run.ids) < run.manifest.rows
-
-
-def test_more_samples_than_were_asked(tmp_path):
-    write_run(tmp_path, facts("a"), "pope", answers(range(3)), rows=39)
-    assert "holds 40 samples, but its manifest says 39" in refused(tmp_path)
-
-
-def test_a_score_that_the_task_does_not_have(tmp_path):
-    write_run(tmp_path, facts("a"), "pope", answers(range(3)), primary="acuracy")
-    assert "unknown score 'acuracy'. Did you mean 'accuracy'?" in refused(tmp_path)
-
-
-def test_records_that_the_metric_cannot_read(tmp_path):
-    place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
-    path = place / "samples-0-of-1.jsonl"
-    path.write_text(path.read_text().replace('"answer"', '"other"'))
-    assert "its references and predictions cannot be scored (not of the form" in refused(tmp_path)
 
 
 def test_runs_that_do_not_belong_together(tmp_path):

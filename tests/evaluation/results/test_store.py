@@ -53,27 +53,17 @@ def test_records_of_all_processes_are_read(tmp_path):
 
 
 def test_a_torn_line_is_cut_and_the_rest_stays(tmp_path):
-    SampleWriter(tmp_path).append([RECORD, replace(RECORD, id="b")])
+    """Within a character too; a file of one torn line is emptied."""
     path = tmp_path / "samples-0-of-1.jsonl"
+    path.write_bytes('{"id": "ä'.encode()[:-1])
+    assert read_samples(tmp_path) == {}
+    writer = SampleWriter(tmp_path)
+    assert path.read_bytes() == b""
+    writer.append([RECORD, replace(RECORD, id="b")])
     path.write_text(path.read_text()[:-20])
     assert list(read_samples(tmp_path)) == ["a"]
     SampleWriter(tmp_path).append([replace(RECORD, id="c")])
     assert list(read_samples(tmp_path)) == ["a", "c"]
-
-
-def test_a_line_torn_within_a_character_is_left_out(tmp_path):
-    SampleWriter(tmp_path).append([RECORD])
-    with (tmp_path / "samples-0-of-1.jsonl").open("ab") as file:
-        file.write('{"id": "ä'.encode()[:-1])
-    assert list(read_samples(tmp_path)) == ["a"]
-
-
-def test_a_file_of_one_torn_line_is_emptied(tmp_path):
-    path = tmp_path / "samples-0-of-1.jsonl"
-    path.write_text('{"id": "a')
-    SampleWriter(tmp_path)
-    assert path.read_bytes() == b""
-    assert read_samples(tmp_path) == {}
 
 
 def test_a_device_in_the_place_of_records_is_not_read(tmp_path):
@@ -93,18 +83,13 @@ def test_a_huge_file_without_a_line_is_not_read_to_its_end(tmp_path):
     assert os.path.getsize(tmp_path / "samples-0-of-1.jsonl") == 2**40
 
 
-def test_a_sample_that_is_there_twice_is_refused(tmp_path):
-    SampleWriter(tmp_path, 0, 2).append([RECORD])
-    SampleWriter(tmp_path, 1, 2).append([RECORD])
+def test_a_sample_twice_and_a_broken_line_name_their_places(tmp_path):
+    for rank in (0, 1):
+        SampleWriter(tmp_path, rank, 2).append([RECORD])
     with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 1: sample 'a' is there twice"):
         read_samples(tmp_path)
-
-
-def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path):
-    SampleWriter(tmp_path).append([RECORD])
-    with (tmp_path / "samples-0-of-1.jsonl").open("a") as file:
-        file.write("{}\n")
-    with pytest.raises(ValueError, match=r"samples-0-of-1\.jsonl, line 2 is no record"):
+    (tmp_path / "samples-1-of-2.jsonl").write_text(replace(RECORD, id="b").line() + "{}\n")
+    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 2 is no record"):
         read_samples(tmp_path)
 
 

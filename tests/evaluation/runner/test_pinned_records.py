@@ -34,10 +34,18 @@ def scenes(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
+def test_another_training_or_other_answers_in_the_files_are_refused(scenes, tmp_path):
     adapter = shutil.copytree(resolve(str(ROUTED.adapter)), tmp_path / "adapter")
     grid = scenes_grid(scenes, tmp_path / "out", replace(ROUTED, adapter=str(adapter)), limit=2)
     (folder,) = run_grid(grid)
+    content = (scenes / "test.json").read_text()
+    other = json.loads(content)
+    for record in other:
+        record["conversations"][1]["value"] = "another"
+    (scenes / "test.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="answers to other samples"):
+        run_grid(replace(grid, limit=4))
+    (scenes / "test.json").write_text(content)
     tensors = load_file(adapter / "adapter_model.safetensors")
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=r"adapter_sha256.*choose another results folder"):
@@ -50,6 +58,7 @@ def test_another_training_under_the_same_name_is_refused(scenes, tmp_path):
     [
         (EVICTED, replace(EVICTED, eviction_options={"window": 2}), "eviction_options"),
         (REDUCED, replace(REDUCED, reducer_options={"seed": 1}), "reducer"),
+        (replace(ROUTED, name="arm"), replace(ROUTED, name="arm", selector="none"), r"arm\.groups"),
     ],
     every=2,
 )
@@ -59,6 +68,8 @@ def test_settings_that_the_facts_do_not_tell_are_compared(scenes, tmp_path, firs
     run_grid(replace(grid, limit=3))
     with pytest.raises(ValueError, match=f"holds answers with {name}"):
         run_grid(replace(grid, arms=(second,), limit=3))
+    with pytest.raises(ValueError, match="holds answers with max_length"):
+        run_grid(replace(grid, max_length=100))
 
 
 @sampled("method", ["prefixkv", "fitprune"], every=2)
@@ -103,18 +114,6 @@ def test_records_of_version_0_1_are_joined(scenes, tmp_path):
     )
     run_grid(replace(grid, limit=3))
     assert len(read_samples(folder)) == 3
-
-
-@pytest.mark.slow
-def test_other_answers_in_the_files_are_refused(scenes, tmp_path):
-    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=2)
-    run_grid(grid)
-    content = json.loads((scenes / "test.json").read_text())
-    for record in content:
-        record["conversations"][1]["value"] = "another"
-    (scenes / "test.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="answers to other samples"):
-        run_grid(replace(grid, limit=4))
 
 
 @pytest.mark.slow

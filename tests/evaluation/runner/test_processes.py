@@ -1,11 +1,11 @@
-"""Each process has a device of its own."""
+"""Each process has a device of its own; a results folder is one run's, and what answers nothing leaves none."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from subtoken_train.evaluation.runner.processes import ONE, Processes
+from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 
 
 def test_the_work_is_divided():
@@ -13,9 +13,12 @@ def test_the_work_is_divided():
     assert all(sum(process.mine(number) for process in four) == 1 for number in range(11))
 
 
-def test_without_a_gpu_all_are_on_the_cpu(monkeypatch):
+def test_without_a_gpu_all_are_on_the_cpu_and_one_gpu_is_not_for_all(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [ONE.device(wanted) for wanted in (None, "auto", "cpu")] == ["cpu", "auto", "cpu"]
+    assert (ONE.device("cuda:1"), Processes(1, 2).device("cpu")) == ("cuda:1", "cpu")
+    with pytest.raises(ValueError, match="device cuda:1 for 2 processes"):
+        Processes(0, 2).device("cuda:1")
 
 
 @pytest.mark.parametrize("wanted", [None, "auto", "cuda"])
@@ -23,13 +26,6 @@ def test_each_process_takes_its_own_gpu(monkeypatch, wanted):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # the second machine of two, with two GPUs each
     assert [Processes(rank, 4, rank % 2).device(wanted) for rank in (2, 3)] == ["cuda:0", "cuda:1"]
-
-
-def test_one_gpu_for_all_is_refused():
-    assert ONE.device("cuda:1") == "cuda:1"
-    with pytest.raises(ValueError, match="device cuda:1 for 2 processes"):
-        Processes(0, 2).device("cuda:1")
-    assert Processes(1, 2).device("cpu") == "cpu"
 
 
 def test_what_names_no_device_goes_to_the_own_one(monkeypatch):
@@ -42,3 +38,41 @@ def test_what_names_no_device_goes_to_the_own_one(monkeypatch):
         with process:
             pass
     assert chosen == [0, 1]
+
+
+def attempt(folder, written):
+    with alone(folder, ONE):
+        for path, text in written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        raise ValueError("wrong")
+
+
+def fail(folder, *written):
+    with pytest.raises(ValueError, match="wrong"):
+        attempt(folder, written)
+
+
+def test_a_failure_leaves_no_folder(tmp_path):
+    cell = tmp_path / "results" / "new" / "arm" / "task"
+    fail(tmp_path / "results" / "new", (cell / "manifest.json", "{}"), (cell / "samples-0-of-1.jsonl", ""))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_answered_and_what_was_there_stays(tmp_path):
+    sample = tmp_path / "new" / "arm" / "task" / "samples-0-of-1.jsonl"
+    fail(tmp_path / "new", (sample, "{}\n"))
+    assert sample.read_text() == "{}\n"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    fail(tmp_path / "old")
+    fail(tmp_path / "old" / "new")
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [".lock", "notes.txt"]
+
+
+def test_two_runs_are_refused_and_the_first_is_not_disturbed(tmp_path):
+    with alone(tmp_path / "new", ONE):
+        with pytest.raises(ValueError, match="another evaluation writes into"), alone(tmp_path / "new", ONE):
+            pass
+        assert (tmp_path / "new").is_dir()
+    assert (tmp_path / "new").is_dir()

@@ -114,17 +114,6 @@ def test_several_arms_take_turns_on_one_backbone(scenes, tmp_path, monkeypatch):
         assert records(alone) == records(folder)
 
 
-def test_manifest_says_who_answered_what(scenes, tmp_path):
-    (folder,) = run_grid(scenes_grid(scenes, tmp_path, ROUTED, limit=3))
-    manifest = Manifest.read(folder)
-    assert (manifest.rows, manifest.task, manifest.source) == (3, "scenes_gqa", str(scenes))
-    assert manifest.arm.groups == "S16K4 linear"
-    assert manifest.arm.acts == "in prefill"
-    assert manifest.arm.trained
-    assert manifest.settings["dtype"] == "float32"
-    assert len(read_samples(folder)) == 3
-
-
 def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
     """Once per arm and task; reports count them."""
     settings = {"eviction": "streaming_llm", "eviction_keep": "3tokens", "eviction_options": {"sinks": 0}}
@@ -156,37 +145,28 @@ def test_records_prove_that_compression_acted(scenes, tmp_path):
         assert record.region_bytes == record.region_dense_bytes / 4
 
 
-def test_more_samples_may_be_asked_later(scenes, tmp_path, asked):
-    grid = scenes_grid(scenes, tmp_path, ROUTED, limit=3)
-    run_grid(grid)
+def test_more_samples_may_be_asked_later_and_no_others(scenes, tmp_path, asked):
+    """The manifest says who answered what; fewer samples, and answers to another prompt, are refused."""
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=3)
+    (folder,) = run_grid(grid)
+    manifest = Manifest.read(folder)
+    assert (manifest.rows, manifest.task, manifest.source) == (3, "scenes_gqa", str(scenes))
+    assert (manifest.arm.groups, manifest.arm.acts, manifest.arm.trained) == ("S16K4 linear", "in prefill", True)
+    assert manifest.settings["dtype"] == "float32"
+    assert len(asked) == len(read_samples(folder)) == 3
     asked.clear()
-    (folder,) = run_grid(replace(grid, limit=7))
+    assert run_grid(replace(grid, limit=7)) == [folder]
     assert len(asked) == 4
     assert Manifest.read(folder).rows == len(read_samples(folder)) == 7
     with pytest.raises(ValueError, match="raise limit"):
         run_grid(grid)
     assert Manifest.read(folder).rows == 7
-
-
-@pytest.mark.slow
-def test_another_arm_may_not_answer_into_the_folder(scenes, tmp_path):
-    grid = scenes_grid(scenes, tmp_path, replace(ROUTED, name="arm"), limit=3)
-    run_grid(grid)
-    with pytest.raises(ValueError, match=r"arm\.kv_dtype|arm\.eviction|arm\.groups"):
-        run_grid(replace(grid, arms=(replace(ROUTED, name="arm", selector="none"),)))
-    with pytest.raises(ValueError, match="max_length"):
-        run_grid(replace(grid, max_length=100))
-
-
-def test_another_prompt_is_refused(scenes, tmp_path):
-    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=3)
-    (folder,) = run_grid(grid)
     path = next(folder.glob("samples-*"))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["prompt_sha256"] = "0" * 64
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match="with another prompt"):
-        run_grid(grid)
+        run_grid(replace(grid, limit=7))
 
 
 @pytest.mark.slow

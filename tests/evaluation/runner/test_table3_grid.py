@@ -12,21 +12,16 @@ import torch
 import yaml
 
 from checkpoints import tiny_llama
-from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.artifact.folder import write_adapter
-from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.main import main
-from subtoken_train.engine.build import build
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import recipe_text
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support import places
 from tests.support.context_views import context_view
+from tests.support.eval_runs import write_tiny_adapter
 
 GRIDS = ("table3_llama7b", "table3_qwen7b")
 
@@ -95,14 +90,9 @@ def test_the_grid_runs_on_random_weights(lengths, shared, tmp_path, monkeypatch,
     torch.manual_seed(0)
     tiny_llama.build_model(layers=2).save_pretrained(tmp_path / "backbone")
     tiny_llama.build_tokenizer().save_pretrained(tmp_path / "backbone")
-    models, lora = models_of(grid), LoraSettings(rank=2)
-    source = BackboneConfig(path=str(tmp_path / "backbone"))
-    for name, model in models.items():
-        routing = RoutingConfig(**model["routing"]) if model.get("routing") else None
-        reducer = build_reducer(**model["reducer"])
-        backbone, peft_model = build(source, lora, reducer, routing)
-        config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {"name": name})
-        write_adapter(tmp_path / "runs" / name / "adapter", config, backbone, peft_model)
+    models = models_of(grid)
+    for name in models:
+        write_tiny_adapter(name, BackboneConfig(path=str(tmp_path / "backbone")), tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     words = ["evaluate", "--config", str(places.RECIPES / "eval" / f"{grid}.yaml"), "--limit", "2"]
     words += ["--data-root", str(shared / "realdata")]

@@ -6,37 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.artifact.folder import write_adapter
-from subtoken_train.artifact.identity import identify
-from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.engine.build import build
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.lora import LoraSettings
+from tests.support.eval_runs import write_tiny_adapter
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES
-
-LORA = LoraSettings(rank=2, alpha=4, dropout=0.0)
-
-
-def written(name, source, folder):
-    """The adapter folder of a recipe's arm with its own reducer, routing and stages, on the tiny backbone."""
-    planned = planned_adapter(f"runs/{name}/adapter")
-    stage2 = planned.stage2
-    if stage2 is not None and stage2.output_lora is not None:
-        stage2 = replace(stage2, output_lora=LORA)
-    torch.manual_seed(0)
-    backbone, peft_model = build(source, LORA, planned.reducer, planned.routing, stage2)
-    identity = identify(backbone.family, source)
-    config = AdapterConfig(source, LORA, planned.reducer, planned.routing, identity, planned.training, stage2)
-    return write_adapter(folder / name / "adapter", config, backbone, peft_model)
 
 
 @pytest.mark.slow
@@ -47,7 +26,7 @@ def test_every_arm_answers(tiny_family, tmp_path, name, arms):
     source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
     write_scene_split(tmp_path / "scenes", "test", 4, seed=3)
     names = [Path(arm.adapter).parent.name for arm in grid.arms]
-    made = {each: str(written(each, source, tmp_path / "runs")) for each in names}
+    made = {each: str(write_tiny_adapter(each, source, tmp_path / "runs")) for each in names}
     small = replace(
         grid,
         arms=tuple(replace(arm, adapter=made[each]) for arm, each in zip(grid.arms, names, strict=True)),

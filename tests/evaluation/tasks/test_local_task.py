@@ -1,10 +1,11 @@
-"""One's own questions: the format, and every way to break it."""
+"""One's own questions: the format, every way to break it, and scores by rule."""
 
 import json
 
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from tests.support.vqa_cases import refused
 
 LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
@@ -68,3 +69,37 @@ def test_files(tmp_path):
     refused(r"task local needs a source. write a .jsonl file", "local")
     refused(r"has 0 .jsonl files; name the file that is meant", "local", tmp_path)
     refused("line 2: id '1' is there twice, first in", "local", write(tmp_path, LINE, LINE | {"id": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "prediction", "answers", "expected"),
+    [
+        ("exact_match", " A Cat. ", ["dog", "a cat"], 1),
+        ("exact_match", "a cat!", ["a cat"], 0),
+        ("contains", "It is a CAT", ["dog", "cat"], 1),
+        ("contains", "it is", ["cat"], 0),
+        ("relaxed", "10.4", ["7", "10"], 1),
+        ("relaxed", "10.6", ["10"], 0),
+        ("anls", "helo", ["hello"], 0.8),
+        ("anls", "xyz", ["hello"], 0),
+        ("vqa", "two", ["2"] * 3 + ["three"] * 7, (7 * 1 + 3 * 2 / 3) / 10),
+    ],
+)
+def test_rules(rule, prediction, answers, expected):
+    reference = {"answers": answers, "metric": rule}
+    assert LocalScores.score(prediction, reference) == pytest.approx(expected, abs=1e-9)
+
+
+def test_means_by_rule():
+    metric = LocalScores()
+    metric.update(
+        ["a", "b", "c"],
+        [
+            {"answers": ["a"], "metric": "exact_match"},
+            {"answers": ["x"], "metric": "exact_match"},
+            {"answers": ["c"], "metric": "contains"},
+        ],
+    )
+    found = {name: float(value) for name, value in metric.compute().items()}
+    assert found == {"score": pytest.approx(2 / 3), "exact_match": 0.5, "contains": 1}
+    assert set(LocalScores.names) == {"score", *RULES}

@@ -1,56 +1,30 @@
 """Reading tables and files of benchmarks: what is read, and every mistake that is worded."""
 
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import datasets
 import pytest
 from datasets import Dataset, Features, Image, Value
 from datasets.exceptions import DatasetNotFoundError
-from PIL import Image as Pictures
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import table_files
-from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import find_file, task_source
 from subtoken_train.evaluation.tasks.table_files import read_split
-from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.evaluation.tasks.whole_set import check_complete, missing_shards
-
-
-@dataclass
-class Birds(Task):
-    """A set of three."""
-
-    name = "birds"
-    modality = "image"
-    hub_id = "lmms-lab/birds"
-    rows = 3
-    primary = "accuracy"
-    where = "hf download lmms-lab/birds --repo-type dataset --local-dir DIR"
-
-    def samples(self):
-        return []
-
-    def metric(self):
-        raise NotImplementedError
+from tests.support.vqa_cases import Birds, picture
 
 
 def some(count):
     return [Sample(str(i), "", {}) for i in range(count)]
 
 
-def png(shade):
-    content = BytesIO()
-    Pictures.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
 def table(shades, image=True):
     content = {"question": [f"shade {shade}?" for shade in shades]}
     features = {"question": Value("string")}
     if image:
-        content["image"] = [None if shade is None else {"bytes": png(shade), "path": None} for shade in shades]
+        content["image"] = [None if shade is None else {"bytes": picture(shade), "path": None} for shade in shades]
         features["image"] = Image()
     return Dataset.from_dict(content, features=Features(features))
 
@@ -81,7 +55,7 @@ def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder):
     ]
     assert rows[1].values["image"] is None
     assert open_image(rows[2].values["image"]).getpixel((0, 0)) == (3, 0, 0)
-    assert rows[2].values["image"].read() == png(3)
+    assert rows[2].values["image"].read() == picture(3)
 
 
 def test_a_configuration_is_its_folder_and_may_be_given_itself(folder):
@@ -92,7 +66,7 @@ def test_a_configuration_is_its_folder_and_may_be_given_itself(folder):
 
 def test_plain_binary_columns_are_images_too(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    Dataset.from_dict({"image": [png(9)]}).to_parquet(tmp_path / "test.parquet")
+    Dataset.from_dict({"image": [picture(9)]}).to_parquet(tmp_path / "test.parquet")
     (row,) = read_split(Birds(source=tmp_path), "test", [], ["image"])
     assert open_image(row.values["image"]).getpixel((0, 0)) == (9, 0, 0)
 
@@ -190,7 +164,7 @@ class TestHub:
         (row,) = read_split(Birds(source=source), "test", ["question"], ["image"])
         assert row.values["question"] == "shade 5?"
         assert row.place == f"{source or 'lmms-lab/birds'} (test), row 1"
-        assert row.values["image"].read() == png(5)
+        assert row.values["image"].read() == picture(5)
         assert asked == (["lmms-lab-encoder/birds"] if source else ["lmms-lab/birds", "lmms-lab-encoder/birds"])
 
     @pytest.mark.parametrize(
@@ -220,12 +194,6 @@ class TestHub:
         with pytest.raises(ValueError, match=r"cannot be loaded \(no route\)\. hf download"):
             read_split(Birds(), "test", ["question"])
         assert calls == ["lmms-lab/birds"]
-
-
-def test_an_id_that_is_there_twice_names_both_places():
-    unique_ids([("1", "f, line 1"), ("2", "f, line 2")])
-    with pytest.raises(ValueError, match="g, line 4: id '1' is there twice, first in f, line 1"):
-        unique_ids([("1", "f, line 1"), ("2", "f, line 2"), ("1", "g, line 4")])
 
 
 def test_damage_within_a_shard_is_worded(folder):

@@ -1,17 +1,20 @@
-"""Grids as files and as arms: what they expand to, and how mistakes are worded."""
+"""Grids as files, arms and suites: what they expand to, and how mistakes are worded."""
 
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from subtoken_train.evaluation.runner import spec as suites
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.run import read_tasks
-from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid, suite
 
 GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
 
@@ -55,6 +58,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
         ({**GRID, "arms": {}}, "arms is {}; it must be a list"),
         ({**GRID, "arms": []}, "a grid needs arms"),
+        ({**GRID, "tasks": []}, "a grid needs tasks"),
         ({**GRID, "out": 3}, "out is 3; it must be a text"),
         ({**GRID, "out": ""}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit is 'all'; it must be a whole number"),
@@ -95,11 +99,6 @@ def test_mistakes_are_worded(tmp_path, content, message):
         read_grid(write(tmp_path, content))
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere\.yaml is not a file"):
-        read_grid(tmp_path / "nowhere.yaml")
-
-
 def test_every_combination_becomes_an_arm():
     arms = expand_arms({"adapter": "a", "selector": ["random", "none"], "kv_dtype": ["model", "int8"]})
     assert [(arm.selector, arm.kv_dtype) for arm in arms] == [
@@ -129,11 +128,6 @@ def test_chunks_and_re_rotated_keys_of_an_arm():
         ArmSpec(adapter="a", prefill_chunk="64").compression()
 
 
-def test_a_grid_needs_tasks():
-    with pytest.raises(ValueError, match="needs tasks"):
-        Grid((ArmSpec(adapter="a"),), (), Path("out"))
-
-
 def test_a_limit_asks_for_its_own_images_only(tmp_path):
     lines = [{"image": f"{n}.png", "question": "What?", "answers": "cat", "metric": "contains"} for n in range(3)]
     (tmp_path / "local.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -144,3 +138,22 @@ def test_a_limit_asks_for_its_own_images_only(tmp_path):
     assert [sample.id for sample in samples] == ["1", "2"]
     with pytest.raises(ValueError, match=r"task local: 1 of 3 images are missing \(first: .*2\.png\)"):
         read_tasks(replace(grid, limit=None))
+
+
+def test_processes_that_start_together_write_the_scenes_once(tmp_path, monkeypatch):
+    written = []
+
+    def write(folder, split, count, seed):
+        written.append((split, count, seed))
+        time.sleep(0.3)
+        folder.mkdir()
+        (folder / "test.json").write_text("[]")
+
+    monkeypatch.setattr(suites, "write_scene_split", write)
+    with ThreadPoolExecutor(2) as threads:
+        grids = list(threads.map(lambda _: suite("mini", tmp_path), range(2)))
+    assert written == [("test", suites.SCENES, 1)]
+    for images, text in grids:
+        assert {task.source for task in images.tasks} == {str(tmp_path / "data/scenes")}
+        assert [task.source for task in text.tasks] == [None]
+        assert images.out == text.out == tmp_path

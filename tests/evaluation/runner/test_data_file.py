@@ -1,4 +1,4 @@
-"""Answering a data file: order, ledger, batch independence, and the evaluate command."""
+"""Answering a data file: order, ledger, batch independence; records as scores; measures; the evaluate command."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import json
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from subtoken_train.artifact.card import model_index, score_table
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.evaluation.runner.data_file import RunRecord, answer_records, read_scores
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.runner.data_file import (
+    RunRecord,
+    answer_records,
+    measure_names,
+    paired,
+    read_scores,
+    verdict_words,
+)
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
@@ -207,3 +218,133 @@ def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, 
     assert "S4K1 linear" in capsys.readouterr().out
     assert main(["evaluate", "--data", str(questions)]) == 2
     assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err
+
+
+def run(arm, **changes):
+    plain = {
+        "arm": arm,
+        "visual_tokens": "16/64",
+        "groups": "S16K4 linear",
+        "eviction": "-",
+        "nominal_kv": 0.15625,
+        "realised_kv": 0.15625,
+        "kv_bytes": 25,
+        "dense_kv_bytes": 100,
+        "data": "dev.json",
+        "data_sha256": "ab",
+        "kinds": ["color", "list", "color", "color"],
+        "scores": [1.0, 0.5, 0.0, 1.0],
+    }
+    return {**plain, **changes}
+
+
+def written(tmp_path, *runs):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"runs": runs}))
+    return path
+
+
+def test_scores_by_kind(tmp_path):
+    evaluation = read_scores(written(tmp_path, run("other"), run("mine")), "mine")
+    assert (evaluation.data, evaluation.digest) == ("dev.json", "ab")
+    assert [arm.name for arm in (evaluation.own, *evaluation.others)] == ["mine", "other"]
+    together, color, listed = evaluation.own.scores
+    assert (together.kind, together.metric, together.questions, together.mean) == ("all", "score", 4, 0.625)
+    assert (color.metric, color.questions, color.mean) == ("exact_match", 3, 2 / 3)
+    assert (color.low, color.high) == bootstrap_interval([1.0, 0.0, 1.0])
+    assert (listed.metric, listed.questions) == ("f1", 1)
+    assert evaluation.own.facts["KV bytes, text and index included"] == "25.000%"
+
+
+def test_the_kind_of_a_scene_on_other_answers_is_an_exact_match(tmp_path):
+    measures = {"log_likelihood": [-0.5, -1.5, -0.25, -0.75]}  # no F1 of an attribute: no reference describes a scene
+    scores = read_scores(written(tmp_path, run("mine", measures=measures)), "mine").own.scores
+    assert [score.metric for score in scores[:3]] == ["exact_match"] * 3
+
+
+def test_one_kind_is_not_said_twice(tmp_path):
+    path = written(tmp_path, run("mine", kinds=["color"] * 4))
+    assert [score.kind for score in read_scores(path, "mine").own.scores] == ["color"]
+
+
+def test_measures_follow_the_scores(tmp_path):
+    measures = {"digit_f1": [None, 0.25, None, None], "log_likelihood": [-0.5, -1.5, -0.25, -0.75]}
+    older = run("older")  # a record from before there were measures
+    evaluation = read_scores(written(tmp_path, run("mine", measures=measures), older), "mine")
+    assert [score.metric for score in evaluation.own.scores[-2:]] == ["log_likelihood", "digit_f1"]
+    likelihood, digits = evaluation.own.scores[-2:]
+    assert (likelihood.kind, likelihood.questions, likelihood.mean) == ("all", 4, -0.75)
+    assert (digits.kind, digits.questions, digits.mean) == ("list", 1, 0.25)
+    low, high = bootstrap_interval(measures["log_likelihood"])
+    table = score_table(evaluation).splitlines()
+    assert f"| all (4, log_likelihood) | -0.750 [{low:.3f}, {high:.3f}] |  |" in table
+    assert "| list (1, digit_f1) | 25.0 [25.0, 25.0] |  |" in table
+    together = evaluation.own.scores[0].cell
+    assert f"| all (4, score) | {together} | {together} |" in table
+    results = {result.metric_type: result.metric_value for result in model_index(evaluation, "task")}
+    assert (results["log_likelihood"], results["digit_f1"]) == (-0.75, 25.0)
+
+
+ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
+ENDS = st.tuples(st.floats(-1, 1), st.floats(-1, 1)).map(sorted).map(tuple)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ({"score": ABOVE, "token accuracy": ABOVE}, "ahead"),
+        ({"score": ABOVE, "token accuracy": ZERO}, "ahead (score; level: token accuracy)"),
+        ({"score": ZERO, "token accuracy": ZERO}, "level"),
+        ({"score": (0.0, 0.1)}, "level"),
+        ({"score": (-0.1, 0.0)}, "level"),
+        ({"score": BELOW}, "behind"),
+        ({"a": BELOW, "b": ZERO, "c": BELOW, "d": ZERO}, "behind (a, c; level: b, d)"),
+        ({"a": BELOW, "b": ABOVE}, "mixed (ahead: b; behind: a)"),
+        ({"a": BELOW, "b": ABOVE, "c": ZERO}, "mixed (ahead: b; behind: a; level: c)"),
+    ],
+)
+def test_words(intervals, words):
+    assert verdict_words(intervals) == words
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
+@given(st.dictionaries(st.sampled_from("abcdef"), ENDS, min_size=1))
+def test_words_are_the_rule(intervals):
+    above, below = any(low > 0 for low, _ in intervals.values()), any(high < 0 for _, high in intervals.values())
+    expected = "mixed" if above and below else "ahead" if above else "behind" if below else "level"
+    words = verdict_words(intervals)
+    assert words.split(" (")[0] == expected
+    turned = {name: (-high, -low) for name, (low, high) in intervals.items()}
+    other = {"ahead": "behind", "behind": "ahead"}.get(expected, expected)
+    assert verdict_words(turned).split(" (")[0] == other
+
+
+def test_measures_pair_where_both_have_them():
+    assert paired([1.0, None, 0.5, None], [0.5, 1.0, None, None]) == [0.5]
+    assert measure_names([{"other": 0, "digit_f1": 0}, {"token_accuracy": 0}]) == [
+        "token_accuracy",
+        "digit_f1",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "arm", "words"),
+    [
+        *(
+            ([{}, {"arm": "other", **change}], "mine", "answered different questions; evaluate them in one call")
+            for change in ({"data_sha256": "cd"}, {"kinds": ["color"] * 4}, {"data": "test.json"})
+        ),
+        ([{}], "mina", r"unknown arm of .*m.json 'mina'. Did you mean 'mine'\?"),
+        *(
+            ([{"measures": {"digit_f1": figures}}], "mine", "must have a figure or null")
+            for figures in ([0.5], [None] * 4, [0.5] * 5)
+        ),
+        ([{"measures": {"a | b": [0.5] * 4}}], "mine", "'a | b' is no name of a measure"),
+        ([{"measures": []}], "mine", r"measures is \[\]; it must be"),
+        ([{"measures": {"digit_f1": [True] * 4}}], "mine", r"measures.digit_f1\[0\] is"),
+    ],
+)
+def test_records_that_make_no_scores(tmp_path, runs, arm, words):
+    with pytest.raises(ValueError, match=words):
+        read_scores(written(tmp_path, *(run(**{"arm": "mine", **changes}) for changes in runs)), arm)
