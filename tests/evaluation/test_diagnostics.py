@@ -213,9 +213,6 @@ def test_nothing_to_diagnose(tiny_family, tmp_path):
         diagnose(routed_arm(tiny_family), [make_batch([(0, 8)])])
 
 
-PER_TOKEN = RoutingConfig(num_groups=4, kept_groups=1)
-
-
 def diagnosis(kept):
     """Two layers (2 and 3) of four tokens each that keep four pairs per layer; three ranks, one of which is empty."""
     return Diagnosis(
@@ -236,19 +233,19 @@ def table(path):
 
 
 def test_layers():
-    first, second = layer_rows(diagnosis([0, 4, 0, 0, 0]), PER_TOKEN)
+    first, second = layer_rows(diagnosis([0, 4, 0, 0, 0]), S4K1)
     assert first == (2, 1.0, 0.25, pytest.approx(1), 0.25, 0.25, 0.25)
     assert second == (3, 1.0, 0.25, pytest.approx(0, abs=1e-6), 1.0, 0.75, 0.25)
 
 
-@pytest.mark.parametrize(("config", "chance"), [(GLOBAL, 0.25), (PER_TOKEN, 0.5)])
+@pytest.mark.parametrize(("config", "chance"), [(GLOBAL, 0.25), (S4K1, 0.5)])
 def test_chance_where_tokens_keep_different_numbers(config, chance):
     """Two tokens keep 2 of 4 groups: chosen token by token, half of a random choice is shared; over all, a quarter."""
     assert [row.chance for row in layer_rows(diagnosis([2, 0, 2, 0, 0]), config)] == [chance, chance]
 
 
 def test_tables(tmp_path):
-    write_tables(diagnosis([0, 4, 0, 0, 0]), PER_TOKEN, tmp_path)
+    write_tables(diagnosis([0, 4, 0, 0, 0]), S4K1, tmp_path)
     histogram = table(tmp_path / "figure1a.csv")
     assert histogram[:6] == [
         ["layer", "kept_groups", "tokens", "share"],
@@ -275,6 +272,6 @@ def test_tables(tmp_path):
 
 @pytest.mark.slow
 def test_figures(tmp_path):
-    draw_figures(diagnosis([0, 4, 0, 0, 0]), PER_TOKEN, tmp_path)
+    draw_figures(diagnosis([0, 4, 0, 0, 0]), S4K1, tmp_path)
     sizes = {path.name: Image.open(path).size for path in tmp_path.iterdir()}
     assert sizes == {"figure1.png": (1440, 480), "layers.png": (1440, 480)}

@@ -57,18 +57,10 @@ def ids_of(family, sample):
 
 
 def ruler_folder(tmp_path):
+    text = CONTEXT + "What is the special magic number? "
     rows = [
-        {
-            "index": 0,
-            "input": CONTEXT + "What is the special magic number? The special magic number is",
-            "outputs": ["7"],
-        },
-        {
-            "index": 1,
-            "input": CONTEXT + "What is the special magic number? ",
-            "outputs": ["7"],
-            "answer_prefix": "It is",
-        },
+        {"index": 0, "input": text + "The special magic number is", "outputs": ["7"]},
+        {"index": 1, "input": text, "outputs": ["7"], "answer_prefix": "It is"},
     ]  # as older and newer programs write them
     path = tmp_path / "niah_single_1" / "validation.jsonl"
     path.parent.mkdir()
