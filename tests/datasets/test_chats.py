@@ -17,6 +17,7 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.inference.text_prompts import encode_messages
 from subtoken_train.types import Region
 from tests.support.chats import CHATML, LLAMA2, MARKED, THINKING, byte_level
 from tests.support.places import ROOT
@@ -69,6 +70,15 @@ def test_the_first_question_is_context_up_to_its_last_blank_line():
     assert learnt == f"There.{END}On it.{END}"
     context = len(family().tokenizer(fact)["input_ids"]) - LIMITS.asking
     assert sample_of(talk(fact, "There.")).context_length == context
+
+
+@pytest.mark.parametrize("question", ["hi", "A fact. " * 30 + "\n\nWhat ?", "A fact. " * 30])
+def test_a_prompt_is_laid_out_as_it_is_asked(question):
+    row = talk("before", "yes", question, "no", system="Be short.", m1=False)
+    sample = sample_of(row, limits=ChatLimits(1000, 900, 64))
+    asked = encode_messages(family(), row["messages"][:-1])
+    assert tuple(sample.input_ids[: sample.prompt_length]) == asked.input_ids
+    assert (sample.system_length, sample.context_length) == (asked.system_length, asked.context_length)
 
 
 def test_switches_of_records_are_obeyed():
