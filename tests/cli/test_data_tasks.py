@@ -6,18 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from subtoken_train.cli.main import main
 from subtoken_train.evaluation.tasks import TASKS
+from tests.support.commands import printed, refused
 
 FROM_FILES = sorted(name for name in TASKS if TASKS[name].needs_files)
 LINE = {"image": "a.png", "question": "What?", "answers": "cat", "metric": "exact_match"}
-
-
-def run(capsys, *argv):
-    code = main(["data", *argv])
-    out, err = capsys.readouterr()
-    assert err.count("\n") == (0 if code == 0 else 1)
-    return code, out, err
 
 
 @pytest.fixture
@@ -29,22 +22,19 @@ def questions(tmp_path):
 
 @pytest.mark.parametrize("name", FROM_FILES)
 def test_every_benchmark_says_where_it_comes_from(capsys, name):
-    code, out, _ = run(capsys, name)
-    assert code == 0
+    out = printed(capsys, "data", name, silent=True)
     assert TASKS[name].where in out
     assert out.endswith(f"check a folder: subtoken-train data {name} --root DIR\n")
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
 def test_an_empty_folder_is_no_benchmark(capsys, name, tmp_path):
-    code, _, err = run(capsys, name, "--root", str(tmp_path))
-    assert code == 2
-    assert name in err or str(tmp_path) in err
+    line = refused(capsys, "data", name, "--root", tmp_path, reports=True)
+    assert name in line or str(tmp_path) in line
 
 
 def test_a_whole_set(questions, capsys):
-    code, out, _ = run(capsys, "local", "--root", str(questions))
-    assert code == 0
+    out = printed(capsys, "data", "local", "--root", questions, silent=True)
     assert f"{questions}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
     assert "first, '0': '<image>\\nWhat?'" in out
     assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
@@ -52,52 +42,40 @@ def test_a_whole_set(questions, capsys):
 
 def test_a_missing_image(questions, capsys):
     (questions / "a.png").unlink()
-    code, _, err = run(capsys, "local", "--root", str(questions))
-    assert code == 2
-    assert "1 of 1 images are missing" in err
+    assert "1 of 1 images are missing" in refused(capsys, "data", "local", "--root", questions, reports=True)
 
 
 def test_a_part_of_a_set(tmp_path, capsys):
-    (tmp_path / "vt").mkdir()
-    row = {"index": 0, "input": "x Question: Find all variables that are assigned the value 1", "outputs": ["A"]}
-    (tmp_path / "vt" / "validation.jsonl").write_text(json.dumps(row) + "\n")
-    argv = ["ruler", "--root", str(tmp_path), "--option", "tasks=[vt]"]
-    code, out, err = run(capsys, *argv)
-    assert code == 2
-    assert "1 samples, 0 images" in out
-    assert f"task ruler has 1 of 500 samples in {tmp_path}" in err
-    code, out, _ = run(capsys, *argv, "--option", "rows_per_task=1")
-    assert (code, out.splitlines()[-1]) == (0, "complete: 1 samples")
-
-
-def test_a_part_is_enough_with_a_limit(tmp_path, capsys):
+    """It is none by itself, and enough for a limit."""
     (tmp_path / "vt").mkdir()
     row = {"input": "x Question: Find all variables that are assigned the value 1", "outputs": ["A"]}
     lines = [json.dumps({**row, "index": n}) + "\n" for n in range(3)]
     (tmp_path / "vt" / "validation.jsonl").write_text("".join(lines))
-    argv = ["ruler", "--root", str(tmp_path), "--option", "tasks=[vt]", "--limit"]
-    code, out, _ = run(capsys, *argv, "2")
-    assert (code, out.splitlines()[-1]) == (0, "enough for a limit of 2: 2 samples")
-    assert f"{tmp_path}: 3 samples" in out
-    code, _, err = run(capsys, *argv, "4")
-    assert code == 2
-    assert "task ruler has 3 of 500 samples" in err
-    code, out, _ = run(capsys, *argv, "4", "--option", "rows_per_task=3")
-    assert (code, out.splitlines()[-1]) == (0, "enough for a limit of 4: 3 samples")
+    argv = ["data", "ruler", "--root", str(tmp_path), "--option", "tasks=[vt]"]
+    whole, short = ["--option", "rows_per_task=3"], f"task ruler has 3 of 500 samples in {tmp_path}"
+    for limit, words in (
+        ([], "complete: 3 samples"),
+        (["--limit", "4"], "enough for a limit of 4: 3 samples"),
+    ):
+        assert short in refused(capsys, *argv, *limit, reports=True)
+        assert printed(capsys, *argv, *limit, *whole, silent=True).splitlines()[-1] == words
+    out = printed(capsys, *argv, "--limit", 2, silent=True)
+    assert f"{tmp_path}: 3 samples, 0 images" in out
+    assert out.splitlines()[-1] == "enough for a limit of 2: 2 samples"
 
 
 def test_a_limit_asks_for_no_other_images(questions, capsys):
     with (questions / "questions.jsonl").open("a") as file:
         file.write(json.dumps(LINE | {"id": 9, "image": "gone.png"}) + "\n")
-    assert run(capsys, "local", "--root", str(questions), "--limit", "3")[0] == 0
-    code, _, err = run(capsys, "local", "--root", str(questions), "--limit", "4")
-    assert code == 2
-    assert "1 of 2 images are missing" in err
+    argv = ["data", "local", "--root", questions, "--limit"]
+    printed(capsys, *argv, 3, silent=True)
+    assert "1 of 2 images are missing" in refused(capsys, *argv, 4, reports=True)
 
 
 def test_texts_made_on_the_spot_need_no_folder(capsys):
-    code, out, _ = run(capsys, "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2")
-    assert code == 0
+    out = printed(
+        capsys, "data", "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2", silent=True
+    )
     assert "kinds: fwe 2\n" in out
     assert out.endswith("complete: 2 samples\n")
 
@@ -119,9 +97,7 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
     ],
 )
 def test_mistakes(capsys, argv, message):
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    assert message in err
+    assert message in refused(capsys, "data", *argv, reports=True)
 
 
 def test_the_page_lists_every_benchmark():

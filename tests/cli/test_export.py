@@ -10,7 +10,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
@@ -26,6 +25,7 @@ from tests.support.commands import refused
 from tests.support.faults import no_room
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
+from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
@@ -75,14 +75,6 @@ def second(root):
     return train(root, "second", "--model.lora=null", f"--model.stage2.adapter={first / 'adapter'}", output)
 
 
-def tensors(folder):
-    return {
-        f"{path.relative_to(folder)}:{name}": tensor
-        for path in folder.rglob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
-
-
 def record(folder):
     return json.loads((folder / "subtoken_config.json").read_text())
 
@@ -96,7 +88,7 @@ def logits(folder, **source):
 def test_a_checkpoint_becomes_the_adapter_that_fit_wrote(run, tmp_path, capsys):
     assert main(["export", str(run / "checkpoints" / f"step-{STEPS}"), str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == f"adapter folder: {tmp_path / 'out'}\n"
-    ours, theirs = tensors(tmp_path / "out"), tensors(run / "adapter")
+    ours, theirs = adapter_tensors(tmp_path / "out"), adapter_tensors(run / "adapter")
     assert ours.keys() == theirs.keys()
     below = re.compile(r"router.*selectors\.[01]\.")  # of the layers below the cut, which never run
     different = {name for name in ours if not torch.equal(ours[name], theirs[name])}
@@ -123,10 +115,9 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
 @pytest.mark.slow
 def test_stage_2_from_its_checkpoint(second, tmp_path, capsys):
     assert main(["export", str(second / "checkpoints"), str(tmp_path / "out")]) == 0
-    ours, theirs = tensors(tmp_path / "out"), tensors(second / "adapter")
-    assert ours.keys() == theirs.keys()
+    ours = adapter_tensors(tmp_path / "out")
     assert any(name.startswith("output/") for name in ours)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert same_tensors(ours, adapter_tensors(second / "adapter"))
     assert record(tmp_path / "out") == record(second / "adapter")
     assert len(record(tmp_path / "out")["training"]["stage1"]["sha256"]) == 64
 
@@ -276,7 +267,7 @@ def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
 def test_what_is_there_stays(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["export", str(run), str(out)]) == 0
-    before = tensors(out)
+    before = adapter_tensors(out)
     assert "exists; choose another folder or pass --overwrite" in refused(capsys, "export", run, out)
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -284,7 +275,7 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     assert "mine is not an adapter folder" in refused(capsys, "export", run, mine, "--overwrite")
     assert (mine / "notes.txt").read_text() == "mine"
     assert main(["export", str(out), str(out), "--overwrite"]) == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(out).items())
+    assert same_tensors(adapter_tensors(out), before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 

@@ -130,26 +130,32 @@ def test_a_mistake_anywhere_in_the_grid_is_one_line_and_nothing_runs(tmp_path, c
     assert not (tmp_path / "s").exists()
 
 
-class InProcess:
-    """A process that is none: ``wait`` runs the command here."""
+@pytest.fixture
+def processes(monkeypatch):
+    """A function from how a command ends to the list of commands that are started: none is, ``wait`` asks it."""
 
-    started: list[list[str]]
+    def put(end):
+        started = []
 
-    def __init__(self, command: list[str]) -> None:
-        assert command[1:3] == ["-m", "subtoken_train"]
-        self.command = command[3:]
-        self.started.append(self.command)
+        class Process:
+            def __init__(self, command: list[str]) -> None:
+                assert command[1:3] == ["-m", "subtoken_train"]
+                started.append(command[3:])
 
-    def wait(self) -> int:
-        return main(self.command)
+            def wait(self) -> int:
+                return end(started[-1])
+
+        monkeypatch.setattr(subprocess, "Popen", Process)
+        return started
+
+    return put
 
 
-def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, tiny_family, monkeypatch, capsys):
+def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, tiny_family, processes, capsys):
     fit = tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2")
     recipe = tmp_path / "mine.yaml"
     RecipeCLI(fit[1:]).save_recipe(recipe)
-    monkeypatch.setattr(subprocess, "Popen", InProcess)
-    monkeypatch.setattr(InProcess, "started", [], raising=False)
+    started = processes(main)
     folder = tmp_path / "s"
     command = ["sweep", "--config", str(recipe), "--output_dir", str(folder), "--set", "model.routing.num_groups=7,16"]
     assert main(command) == 1  # 7 groups divide no value vector: a fit's mistake, not the parser's
@@ -159,10 +165,10 @@ def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, ti
     with (folder / "num_groups=16" / "logs" / "csv" / "metrics.csv").open() as file:
         last = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]][-1]
     assert f"{float(last):.4g}" in next(line for line in table.splitlines() if "num_groups=16" in line and "│" in line)
-    assert len(InProcess.started) == 2
+    assert len(started) == 2
     assert main(command) == 1
     assert "finished before" in capsys.readouterr().out
-    assert [words[-1] for words in InProcess.started[2:]] == [f"--output_dir={folder / 'num_groups=7'}"]
+    assert [words[-1] for words in started[2:]] == [f"--output_dir={folder / 'num_groups=7'}"]
     assert main([*command[:-1], "model.routing.num_groups=16"]) == 0
     recipe.write_text(recipe.read_text().replace("max_steps: 2", "max_steps: 3"))
     capsys.readouterr()
@@ -170,41 +176,26 @@ def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, ti
 
 
 @sampled("code", [130, 0], every=2)
-def test_ctrl_c_ends_the_sweep(tmp_path, monkeypatch, capsys, code):
-    class Interrupted:
-        started = 0
+def test_ctrl_c_ends_the_sweep(tmp_path, processes, capsys, code):
+    waits = []
 
-        def __init__(self, command) -> None:
-            Interrupted.started += 1
-            self.waited = 0
+    def end(command):
+        waits.append(command)
+        if code == 0 and len(waits) == 1:
+            raise KeyboardInterrupt  # reaches the sweep, too
+        return 130
 
-        def wait(self) -> int:
-            self.waited += 1
-            if code == 0 and self.waited == 1:
-                raise KeyboardInterrupt  # reaches the sweep, too
-            return 130
-
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    started = processes(end)
     assert main(swept(tmp_path / "s", "--set", GROUPS)) == 130
-    assert Interrupted.started == 1
+    assert len(started) == 1
     assert "interrupted" in capsys.readouterr().out
 
 
-def test_a_stopped_run_is_resumed(tmp_path):
+def test_a_stopped_run_is_resumed(tmp_path, processes):
     (one,) = sweep_runs([str(RECIPE)], ["data.seed=1"], tmp_path)
-    started = []
-
-    class Process:
-        def __init__(self, command) -> None:
-            started.append(command)
-
-        def wait(self) -> int:
-            return 0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", Process)
-        sweep.run_one(one)
-        (begin(one.folder / "checkpoints", 1) / STATE).write_bytes(b"")
-        seal(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
-        sweep.run_one(one)
+    started = processes(lambda command: 0)
+    sweep.run_one(one)
+    (begin(one.folder / "checkpoints", 1) / STATE).write_bytes(b"")
+    seal(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
+    sweep.run_one(one)
     assert [command[-1] for command in started] == [f"--output_dir={one.folder}", "--resume"]

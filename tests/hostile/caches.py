@@ -13,11 +13,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.case import Case, Expect, Place
 from tests.hostile.known import Format, change, misplaced
 from tests.hostile.pool import CACHES, asked_model
+from tests.hostile.references import made
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
-from tests.hostile.values import HUGE, NAN, damaged, no_file, shown, written
+from tests.hostile.values import HUGE, NAN, damaged, no_file, written
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
@@ -145,8 +146,4 @@ def make(draw: random.Random, place: Place) -> Case:
         loaded.load_cache(path)
         return loaded.ask(None, ["what ?"], max_new_tokens=3)
 
-    def reference(answer: Answer) -> str | None:
-        right = right_answer(place.pool, name)
-        return None if answer.value == right else f"answers {shown(answer.value)}, not {shown(right)}"
-
-    return Case(f"cache {name} {what}", call, expect, reference=reference)
+    return Case(f"cache {name} {what}", call, expect, reference=made(lambda: right_answer(place.pool, name)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.case import Answer, Case, Expect, Place
+from tests.hostile.case import Case, Expect, Place
 from tests.hostile.known import Format, change, damage, misplaced, parsed_json, parsed_lines
 from tests.hostile.pool import VLM
 from tests.hostile.recipes import TENSORS, with_key
@@ -163,7 +163,7 @@ def reading(way: str, place: Place, file: str, what: str, expect: Expect) -> Cas
             f"InstructionRecords {what}",
             lambda: records(path),
             expect,
-            reference=made(lambda: expected(path), value),
+            reference=made(lambda: expected(path)),
         )
     words, writes = ["data", "images", "--file", file, "--root", "scenes"], ()
     adapter = str(place.pool / "adapters" / VLM)
@@ -201,8 +201,3 @@ def records(path: Path) -> list[Any]:
         turns = [(turn.prompt, turn.answer) for turn in record.turns]
         read.append((record.id, [str(each) for each in record.images], turns, record.kind))
     return read
-
-
-def value(answer: Answer) -> Any:
-    """What a function returned."""
-    return answer.value

@@ -63,9 +63,7 @@ def make(draw: random.Random, place: Place) -> Case:
         path = place.work / "a.safetensors"
         if draw.random() < 0.5:  # an older one stays whole
             place.copy("caches/lm.safetensors", path.name)
-        reference = made(
-            lambda: content_of(place.pool / "caches/lm.safetensors", place.pool), lambda answer: answer.value
-        )
+        reference = made(lambda: content_of(place.pool / "caches/lm.safetensors", place.pool))
         return Case(
             f"{name} with {room} bytes", lambda: saved(place, path), expect, (path.name,),
             reference=reference, says=says, room=room,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.case import Case, Expect, Place
+from tests.hostile.references import made
 
 ROPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -86,22 +87,12 @@ def make(draw: random.Random, place: Place) -> Case:
         def call() -> Any:
             return answered(ours, ours.inputs(text))
 
-        return Case(f"prompt {what}", call, Expect.TAKEN, reference=as_transformers(place.pool, rope, ids))
+        return Case(f"prompt {what}", call, Expect.TAKEN, reference=made(lambda: tokens_of(place.pool, rope, ids)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    reference = as_transformers(place.pool, rope, ids)
+    reference = made(lambda: tokens_of(place.pool, rope, ids))
     return Case(f"prompt {what}", lambda: answered(ours, inputs), Expect.TAKEN, reference=reference)
 
 
 def answered(ours: Any, inputs: dict[str, Any]) -> Any:
     """Our tokens."""
     return ours.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-
-
-def as_transformers(pool: Path, rope: str, ids: torch.Tensor) -> Reference:
-    """The tokens must be transformers'."""
-
-    def difference(answer: Answer) -> str | None:
-        right = tokens_of(pool, rope, ids)
-        return None if torch.equal(answer.value, right) else f"{answer.value[0, -NEW:]} is not {right[0, -NEW:]}"
-
-    return difference

@@ -196,8 +196,8 @@ def both(*references: Reference) -> Reference:
     return lambda answer: next(filter(None, (each(answer) for each in references)), None)
 
 
-def made(compute: Callable[[], Any], shown: Callable[[Answer], Any]) -> Reference:
-    """What an answer shows must equal what is computed another way."""
+def made(compute: Callable[[], Any], shown: Callable[[Answer], Any] = lambda answer: answer.value) -> Reference:
+    """What an answer shows, by itself what the function returned, must equal what is computed another way."""
 
     def difference(answer: Answer) -> str | None:
         got, right = shown(answer), compute()

@@ -7,19 +7,23 @@ import re
 from subtoken_train.cli.main import main
 
 ERROR = "subtoken-train: error: "
-_BEFORE = re.compile(r"\d+/\d+ .*|subtoken-train: warning: .*")
+_BEFORE = re.compile(r"\d+/\d+ .*|subtoken-train: warning: .*|GPU available: .*|resuming from .*")
 
 
-def printed(capsys, *words: object) -> str:
-    """Run a command that must succeed; what it printed."""
+def printed(capsys, *words: object, silent: bool = False) -> str:
+    """Run a command that must succeed, ``silent`` with nothing on stderr; what it printed."""
     capsys.readouterr()
     code, (out, err) = main([*map(str, words)]), capsys.readouterr()
     assert code == 0, err
+    assert not (silent and err)
     return out
 
 
 def refused(capsys, *words: object, reports: bool = False) -> str:
-    """Run a command that must be refused in one line, after counts, warnings and any report; that line."""
+    """Run a command that must be refused in one line, after counts, warnings and any report; that line.
+
+    A fit's trainer may have said by then what it runs on, and where it goes on from.
+    """
     capsys.readouterr()
     code, (out, err) = main([*map(str, words)]), capsys.readouterr()
     *before, line = err.splitlines()

@@ -1,4 +1,4 @@
-"""Runs on disk without training: what the folders of runs are tested with."""
+"""Runs on disk: made without training, and what the folders of trained ones hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors.torch import load_file
+from torch import Tensor
+
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_folder import RunFolder, new_marker, place_beside, write_run_marker
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder, by its path there."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def adapter_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of an adapter folder: LoRA and routers, by file and name."""
+    paths = sorted(folder.rglob("*.safetensors"))
+    return {f"{path.relative_to(folder)}:{name}": each for path in paths for name, each in load_file(path).items()}
+
+
+def same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(each.equal(other[name]) for name, each in one.items())
 
 
 def checkpoint(folder: Path, text: str, step: int = 3) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.training.checkpoints import state_path
 from tests.support.cpu_fit import run_fit
 from tests.support.places import recipe
+from tests.support.run_folders import adapter_tensors
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 GLOBAL_BATCH = 4
@@ -34,8 +34,7 @@ class Run:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """LoRA and routers of the adapter folder."""
-        files = ("adapter_model.safetensors", "router.safetensors")
-        return {name: tensor for file in files for name, tensor in load_file(self.folder / "adapter" / file).items()}
+        return adapter_tensors(self.folder / "adapter")
 
     def state(self, step: int) -> Path:
         """The checkpoint after a step, as ``trainer.save_checkpoint`` wrote it."""

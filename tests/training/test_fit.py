@@ -12,20 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.run_folders import adapter_tensors, content, same_tensors
 from tests.support.sampling import sampled
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    _, backbone, _ = read_adapter(run / "adapter")
-    return {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
-
-
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return adapter_tensors(run / "adapter")
 
 
 def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
@@ -82,7 +77,7 @@ def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     # the schedule must be the same, so the first part stops by signal, not by max_steps
     assert interrupted_fit(tiny_run(dropout, output="parts"), after_step=2) == 130
     assert main(tiny_run(dropout, "--resume", output="parts")) == 0
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert same_tensors(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
     logs = tmp_path / "parts" / "logs"
     assert (logs / "csv" / "metrics.csv").exists()
     assert (logs / "csv-2" / "metrics.csv").exists()
@@ -140,10 +135,6 @@ def finished(tiny_run, tmp_path):
     """A run of one step, and what lies in it."""
     assert main(tiny_run("--trainer.max_steps=1")) == 0
     return tmp_path / "run"
-
-
-def content(run: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow

@@ -9,14 +9,12 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from subtoken_train.cli.main import main
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, save_backbone
 from tests.support.qwen_tiny import qwen_family
-from tests.support.run_folders import made_run
+from tests.support.run_folders import adapter_tensors, made_run, same_tensors
 from tests.support.sampling import sampled
 from tests.support.text_fits import save_language_model, text_recipe
 
@@ -63,15 +61,6 @@ def losses(folder: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-def tensors(folder: Path) -> dict:
-    """All trained tensors of a finished run."""
-    return {
-        (path.name, name): tensor
-        for path in (folder / "adapter").glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
-
-
 @sampled(
     ("family", "kind"),
     [
@@ -94,10 +83,9 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
     assert sum(curve[-4:]) < 0.95 * sum(curve[:4])
     assert interrupted_fit(run(family, kind, "parts"), after_step=5) == 130
     assert main(run(family, kind, "parts", "--resume")) == 0
-    whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
-    assert all(tensor.any() for (_, name), tensor in whole.items() if "lora_B" in name)
+    whole = adapter_tensors(tmp_path / "whole" / "adapter")
+    assert same_tensors(whole, adapter_tensors(tmp_path / "parts" / "adapter"))
+    assert all(tensor.any() for name, tensor in whole.items() if "lora_B" in name)
     said = capfd.readouterr().err
     assert not any(noise in said for noise in ("kernels", "MatMul8bitLt", "Paged optimizers"))
 

@@ -15,6 +15,7 @@ from subtoken_train.training.run_folder import MARKER_FILE, RUN
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.run_folders import content
 from tests.support.sampling import sampled
 
 SHORT = "--trainer.max_steps=1"
@@ -27,10 +28,6 @@ def finished(tiny_run, tmp_path):
     assert main(tiny_run(SHORT)) == 0
     (tmp_path / "run" / "notes.txt").write_text("mine")
     return tmp_path / "run"
-
-
-def content(run):
-    return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def beside(run):

@@ -12,7 +12,7 @@ from subtoken_train.training.run_folder import (
     read_run_marker,
     settle_after_kill,
 )
-from tests.support.run_folders import begun, checkpoint, complete, kill_in, made_run, states
+from tests.support.run_folders import begun, checkpoint, complete, content, kill_in, made_run, states
 
 
 def test_the_old_run_goes_when_the_new_one_is_whole_and_what_is_not_of_a_run_stays(tmp_path):
@@ -44,12 +44,11 @@ def test_files_opened_by_the_first_name_land_in_the_run(tmp_path):
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_run_without_a_checkpoint_leaves_the_old_one_where_it_was(tmp_path, keep):
     run = made_run(tmp_path / "run")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = content(run)
     new = begun(run)
     assert f"where it was: {run}" in new.said()
     new.close(keep)
-    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert after == before
+    assert {path: text for path, text in content(run).items() if path.name != ".lock"} == before
     assert new.place.exists() == keep
 
 

@@ -13,11 +13,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.loggers import OVERVIEW
 from subtoken_train.cli.main import main
 from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.training.panels import throughput
+from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.tiny_fits import tiny_fit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
@@ -119,10 +119,9 @@ def test_an_evaluation_is_logged_at_its_own_step(runs):
 
 @pytest.mark.slow
 def test_training_is_bit_equal_with_and_without_an_evaluation(runs):
-    first, second = (trained(runs / name) for name in ("watched", "plain"))
-    assert first.keys() == second.keys()
+    first, second = (adapter_tensors(runs / name / "adapter") for name in ("watched", "plain"))
     assert all(tensor.any() for name, tensor in first.items() if "lora_B" in name)  # it did train
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert same_tensors(first, second)
     losses = [[row["train/loss"] for row in rows(runs / name) if "train/loss" in row] for name in ("watched", "plain")]
     assert losses[0] == losses[1]
 
@@ -143,8 +142,3 @@ def test_tensorboard_opens_on_what_matters(events):
     first = {tag.partition("/")[2] for tag in tags if tag.startswith(f"{groups[0]}/")}
     assert first == {*OVERVIEW}
     assert groups[-1] == "4_gradient_norm"
-
-
-def trained(run: Path) -> dict[str, torch.Tensor]:
-    _, backbone, _ = read_adapter(run / "adapter")
-    return {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}

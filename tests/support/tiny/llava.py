@@ -11,35 +11,17 @@ from checkpoints.tiny_llava import build_processor
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava.model import LlavaFamily
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny_parts import TOWER, decoder_sizes
 
 
 def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
     """Of so many key-value heads; with a window, around a Mistral."""
     torch.manual_seed(0)
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=96,
-        patch_size=24,
-        projection_dim=32,
-    )
+    tower = {**TOWER, "num_hidden_layers": 2}
+    vision = CLIPVisionConfig(**tower, image_size=96, patch_size=24, projection_dim=32)
     text_class, own = (LlamaConfig, {}) if window is None else (MistralConfig, {"sliding_window": window})
-    text = text_class(
-        vocab_size=90,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        **own,
-    )
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = text_class(**decoder_sizes(90, kv_heads, max_position_embeddings=512, **special, **own))
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1)
     return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
 
