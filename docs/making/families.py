@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+import transformers
+
 from making.cards import about, class_words, markdown
 from making.methods import sample
 from subtoken_train.errors import plain
 from subtoken_train.families import FAMILIES
+from subtoken_train.families.decoder import layer_windows
 from subtoken_train.families.family import Family
+from subtoken_train.families.structure import check_structure
 from subtoken_train.reducers import REDUCERS
 
 FAMILIES_HEAD = """# Backbone families
@@ -21,6 +26,35 @@ alike. *Reducers* are those that fit the model (`none` and `random` always do).
 |---|---|---|---|---|
 """
 
+DECODERS_HEAD = """
+## Other language models
+
+Any other language model of transformers is looked at, not looked up: `check --offline` and every command that loads one
+say before a weight is read what of it is not served, and a loaded one is run on 24 random tokens, the last six decoded
+from a packed cache, beside transformers' own forward (`families/structure.py`, `families/proof.py`). In fp32 logits
+must agree to 1e-4 of the largest one; in bf16 and fp16 to 0.01 and twice what the model's own answer changes by between
+transformers' `sdpa` and `eager`. A sliding layer stores what is in its window, and nothing else of a prompt. These have
+been tested on tiny random models, cell by cell against a full recompute:
+
+| class | served | what is its own, or why not |
+|---|---|---|
+"""
+_HAS = {
+    "Llama": "scaled rotary frequencies (3.1)",
+    "Mistral": "one window for all layers",
+    "Ministral3": "one window for all layers, queries that grow with their position",
+    "Qwen2": "windows in some layers",
+    "Qwen3": "windows in some layers, queries and keys normed by head",
+    "Qwen3Moe": "experts",
+    "SmolLM3": "layers without rotary positions",
+    "Phi3": "one projection to queries, keys and values, whose LoRA adapts the keys too; heads that are turned in part",
+    "Olmo3": "windows in some layers, queries and keys normed all heads together, no norm before the attention",
+    "Granite": "factors of embeddings, scores, residuals and logits",
+    "Glm4": "heads that are turned in part, pairs of channels side by side",
+    "Gemma3Text": "windows in most layers, a rotary base for each kind of layer, its own scale of scores",
+}
+_NOT = ("Gemma2", "GptOss", "Qwen3_5Text", "DeepseekV3", "Mamba", "GPT2")
+
 
 def families_page() -> str:
     """The text of ``families.md``."""
@@ -33,7 +67,22 @@ def families_page() -> str:
             rows.append(
                 f"| {name} | `{config.model_type}` | {_pictures(family)} | {said} | {_fitting(family, config)} |\n"
             )
-    return "".join([FAMILIES_HEAD, *rows, *map(_family_card, kinds)])
+    return "".join([FAMILIES_HEAD, *rows, *map(_family_card, kinds), DECODERS_HEAD, *map(_decoder_row, (*_HAS, *_NOT))])
+
+
+def _decoder_row(name: str) -> str:
+    """A row of the table of decoders; whether one is served is asked of the class, on two layers without weights."""
+    config, why = getattr(transformers, f"{name}Config")(num_hidden_layers=2), None
+    try:
+        layer_windows(config)
+        with torch.device("meta"):
+            check_structure(transformers.AutoModelForCausalLM.from_config(config))
+    except ValueError as error:
+        what, _, why = str(error).partition(";")[0].partition(" is not supported: ")
+        why = f"{what.partition(' with ')[2]}: {why}" if " with " in what else why
+    assert (why is None) == (name in _HAS), f"{name}: {why}"
+    served = "no" if why else "yes"
+    return f"| {name.removesuffix('Text')} (`{config.model_type}`) | {served} | {markdown(why or _HAS[name])} |\n"
 
 
 def _pictures(family: type[Family]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from subtoken_train.families.decoder import FUSED
 from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_kind
 
-_STACK = {"layers": "decoder layers", "norm": "a last norm", "rotary_emb": "a rotary embedding"}
+_STACK = ("layers", "norm", "rotary_emb")
 _OWN = ("q_proj", "k_proj", "v_proj")
 
 
@@ -25,9 +25,8 @@ def check_structure(model: Any) -> None:
         model: of transformers, on any device (``meta`` too), without LoRA.
     """
     stack: Any = getattr(model, "model", None)
-    missing = [words for part, words in _STACK.items() if not hasattr(stack, part)]
-    if missing:
-        raise refusal(model, f"model.model has not {' and '.join(missing)}, where they are looked for")
+    if missing := [part for part in _STACK if not hasattr(stack, part)]:
+        raise refusal(model, f"its decoder (model.model) has no {' and no '.join(missing)}")
     for why in _of_the_whole(model, stack.config):
         raise refusal(model, why)
     for number, layer in enumerate(stack.layers):

@@ -1,4 +1,4 @@
-"""Language models without images: any decoder that ``families/structure.py`` understands, behind the family interface.
+"""Language models without images: any decoder that is built of parts which are understood (``structure``).
 
 Legend: B batch, N positions, D model width.
 """

@@ -86,7 +86,7 @@ def test_what_is_computed_otherwise_is_found_and_named(kind, change, words):
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 90}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 REFUSED = {
-    "GPT2": "gpt2 (GPT2LMHeadModel) is not supported: model.model has not decoder layers and",
+    "GPT2": "gpt2 (GPT2LMHeadModel) is not supported: its decoder (model.model) has no layers and no norm",
     "GptOss": "in layer 0 heads have sinks",
     "Gemma2": "it caps attention scores (attn_logit_softcapping)",
     "Qwen3_5Text": "qwen3_5_text with layers of linear_attention is not supported: they keep a state of their own",

@@ -153,7 +153,7 @@ MODELS = {
     "a name": (lambda: "meta-llama/Llama-3.1-8B", "model is a str, not a model of transformers"),
     "a module": (lambda: torch.nn.Linear(2, 2).eval(), "model is a Linear, not a model of transformers"),
     "no head": (lambda: text_family().model.model, "model is a LlamaModel; llama is served as LlamaForCausalLM"),
-    "unknown": (unknown, r"gpt2 \(GPT2LMHeadModel\) is not supported: model.model has not decoder layers"),
+    "unknown": (unknown, r"gpt2 \(GPT2LMHeadModel\) is not supported: its decoder \(model.model\) has no layers"),
     "remote code": (remote, r"OwnLlama runs code of its own \(trust_remote_code\)"),
     "a class of one's own": (subclass, "model is a MyLlama; llama is served as LlamaForCausalLM"),
     "peft": (lambda: with_lora(True), r"wrapped by peft.*merge_and_unload\(\)"),
