@@ -1,4 +1,5 @@
-# The two commands of a newcomer: `make fit` trains and compares, `make test` checks everything.
+# The commands of a newcomer: `make fit` trains and compares, `make real` does so on a real language model, `make test`
+# checks everything.
 # Each makes .venv and installs what it needs. Needed beforehand: Python 3.11 or newer.
 
 # python3 where it is new enough, otherwise a versioned one; override with `make PYTHON=/path/to/python test`.
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all test-bounds lint format docs wheel fit clean
+.PHONY: help install fetched test test-all test-bounds lint format docs wheel fit real clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,19 +24,18 @@ $(STAMP): pyproject.toml subtoken_train/version.py
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[dev]'
 	@touch $@
 
+fetched: install
+	@test -d checkpoints/smollm2 || $(BIN)/subtoken-train data smollm2 || echo "SmolLM2 is not at hand: tests on it are skipped"
+
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The tests that need it are skipped, with that reason, where no network serves it.
-checkpoints/smollm2: | $(STAMP)
-	@$(BIN)/subtoken-train data smollm2 || echo "SmolLM2 is not at hand: tests on it are skipped"
-
-test: lint checkpoints/smollm2 ## lint, then the tests that take seconds each (fetches SmolLM2 once: 92 MB)
+test: lint fetched ## lint, then the tests that take seconds each (fetches SmolLM2 once: 92 MB)
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: lint checkpoints/smollm2 ## test, and the slow tests, with coverage, which takes a third of the time again
+test-all: lint fetched ## test, and the slow tests, with coverage, which takes a third of the time again
 	$(PYTEST) -m "not gpu" --cov --cov-report=term:skip-covered
 
 format: install ## let ruff rewrite what it can
@@ -71,6 +71,28 @@ fit: install data/scenes ## train the tiny recipe and compare it with its anchor
 	@echo "  $(BIN)/subtoken-train generate --adapter runs/tiny_fastv25_s16k4 --image data/samples/a.png --prompt 'is there a 7 ?'"
 	@echo "  $(BIN)/subtoken-train recipes ls"
 	@echo "README.md goes on from here; recipes/README.md compares all arms."
+
+checkpoints/smollm2: | $(STAMP)
+	$(BIN)/subtoken-train data smollm2
+
+data/english_text/test.txt: | $(STAMP)
+	$(BIN)/subtoken-train data english --overwrite
+
+ASK := $(BIN)/subtoken-train generate --backbone checkpoints/smollm2 --prompt - --max-new-tokens 48
+ROUTER := recipes/real/smollm2_compactor25_s16k12.yaml
+
+real: install checkpoints/smollm2 data/english_text/test.txt ## a real language model: ask a text, train a router beside its anchor
+	@echo "1/4 the full cache answers a question about data/samples/reference.txt"
+	$(ASK) < data/samples/reference.txt
+	@echo "2/4 the same from 42 % of the entries in int8, chosen by KVzip: the bytes of 21 % in bf16"
+	$(ASK) --eviction kvzip --eviction-keep 0.42 --kv-dtype int8 < data/samples/reference.txt
+	@echo "3/4 100 steps of a router, and 100 of its anchor: the same bytes as whole tokens"
+	$(BIN)/subtoken-train fit --config $(ROUTER) --overwrite
+	$(BIN)/subtoken-train fit --config $(ROUTER) --anchor --overwrite
+	@echo "4/4 perplexity of text that follows a compressed context"
+	rm -rf results/real
+	$(BIN)/subtoken-train evaluate --config recipes/real/table.yaml
+	@echo "A hundred steps and eight windows show the way, no result; docs/real_models.md goes on from here."
 
 clean: ## remove caches and coverage; keeps .venv, data and runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist site

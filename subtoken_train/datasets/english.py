@@ -22,7 +22,7 @@ SNAPSHOT = "data/english/topics.json.xz"
 SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
 _FILES = Layout(
-    re.compile(rf"(train|dev|test)\.jsonl|{re.escape(DATA_MARKER)}"),
+    re.compile(rf"(train|dev|test)\.jsonl|test\.txt|{re.escape(DATA_MARKER)}"),
     re.compile("(?!)"),
     last=DATA_MARKER,
     kind="a folder of English text",
@@ -58,7 +58,7 @@ def documents(split: str) -> list[str]:
 
 
 def write_english(folder: str | Path, overwrite: bool = False) -> None:
-    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line.
+    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line; ``test.txt``: all of it.
 
     Raises:
         ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
@@ -68,6 +68,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
             lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]
             (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
             print(f"{split}: {len(lines)} documents")
+        (partial / "test.txt").write_text("\n".join(documents("test")), encoding="utf-8")  # as the task wikitext reads
         mark_data(partial, _FILES)
 
 
