@@ -112,9 +112,13 @@ class Steps:
         return {
             "entries": entries,
             "step_ms": {name: round(1000 * sorted(each)[len(each) // 2], 2) for name, each in seconds.items()},
-            "step": {name: ratio(seconds, "routed", name) for name in OTHERS},
+            "step": _ratios(seconds),
             "calls": {name: self.calls(cache) for name, cache in packed.items()},
         }
+
+
+def _ratios(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(each, 3) for each in ratio(seconds, "routed", name)] for name in OTHERS}
 
 
 def prompt_passes(family: TextFamily, groups: tuple[int, int], tokens: int, pairs: int, clock: Any) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def prompt_passes(family: TextFamily, groups: tuple[int, int], tokens: int, pair
 
     seconds = interleaved({n: lambda s=s: run(s) for n, s in sides.items()}, pairs, warmup=1, clock=clock)
     middle_ms = {name: round(1000 * sorted(each)[len(each) // 2], 1) for name, each in seconds.items()}
-    return {"tokens": tokens, "pass_ms": middle_ms, "pass": {name: ratio(seconds, "routed", name) for name in OTHERS}}
+    return {"tokens": tokens, "pass_ms": middle_ms, "pass": _ratios(seconds)}
 
 
 def table(runs: list[dict[str, Any]]) -> str:

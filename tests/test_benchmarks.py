@@ -24,6 +24,7 @@ TABLES = {
     "chunked": ("chunked_prefill:table", "speed/chunked-prefill-cpu-float32.json"),
     "training": ("training_cost:markdown", "speed/training-cpu-float32.json"),
     "eviction": ("eviction_accuracy:table", "eviction"),
+    "thin_layers": ("thin_layers:table", "speed/thin_layers.json"),
     "compression_step": ("compression_step:table", "speed/compression_step.json"),
     "peers": ("peers:table", "speed/peers-cpu-float32.json"),
     "recall_peers": ("recall_peers:table", "recall_peers.json"),
@@ -108,6 +109,13 @@ def test_decoding_is_not_slower_than_the_token_only_cache():
         assert row["index_share"] <= 0.005
         if row["entries"] >= 8192:
             assert row["attention_vs_sdpa"][0] <= 0.70
+
+
+def test_routing_costs_thin_layers_nothing_in_c():
+    """The promise, on the recorded runs: medians of interleaved ratios."""
+    rows = [row for run in recorded("speed/thin_layers.json") if run["by"] == "C" for row in run["steps"]]
+    assert {row["entries"] for row in rows} == {560, 2048, 8192}
+    assert all(row["step"]["same tokens"][0] <= 1.05 for row in rows)
 
 
 def test_pairs_alternate_and_ratios_are_medians_of_rounds():
