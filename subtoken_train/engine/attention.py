@@ -206,12 +206,16 @@ def split_attention(
         rows, seen = query[:, :, first - start : stop - start], Seen(keys_BN, window).until(stop)
         return causal_attention(rows, key[:, :, :stop], values[:, :, :stop], seen, scale, ROW_BLOCK, dropout)
 
-    out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    if start < (whole_end := min(split.whole_end, length)):
+    whole_end, late_start = min(split.whole_end, length), max(split.late_start, start)
+    whole = late = query.new_zeros(*query.shape[:2], 0, value.shape[-1])
+    if start < whole_end:
         whole = attend(start, whole_end, value, None if split.unpadded else split.visible_BN)
-        out = torch.cat([whole, out[:, :, whole_end - start :]], dim=2)
-    if (late_start := max(split.late_start, start)) < length:
+    if late_start < length:
         late = attend(late_start, length, late_values, None if split.sees_all else seen_BN)
+    if split.unpadded and whole.shape[2] + late.shape[2] == query.shape[2]:  # all samples are cut at one row
+        return torch.cat([whole.transpose(1, 2), late.transpose(1, 2)], 1)
+    out = torch.nn.functional.pad(whole, (0, 0, 0, query.shape[2] - whole.shape[2]))
+    if late_start < length:
         late = torch.cat([out[:, :, : late_start - start], late], dim=2)
         out = torch.where(split.late_BN[:, None, start:length, None], late, out)
     return out.transpose(1, 2).contiguous()
