@@ -19,7 +19,7 @@ from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.base import BudgetKind
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
-from tests.support.helpers import compress, make_batch, sharpen
+from tests.support.helpers import compress, make_batch, sharpen, watch_last
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -58,8 +58,9 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
     seen = {}
     for layer, block in enumerate(tiny_family.decoder.layers):
         for name in PROJECTIONS:
-            getattr(block.self_attn, name).register_forward_hook(
-                lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output))
+            watch_last(
+                getattr(block.self_attn, name),
+                lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output)),
             )
     state = backbone.run(batch).state
     captured = dict(seen)

@@ -14,7 +14,7 @@ from subtoken_train.functional.objective import balance_loss
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import ValueGate
 from subtoken_train.types import Region
-from tests.support.helpers import compress, make_batch, random_scores
+from tests.support.helpers import compress, make_batch, random_scores, watch_last
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -87,7 +87,7 @@ def test_kept_groups_are_scaled_and_nothing_else(tiny_family, kept_groups):
     set_betas(backbone, 2.0)
     seen = {}
     projection = tiny_family.decoder.layers[1].self_attn.v_proj
-    projection.register_forward_hook(lambda _, args, output: seen.update(hidden=args[0], value=output))
+    watch_last(projection, lambda _, args, output: seen.update(hidden=args[0], value=output))
     backbone.bank.selectors[1].register_forward_hook(lambda _, __, logits: seen.update(logits=logits))
     state = backbone.run(make_batch(MIXED)).state
     routed_value, hidden, logits = seen["value"], seen["hidden"], seen["logits"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -89,6 +90,17 @@ def compress(family: Family, routing: RoutingConfig | None = None, **reducer: ob
 def unread(states: VisualStates) -> list[Tensor]:
     """No token is read from any of the images' rows, as ``TowerReducer.merge`` takes it."""
     return [torch.zeros(len(tokens), dtype=torch.bool) for tokens in states.tokens]
+
+
+def watch_last(module: torch.nn.Module, hook: Callable[..., None]) -> None:
+    """Call a forward hook in every call after the hooks that are there when it begins, the routers' among them."""
+
+    def enter(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
+        module._forward_hooks.pop(handle.id, None)
+        module._forward_hooks[handle.id] = hook
+
+    handle = module.register_forward_hook(hook)
+    module.register_forward_pre_hook(enter)
 
 
 def sharpen(family: Family, factor: float = 6.0) -> None:
