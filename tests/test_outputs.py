@@ -159,6 +159,7 @@ _WRITES = re.compile(
 )
 _INTO = {
     "outputs.py": "the one place",
+    "artifact/fetch.py": "into new_folder, and the parts of a file together, beside it until it stands",
     "artifact/folder.py": "into whole_folder",
     "artifact/whole_folder.py": "into whole_folder",
     "cli/fit_course.py": "Lightning's loggers, and bytes in memory",

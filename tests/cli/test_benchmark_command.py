@@ -16,6 +16,7 @@ from subtoken_train.families import load
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import prefill
+from subtoken_train.kernels.choice import choose_kernel
 from tests.support.commands import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
     assert routed["hardware"]["cpu"]
     assert routed["versions"]["torch"]
     kernels = {name: side["kernel"] for name, side in row["sides"].items()}
-    assert kernels["routed"] == kernels["anchor"] == "cpu (the device is cpu)"
+    assert kernels["routed"] == kernels["anchor"] == str(choose_kernel("cpu"))
     assert kernels["dynamic"] == "transformers' own"
     assert "live tensors" in routed["peak_bytes_are"]
     assert row["load_average"] >= 0
@@ -180,7 +181,7 @@ REFUSED = {
         ["--model", "llava-hf/llava-1.5-7b-hf", "--random", "--layers", "33"],
         "--layers 33: the model has 32",
     ),
-    "a second reducer": (["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"], "its own token reducer"),
+    "a second reducer": (["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"], "its own reducer and routers"),
     "a recipe's second reducer": (
         ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
         "--reducer: the recipe names its own",

@@ -162,7 +162,7 @@ def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
         ({"messages": []}, "line 2: the prompt has no message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
         ({"prompt": 3}, "line 2: prompt is 3, and a text is wanted"),
-        ({"promt": "x"}, "line 2: no column prompt; it has promt"),
+        ({"promt": "x"}, "line 2: unknown key 'promt'. Did you mean 'prompt'?"),
         ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),
         ({"prompt": "x", "image": "a.png", "images": []}, "line 2: image and images are given"),
         ({"prompt": "x", "images": [3]}, "line 2: images must be a path or a list of paths, got [3]"),

@@ -214,7 +214,7 @@ def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
     capsys.readouterr()
     line = refused(capsys, "init", "mine", "--out", "mine_out", "--overwrite")
     assert "mine_out is not a folder that init wrote (.subtoken-data.json does not name 'subtoken-train init')" in line
-    assert len(list((tmp_path / "mine_out").iterdir())) == 4
+    assert len(list((tmp_path / "mine_out").iterdir())) == 5
     shutil.rmtree(tmp_path / "mine_out")
 
 

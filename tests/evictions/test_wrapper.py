@@ -48,8 +48,11 @@ def test_a_method_that_says_itself_what_stays_is_refused(name):
 
 
 def test_nothing_of_a_base_is_forgotten():
-    """Whatever a method says of itself is passed on or said anew, but for what is refused: own ways to keep or read."""
-    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep", "reads", "pages"}
+    """Whatever a method says of itself is passed on or said anew, but for what is refused.
+
+    That is: own ways to keep or read, and a wrapper as a context reducer, whose settings ``evenly`` says.
+    """
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep", "reads", "pages", "evenly"}
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 

@@ -76,7 +76,7 @@ def test_golden_streaming_llm(shared, call):
         return Rotation(angle.cos(), angle.sin())
 
     rerotation = Rerotation(rotate)
-    ours = rerotation.closed_up(0, rotate(position).turn(cached), keep_BhN, position)
+    ours = rerotation.closed_up(0, rotate(0, position).turn(cached), keep_BhN, position)
     assert (rerotation.next_position == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):
@@ -145,6 +145,7 @@ def test_generation_stays_within_the_models_positions(monkeypatch):
         return through(layers, hidden, mask, position, *rest, **options)
 
     monkeypatch.setattr(family, "through", noted)
+    monkeypatch.setattr(family.model.generation_config, "eos_token_id", None)
     family.tokenizer.eos_token_id, end = None, family.tokenizer.eos_token_id
     try:
         for rerotate in (True, False):

@@ -41,7 +41,7 @@ class GoldenFamily(Family):
     def embed(self, batch, states=None):
         return self.embeds
 
-    def rotate(self, query, key, position_embeddings):
+    def rotate(self, layer, query, key, position_embeddings):
         return apply_rotary_pos_emb(query, key, *position_embeddings)
 
 
