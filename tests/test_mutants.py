@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from benchmarks.mutants import Tree, counted, mutants_of
 
 TEXT = """'''Text with 1 number.'''
@@ -51,6 +53,7 @@ def test_kills_are_counted_by_who_kills():
     assert [each["name"] for each in counts["each"]] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_mutant_is_tried_and_taken_out_again(tmp_path):
     """Killed by a quick test, by a slow one only, by none; a test that fails anyway kills nothing."""
     code = "def clamp(value):\n    return value < 3\n"

@@ -40,7 +40,7 @@ def fitted(scenes, out, recipe, *flags):
         ("tiny_fastv25_s16k4", [], 5),
         ("tiny_visionzip25_s16k4_anchor", [], 0),
     ],
-    every=3,
+    every=6,
 )
 def test_a_run_is_the_same_and_looks_up_what_does_not_change(scenes, tmp_path, monkeypatch, recipe, flags, scouts):
     anew = fitted(scenes, tmp_path / "anew", recipe, *flags)

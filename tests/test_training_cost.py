@@ -96,6 +96,7 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     assert batch.record_ids == ["record-0", "record-1"]
 
 
+@pytest.mark.slow
 @sampled("kind", ["image", "text"], every=2)
 def test_every_side_takes_its_steps(cost, cases, kind):
     makes = cost.sides(cases[kind], "cpu", torch.float32)

@@ -181,7 +181,10 @@ REFUSED = {
         ["--model", "llava-hf/llava-1.5-7b-hf", "--random", "--layers", "33"],
         "--layers 33: the model has 32",
     ),
-    "a second reducer": (["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"], "its own reducer and routers"),
+    "a second reducer": (
+        ["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"],
+        "its own reducer and routers",
+    ),
     "a recipe's second reducer": (
         ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
         "--reducer: the recipe names its own",

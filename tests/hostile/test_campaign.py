@@ -9,7 +9,7 @@ from tests.support.sampling import sampled
 SEED, PARTS, EACH = 1, 13, 16
 
 
-@sampled("part", range(PARTS), every=4)
+@sampled("part", range(PARTS), every=8)
 def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
     cases = plan(SEED, PARTS * EACH)[part::PARTS]
     outcomes = list(run_cases(cases, tmp_path, pool))

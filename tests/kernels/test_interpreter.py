@@ -40,6 +40,7 @@ def test_drawn_layers(share):
     interpreted("test_drawn_layers.py", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
 
 
+@pytest.mark.slow
 def test_named_layers():
     interpreted("test_named_layers.py")
 

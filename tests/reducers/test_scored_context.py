@@ -1,5 +1,6 @@
 """Context reducers by an eviction's scores: a plain reference, the eviction itself, blindness, counts, refusals."""
 
+import math
 import pickle
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
@@ -54,7 +55,10 @@ def made(name, keep_ratio=0.5, **own):
 
 
 def by_hand(name, view, sample, keep_ratio):
-    """Kept rows of one sample: what stands before its question, scored alone; the mean over heads; a sort."""
+    """Rows of one sample that surely stay, those that may, and how many: scored alone, the mean over heads, a sort.
+
+    Scores as near as rounding to the last one that stays are ties, which fp32 and fp64 break differently.
+    """
     rows = [n for n, code in enumerate(view.regions_BN[sample].tolist()) if code in (CONTEXT, SYSTEM)]
     regions = view.regions_BN[sample, rows][None]
     states = (each[sample : sample + 1, :, rows] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
@@ -70,7 +74,10 @@ def by_hand(name, view, sample, keep_ratio):
     mean = [sum(head[i].item() for head in scores.scores_BhN[0]) / len(scores.scores_BhN[0]) for i in range(len(rows))]
     always = [i for i in context if scores.protected_BN[0, i]]
     others = sorted((i for i in context if i not in always), key=lambda i: (-mean[i], i))
-    return {rows[i] for i in (always[::-1] + others)[:count]}
+    chosen = (always[::-1] + others)[:count]
+    free = [mean[i] for i in chosen if i in others]
+    near = [i for i in others if free and math.isclose(mean[i], free[-1], rel_tol=1e-4, abs_tol=1e-6)]
+    return {rows[i] for i in chosen if i not in near}, {rows[i] for i in [*chosen, *near]}, len(chosen)
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,7 +97,10 @@ def test_a_plain_reference(name, sizes, pad, keep_ratio, kv_heads, dtype, seed):
     view = context_view(prompts, pad, seed, layer=seed % 3, dtype=dtype, kv_heads=kv_heads)
     kept = made(name, keep_ratio).keep_context(view)
     for sample in range(len(prompts)):
-        assert set(kept[sample].nonzero()[:, 0].tolist()) == by_hand(name, view, sample, keep_ratio)
+        sure, possible, count = by_hand(name, view, sample, keep_ratio)
+        found = set(kept[sample].nonzero()[:, 0].tolist())
+        assert sure <= found <= possible
+        assert len(found) == count
 
 
 @pytest.mark.parametrize("name", NAMES)
