@@ -127,7 +127,7 @@ def said(capsys, words):
     return code, [line for line in err.splitlines() if line.startswith("subtoken-train: error")]
 
 
-@sampled("value", REFUSED, every=2)
+@sampled("value", REFUSED, every=8)
 def test_both_refuse_it_in_the_same_words(capsys, argv, value):
     (code, lines), (checked, same) = (said(capsys, [command, *argv, value]) for command in ("fit", "check"))
     assert (code, checked) == (2, 2)

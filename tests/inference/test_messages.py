@@ -72,7 +72,6 @@ def smollm2():
     return SubTokenModel(model, AutoTokenizer.from_pretrained(folder))
 
 
-@pytest.mark.slow
 def test_smollm2_answers_as_in_transformers(smollm2):
     check_as_transformers(smollm2, PROMPTS[0], 8)
     assert "Paris" in smollm2.chat(PROMPTS[0], max_new_tokens=8, do_sample=False)

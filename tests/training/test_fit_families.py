@@ -60,7 +60,7 @@ def seeing_run(tiny_run, tmp_path):
     return argv
 
 
-@sampled(("kind", "extra"), FITS, every=2, ids=[f"{kind}-{number}" for number, (kind, _) in enumerate(FITS)])
+@sampled(("kind", "extra"), FITS, every=6, ids=[f"{kind}-{number}" for number, (kind, _) in enumerate(FITS)])
 def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
     cli = RecipeCLI(seeing_run(kind, *extra)[1:])
     moved = moved_by_fit(cli)

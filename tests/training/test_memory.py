@@ -157,6 +157,7 @@ def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
     assert "kept for backward" not in found
 
 
+@pytest.mark.slow
 @sampled("model", memory_models.FURTHER, every=5)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
     case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")
