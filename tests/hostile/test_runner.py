@@ -27,7 +27,7 @@ COPY = ["recipes", "copy"]
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
     """A function from a case's maker to its outcome."""
-    monkeypatch.setattr(watch, "SECONDS", 0.5)
+    monkeypatch.setattr(watch, "SECONDS", 1.0)
     monkeypatch.setattr(watch, "MEMORY", 2**27)
     canary_module.install(tmp_path / "modules")
 
