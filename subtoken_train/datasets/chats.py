@@ -16,6 +16,7 @@ What is not done: later questions are not compressed, whatever their length.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,8 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
         if rendered.text.startswith(prompt.text):
             system, asks = chat_split(family, ids, starts, prompt, limits.asking)
         else:  # the template writes a prompt otherwise, once it is answered
-            system, asks = 0, context_tokens(family, ids[:length], limits.asking)
+            system = min(bisect_left(starts, rendered.system_end), length)
+            asks = max(system, context_tokens(family, ids[:length], limits.asking))
         if asks - system > limits.context:
             raise ValueError(
                 f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}; raise it, or "

@@ -94,6 +94,16 @@ def test_other_templates(template):
     assert re.sub(r"<think>\s*</think>|\s|<[^>]*>", "", learnt) == "yesno"
 
 
+def test_the_system_prompt_stays_where_a_template_writes_a_prompt_otherwise_once_it_is_answered():
+    opening = "<|im_start|>assistant\\n"
+    assert opening in CHATML
+    template = CHATML.replace(opening, opening + "<think>\\n")
+    texts, learnt = parts(sample_of(talk("A fact. " * 20, "yes", system="Be short."), template))
+    assert "Be short." in texts[Region.SYSTEM]
+    assert texts[Region.CONTEXT].strip().startswith("A fact.")
+    assert learnt.endswith(f"yes{END}")
+
+
 @pytest.mark.parametrize(
     ("row", "template", "words"),
     [
