@@ -1,6 +1,6 @@
 """Every text eviction on a real model: facts hidden in WikiText, and the text that follows, at equal bytes.
 
-    python -m benchmarks.real_text --model checkpoints/qwen05 --source DIR             # measures what has no record
+    python -m benchmarks.real_text --model checkpoints/qwen05 --dtype bfloat16 --source DIR    # what has no record
     python -m benchmarks.real_text --table                                             # the records as a table
     python -m benchmarks.real_text --model DIR --source DIR --arms full                # is this model a judge?
 
@@ -8,8 +8,10 @@ DIR holds WikiText-2's ``test.txt``. A context is a run of it with six sentences
 of the harbour is 4711.`` The context is compressed before anything is asked. Then the start of each sentence follows
 it (alone, on a branch of the cache): nats of the code, and whether greedy decoding says it. The text that follows the
 context in WikiText is scored on a branch of its own. A model judges methods by facts only if it says half of the codes
-with the full cache, which is measured first. Bytes are those of packed tensors, indices included, as a share of the
-full cache in two-byte numbers: a model in fp32 holds what it does not quantise in twice as many.
+with the full cache, which is measured first. Where an arm says "question seen", the start of the first sentence asked
+is part of the prompt, so that the method chooses in its sight; that one code is scored. Bytes are those of packed
+tensors, indices included, as a share of the full cache in two-byte numbers: a model in fp32 holds what it does not
+quantise in twice as many.
 
 Arms of one method with several budgets share the prompt's pass; what each keeps is what it would keep alone.
 """
@@ -38,12 +40,15 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import append, contexts_of, pack_whole, run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
+from subtoken_train.kernels.formats import KVDtype
+from subtoken_train.routing import untrained_routing
 from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +77,7 @@ PLACES = [
     "monastery",
 ]
 ENTRIES = (0.5, 0.219, 0.125)
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "kvzip": {},
     "kvzip (a budget per head)": {"pool": "head"},
     "compactor": {},
@@ -93,6 +98,11 @@ METHODS = {
     "chunk(snapkv)": {},
 }
 """Notation, and settings that differ from a method's own; calibrated methods are left out."""
+GROUPS = (16, 12)
+CUT = 0.125
+"""Of a token's bytes, that 12 of 16 value groups or three quarters of the key channels leave out, nearly."""
+SEEN = ("kvzip", "compactor", "expected_attention", "snapkv", "pyramidkv", "h2o", "tova", "kvcompose")
+"""Methods that are tried with the question in the prompt, too."""
 POOLED = ("compactor", "expected_attention", "snapkv", "h2o", "keydiff", "knorm", "random")
 """Methods whose ranking is tried with one budget for the heads of a layer, and for all layers and heads."""
 
@@ -104,10 +114,14 @@ class Arm:
     Attributes:
         words: of the table.
         compression: how contexts are compressed.
+        groups: S and K of value groups, chosen by norm; None keeps values whole.
+        seen: whether the first question stands in the prompt.
     """
 
     words: str
     compression: Compression
+    groups: tuple[int, int] | None = None
+    seen: bool = False
 
 
 def arms() -> dict[str, list[Arm]]:
@@ -124,10 +138,24 @@ def arms() -> dict[str, list[Arm]]:
         method = build_eviction(notation, **options)
         found[name] = [Arm(f"{name} {keep:.1%}", Compression(method, keep)) for keep in ENTRIES]
     kvzip = build_eviction("kvzip")
-    mixed = ((0.42, "int8"), (0.5, "int8"), (0.8, "int4"))
+    mixed: tuple[tuple[float, KVDtype], ...] = ((0.42, "int8"), (0.5, "int8"), (0.8, "int4"))
     found["kvzip"] += [
         Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in mixed
     ]
+    tokens = [keep / (1 - CUT) for keep in ENTRIES]
+    found["kvzip channels"] = [
+        Arm(f"kvzip {keep:.1%}, 3/4 of the key channels", Compression(kvzip, keep, key_channels=0.75))
+        for keep in tokens
+    ]
+    found["groups"] = [Arm("12 of 16 value groups by norm", Compression(), GROUPS)]
+    found["kvzip groups"] = [
+        Arm(f"kvzip {keep:.1%}, 12 of 16 value groups by norm", Compression(kvzip, keep), GROUPS) for keep in tokens
+    ]
+    for name in SEEN:
+        method = build_eviction(name)
+        found[f"{name} seen"] = [
+            Arm(f"{name} {keep:.1%}, question seen", Compression(method, keep), seen=True) for keep in ENTRIES
+        ]
     return found
 
 
@@ -230,6 +258,21 @@ def scored(backbone: CompressedBackbone, cache: PackedCache, questions: Sequence
     return found
 
 
+def prompt(family: Family, context: Context, seen: bool) -> tuple[Batch, list[Question]]:
+    """Return what runs before a cache is compressed, and what is asked of the cache.
+
+    Args:
+        family: of the model.
+        context: its tokens and questions.
+        seen: whether the first question stands in the prompt but for its last token, which asks.
+    """
+    first, own = context.questions[0], context.ids
+    if seen:
+        ids = (*own, *first.start[:-1])
+        return text_batch(family, [EncodedText(ids, len(own))]), [Question(first.start[-1:], first.scored)]
+    return contexts_of(text_batch(family, [EncodedText((*own, own[-1]), len(own))])), context.questions
+
+
 def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[Context]) -> dict[str, dict[str, Any]]:
     """Return a record for each of the arms that share a pass."""
     records: dict[str, dict[str, list[Any]]] = {
@@ -237,16 +280,18 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     }
     family = backbone.family
     for context in asked:
-        batch = contexts_of(text_batch(family, [EncodedText((*context.ids, context.ids[-1]), len(context.ids))]))
+        batch, questions = prompt(family, context, some[0].seen)
         dense = len(context.ids) * family.shape.token_bytes
         two_bytes = dense * 2 / family.shape.element_bytes
         made = compressed(backbone, batch, [arm.compression for arm in some])
         for arm, record, (cache, seconds) in zip(some, records.values(), made, strict=True):
-            *facts, (text, _) = scored(backbone, cache, context.questions)
+            found = scored(backbone, cache, questions)
+            facts, text = (found, None) if arm.seen else (found[:-1], found[-1][0])
             layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
             record["facts"].append([round(nats, 3) for nats, _ in facts])
             record["exact"].append([int(right) for _, right in facts])
-            record["text"].append(round(text, 3))
+            if text is not None:
+                record["text"].append(round(text, 3))
             held, whole = sum(each.payload_bytes + each.index_bytes for each in layers), two_bytes
             if arm.compression.kv_dtype == "model":
                 whole = dense
@@ -255,12 +300,16 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     return records
 
 
-def run(model: Path, source: Path, names: Iterable[str], count: int) -> None:
+def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int) -> None:
     """Measure what has no record yet; one line for each arm in the model's file."""
-    backbone = load_backbone(model).eval()
+    backbone, groups = load_backbone(model, loading={"dtype": dtype}), None
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
     weights = sha256(b"".join(path.read_bytes() for path in sorted(model.glob("*.safetensors"))))
-    about = {"weights_sha256": weights, "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode())}
+    about = {
+        "weights_sha256": weights,
+        "dtype": dtype,
+        "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode()),
+    }
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{model.name}.jsonl"
     done = {record["arm"]: record for record in read(file)}
@@ -270,6 +319,9 @@ def run(model: Path, source: Path, names: Iterable[str], count: int) -> None:
         left = [arm for arm in arms()[name] if arm.words not in done]
         if not left:
             continue
+        if left[0].groups != groups:
+            groups = left[0].groups
+            backbone = load_backbone(model, loading={"dtype": dtype}, routing=untrained_routing(groups))
         with reading_packed(backbone.family.decoder.config), torch.no_grad():
             measured = measure(backbone, left, asked)
         for words, record in measured.items():
@@ -294,9 +346,13 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|",
     ]
     for words, own in records.items():
-        facts = np.array(own["facts"]).mean(1) - np.array(full["facts"]).mean(1)
-        text = (np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1)
-        beside = ["", ""] if own is full else [signed_cell(facts, 2), signed_cell(text, 3)]
+        scored = np.array(own["facts"])
+        facts = scored.mean(1) - np.array(full["facts"])[:, : scored.shape[1]].mean(1)
+        beside = ["", ""]
+        if own is not full:
+            beside[0] = signed_cell(facts, 2)
+        if own is not full and own["text"]:
+            beside[1] = signed_cell((np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1), 3)
         if own is full:
             beside = [f"({np.mean(own['facts']):.2f} nats)", f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
         lines.append(
@@ -309,6 +365,7 @@ def main() -> None:
     """Measure, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a language model's folder")
+    parser.add_argument("--dtype", default="float32", help="what the weights are read to and the cache is held in")
     parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
@@ -317,7 +374,7 @@ def main() -> None:
     if not args.table:
         if args.model is None or args.source is None:
             parser.error("--model DIR --source DIR, or --table")
-        run(args.model, args.source, args.arms, args.contexts)
+        run(args.model, args.dtype, args.source, args.arms, args.contexts)
     for file in sorted(OUT.glob("*.jsonl")):
         print(f"\n{file.stem}\n\n{table({record['arm']: record for record in read(file)})}")
 
