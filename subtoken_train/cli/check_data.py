@@ -223,7 +223,7 @@ def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterato
         )
         return
     reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
-    region = reads if prefix else "all of it read and predicted: choices look ahead (the region reading)"
+    region = reads if prefix else "all of it predicted: what chooses by the question looks ahead (the region reading)"
     yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
 
 

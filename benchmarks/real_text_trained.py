@@ -1,0 +1,156 @@
+"""Value groups under KVzip on SmolLM2, trained on text: anchor, value norm and a linear router at equal bytes.
+
+    python -m benchmarks.real_text_trained --source DIR            # trains and asks what has no record yet
+    python -m benchmarks.real_text_trained --table                 # the records as a table
+
+DIR holds WikiText-2's ``valid.txt``, which LoRA and routers learn, and ``test.txt``, whose contexts are asked, see
+``real_text.py``. Every arm trains by ``recipes/real/smollm2_kvzip25_s16k12.yaml`` under KVzip's ranking, one budget a
+layer, in bfloat16 with fp32 adapters. It is asked twice: under that ranking (``own``), and with KVzip's one budget
+for all layers and heads (``pooled``), which cannot be trained under. ``distilled`` learns the uncompressed model's
+distributions beside the labels; it screens that loss with one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.arm_training import commit, recipe_bytes, sha256
+from benchmarks.comparison_tables import signed_cell
+from benchmarks.real_text import CONTEXTS, FOLLOWING, Arm, contexts, measure, read
+from subtoken_train.cli.main import main as subtoken
+from subtoken_train.engine.attention import reading_packed
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.pool import ModelPool
+from subtoken_train.reducers import build_reducer
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "benchmarks/results/real_text/trained/smollm2.jsonl"
+RECIPE = "smollm2_kvzip25_s16k12"
+MIXED = ["--model.backbone.dtype", "bfloat16", "--trainer.precision", "bf16-mixed"]
+ARMS = {
+    "anchor": (0.21875, "21.9 % whole (anchor)", ["--anchor"]),
+    "value_norm": (0.25, "25 % + S16K12 by value norm", ["--model.routing.selector", "value_norm"]),
+    "router": (0.25, "25 % + S16K12 linear router", []),
+    "distilled": (0.25, "25 % + S16K12 linear router, distilled", ["--model.distillation.weight", "1"]),
+}
+"""By name: tokens kept, words, and what differs from the recipe."""
+SEEDS = {"anchor": (0, 1, 2), "value_norm": (0, 1, 2), "router": (0, 1, 2), "distilled": (0,)}
+WAYS = ("own", "pooled")
+
+
+def train(arm: str, seed: int, source: Path, work: Path) -> Path:
+    """Train an arm's adapter unless it is there and of this very recipe; return its folder."""
+    folder = work / f"{arm}-seed{seed}"
+    argv = ["--config", str(ROOT / f"recipes/real/{RECIPE}.yaml"), *MIXED, *ARMS[arm][2]]
+    argv += ["--seed_everything", str(seed), "--data.seed", str(seed), "--data.train.name", str(source / "valid.txt")]
+    key = sha256(recipe_bytes(RECIPE) + json.dumps(argv[2:]).encode())
+    note = folder / "trained.txt"
+    if not (note.exists() and note.read_text() == key):
+        shutil.rmtree(folder, ignore_errors=True)
+        # an anchor is written into the folder's neighbour of this name
+        run = folder if arm != "anchor" else folder.with_name(f"{folder.name}_anchor")
+        if subtoken(
+            ["fit", *argv, "--output_dir", str(folder), "--trainer.enable_progress_bar", "false", "--overwrite"]
+        ):
+            raise SystemExit(f"{arm} seed {seed} did not train")
+        if run != folder:
+            run.rename(folder)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        note.write_text(key)
+    return folder / "adapter"
+
+
+def asked_backbone(adapter: Path, way: str) -> CompressedBackbone:
+    """Load an adapter under its own ranking, or without it."""
+    return ModelPool().get(adapter, reducer=None if way == "own" else build_reducer("none"))
+
+
+def ask(arm: str, way: str, adapter: Path, source: Path, count: int) -> dict[str, Any]:
+    """Return what an adapter says of the contexts."""
+    backbone = asked_backbone(adapter, way)
+    keep, words, _ = ARMS[arm]
+    compression = Compression() if way == "own" else Compression(build_eviction("kvzip"), keep)
+    text = (source / "test.txt").read_text(encoding="utf-8")
+    asked = contexts(backbone.family.tokenizer, text, count)
+    with reading_packed(backbone.family.decoder.config), torch.no_grad():
+        return measure(backbone, [Arm(words, compression)], asked)[words]
+
+
+def table(records: Iterable[dict[str, Any]]) -> str:
+    """Write means over seeds and contexts, and paired differences from the anchor and from value norm."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault((record["way"], record["arm"]), []).append(record)
+    lines = [
+        "| ranking | arm | seeds | bytes | exact | facts: nats | less anchor | less value norm | text: nats a token "
+        "| less anchor | less value norm |",
+        "|" + "---|" * 11,
+    ]
+    for (way, arm), own in sorted(
+        found.items(), key=lambda each: (WAYS.index(each[0][0]), list(ARMS).index(each[0][1]))
+    ):
+        cells = [way, ARMS[arm][1], str(len(own)), f"{np.mean([each['share'] for each in own]):.1%}"]
+        cells.append(f"{np.mean([each['exact'] for each in own]):.1%}")
+        for kind, digits in (("facts", 2), ("text", 3)):
+            cells.append(f"{_nats(own, kind).mean():.{digits}f}")
+            for other in ("anchor", "value_norm"):
+                beside = _same_seeds(found.get((way, other), []), own)
+                apart = arm != other and len(beside) == len(own)
+                cells.append(signed_cell(_nats(own, kind) - _nats(beside, kind), digits) if apart else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _same_seeds(others: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    seeds = [each["seed"] for each in own]
+    return sorted((each for each in others if each["seed"] in seeds), key=lambda each: seeds.index(each["seed"]))
+
+
+def _nats(own: list[dict[str, Any]], kind: str) -> Any:
+    """Nats a fact or a token, [seeds, contexts]."""
+    if kind == "facts":
+        return np.array([each["facts"] for each in own]).mean(-1)
+    return np.array([each["text"] for each in own]) / (FOLLOWING - 1)
+
+
+def main() -> None:
+    """Train and ask, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if not args.table:
+        if args.source is None:
+            parser.error("--source DIR, or --table")
+        OUT.parent.mkdir(parents=True, exist_ok=True)
+        done = {(each["way"], each["arm"], each["seed"]) for each in read(OUT)}
+        cells = [
+            (way, arm, seed) for seed in args.seeds for arm in args.arms for way in args.ways if seed in SEEDS[arm]
+        ]
+        for way, arm, seed in [cell for cell in cells if cell not in done]:
+            found = ask(arm, way, train(arm, seed, args.source, args.work), args.source, CONTEXTS)
+            line = {"way": way, "arm": arm, "seed": seed, "commit": commit(), "dtype": "bfloat16", **found}
+            with OUT.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(line, separators=(",", ":")) + "\n")
+            print(
+                way, arm, seed, f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True
+            )
+    print(table(read(OUT)))
+
+
+if __name__ == "__main__":
+    main()
