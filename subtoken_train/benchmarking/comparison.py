@@ -10,6 +10,7 @@ Legend: B batch, H query heads, h key-value heads, d head width, q new tokens.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from subtoken_train.benchmarking.rounds import SideFigures, cell, interleaved, measure, middle_ms, ratio, ratios
+from subtoken_train.benchmarking.rounds import (
+    WARMUP,
+    SideFigures,
+    cell,
+    interleaved,
+    measure,
+    middle_ms,
+    ratio,
+    ratios,
+)
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.cache.packed_layer import PackedLayer
@@ -166,12 +176,33 @@ def _region_tokens(prompts: Batch) -> int:
 
 
 def run_row(
-    subject: Subject, parts: PromptParts, batch_size: int, new_tokens: int, pairs: int, share_of_copy: bool
+    subject: Subject,
+    parts: PromptParts,
+    batch_size: int,
+    new_tokens: int,
+    pairs: int,
+    share_of_copy: bool,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure one length and batch size; a record as JSON."""
+    """Measure one length and batch size; a record as JSON.
+
+    ``progress`` is called with (done, total) after every run of a side, and after the shares of a copy, which count as
+    one. After Ctrl-C in a later round than the first the record holds the finished ones, and ``interrupted`` is true.
+    """
     prompts = draw_prompts(subject.family, parts, batch_size)
     sides, notes = comparison(subject, prompts, new_tokens)
-    figures = measure(sides, new_tokens, pairs)
+    done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs) + share_of_copy
+    figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
+    rounds, shares = len(figures[subject.name].step_seconds), None
+    interrupted = rounds < pairs
+    if share_of_copy and not interrupted:
+        try:
+            shares = copy_shares(sides, pairs)
+            progress(total, total)
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
+        notes.append(f"interrupted after {rounds} of {pairs} rounds")
     notes += _bytes_apart(figures, subject.name)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
@@ -180,15 +211,16 @@ def run_row(
         "prompt": {**asdict(parts), "length": parts.length, "words": parts.words},
         "batch_size": batch_size,
         "new_tokens": new_tokens,
-        "pairs": pairs,
+        "pairs": rounds,
+        "interrupted": interrupted,
         "load_average": round(load, 2),
         "subject": subject.name,
         "sides": {name: found.record() for name, found in figures.items()},
         "ratios": ratios(figures, subject.name),
         "notes": notes,
     }
-    if share_of_copy:
-        row["share_of_copy"] = copy_shares(sides, pairs)
+    if shares is not None:
+        row["share_of_copy"] = shares
     for side in sides:
         side.close()
     return row

@@ -21,7 +21,7 @@ What it does not do: the memory protocol takes no times (the paper's Table 6 is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -188,17 +188,31 @@ def memory_sides(subject: Subject, prompts: Batch) -> dict[str, Side]:
     return sides
 
 
-def measure_memory(subject: Subject) -> dict[str, Any]:
-    """Run each arm once, no other one's cache alive, and record its peak and its cache as JSON."""
+def measure_memory(
+    subject: Subject, progress: Callable[[int, int], object] = lambda done, total: None
+) -> dict[str, Any]:
+    """Run each arm once, no other one's cache alive, and record its peak and its cache as JSON.
+
+    ``progress`` is called with (done, total) after every arm. After Ctrl-C the record holds the arms that were run, if
+    any, and ``interrupted`` is true.
+    """
     parts = memory_prompt(subject.family)
     prompts = draw_prompts(subject.family, parts, 1)
-    found = {}
-    for name, side in memory_sides(subject, prompts).items():
-        figures = hold(side, 0)
-        held = figures.prompt_bytes
-        found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": asdict(held)}
-        side.close()
-    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found}
+    sides = memory_sides(subject, prompts)
+    found: dict[str, Any] = {}
+    interrupted = False
+    try:
+        for name, side in sides.items():
+            figures = hold(side, 0)
+            held = figures.prompt_bytes
+            found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": asdict(held)}
+            side.close()
+            progress(len(found), len(sides))
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        interrupted = True
+    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found, "interrupted": interrupted}
 
 
 def peak_lines(row: Mapping[str, Any], path: str) -> list[str]:

@@ -34,6 +34,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side
 
 RESAMPLES = 2000
+WARMUP = 1
+"""Rounds of a comparison before those that count."""
 
 
 def interleaved(
@@ -201,17 +203,37 @@ def force(side: Side, logits_BV: Tensor, new_tokens: int) -> None:
 
 
 def measure(
-    sides: Sequence[Side], new_tokens: int, pairs: int, warmup: int = 1, clock: Clock = time.perf_counter
+    sides: Sequence[Side],
+    new_tokens: int,
+    pairs: int,
+    warmup: int = WARMUP,
+    clock: Clock = time.perf_counter,
+    ran: Callable[[], object] = lambda: None,
 ) -> dict[str, SideFigures]:
-    """All figures of all sides, by name."""
-    figures = {side.name: hold(side, new_tokens) for side in sides}
+    """All figures of all sides, by name.
+
+    ``ran`` is called after every run of a side: one for its memory, and one each round. Ctrl-C ends the rounds, and
+    those that all sides finished are returned; before the first of them it is raised.
+    """
+    figures: dict[str, SideFigures] = {}
+    for side in sides:
+        figures[side.name] = hold(side, new_tokens)
+        ran()
     by_name = {side.name: side for side in sides}
-    for name, counts in turns(list(by_name), pairs, warmup):
-        with by_name[name].turn():
-            prompt, steps = run_side(by_name[name], new_tokens, clock)
-        if counts:
-            figures[name].prefill_seconds.append(prompt)
-            figures[name].step_seconds.append(steps / new_tokens)
+    try:
+        for name, counts in turns(list(by_name), pairs, warmup):
+            with by_name[name].turn():
+                prompt, steps = run_side(by_name[name], new_tokens, clock)
+            if counts:
+                figures[name].prefill_seconds.append(prompt)
+                figures[name].step_seconds.append(steps / new_tokens)
+            ran()
+    except KeyboardInterrupt:
+        finished = min(len(found.step_seconds) for found in figures.values())
+        if not finished:
+            raise
+        for found in figures.values():
+            del found.prefill_seconds[finished:], found.step_seconds[finished:]
     return figures
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from subtoken_train.errors import plain
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
 
@@ -32,7 +33,8 @@ HELP = """Time prompts and decoding on this machine, and count bytes.
 Of an adapter, of a recipe (untrained routers) or of a backbone alone. Beside it run, in turns and in one process: the
 same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and StaticCache on the whole
 prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures; steps are forced, end-of-text
-or not. Printed are medians and ratios with 95 % intervals over rounds; --out writes every figure as JSON."""
+or not. Printed are medians and ratios with 95 % intervals over rounds; --out writes every figure as JSON. The time
+left is shown from the first run of a side on; Ctrl-C keeps the rounds that are finished."""
 
 NEW_TOKENS, PAIRS = 32, 7
 
@@ -111,13 +113,22 @@ def run(args: argparse.Namespace) -> int:
             source.backbone.quantization,
         )
         _say_departures("Table 8 of the paper", record["departures"])
-    for row in _rows(args, source, subject, prompts):
-        record["rows"].append(row)
-        if args.out:  # what was measured stays, whatever comes after it
-            write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
-    if args.out:
-        print(plain(f"written to {args.out}"))
+    _keep(args.out, record, _rows(args, source, subject, prompts))
     return 0
+
+
+def _keep(out: str | None, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+    """Put rows into the record, and write it after each: what was measured stays, whatever comes after it."""
+    try:
+        for row in rows:
+            record["rows"].append(row)
+            if out:
+                write_whole(Path(out), json.dumps(record, indent=1) + "\n")
+            if row["interrupted"]:
+                raise KeyboardInterrupt
+    finally:
+        if out and record["rows"]:
+            print(plain(f"written to {out}"), flush=True)
 
 
 def _say_departures(protocol: str, departures: list[str]) -> None:
@@ -137,6 +148,7 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
         peak_lines,
     )
     from subtoken_train.benchmarking.synthetic_prompts import check_positions
+    from subtoken_train.cli.terminal import counter
 
     check_positions(source.layout.family, memory_prompt(source.layout.family), 0)
     subject = Subject.of(source.load(device), source.compression)
@@ -145,11 +157,9 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     print(plain(record["title"]), flush=True)
     record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
     _say_departures("peak memory of the paper's appendix C.1", record["departures"])
-    record["rows"] = [row := measure_memory(subject)]
+    row = measure_memory(subject, counter("arms", timed=True))
     print(plain("\n".join(["", *peak_lines(row, backbone.path)])))
-    if args.out:
-        write_whole(Path(args.out), json.dumps(record, indent=1) + "\n")
-        print(plain(f"written to {args.out}"))
+    _keep(args.out, record, [row])
     return 0
 
 
@@ -159,26 +169,27 @@ def _rows(
     """Measured rows, each printed as it is there."""
     from subtoken_train.benchmarking.comparison import row_lines, run_row
     from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
+    from subtoken_train.cli.terminal import counter
 
-    subjects = protocol_subjects(subject) if args.table8 else iter([("", subject)])
-    for label, arm in subjects:
-        for parts in prompts:
-            for batch_size in args.batch_sizes:
-                try:
-                    row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy)
-                except (RuntimeError, MemoryError) as error:
-                    if not _lacks_memory(error):
-                        raise
-                    raise ValueError(
-                        f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
-                        "smaller --batch-sizes or shorter --lengths"
-                    ) from error
-                lines = row_lines(row)
-                if args.table8:
-                    row["table8"] = label
-                    lines.append(overhead_line(label, row, source.backbone.path))
-                print(plain("\n".join(["", *lines])), flush=True)
-                yield row
+    subjects = protocol_subjects(subject) if args.table8 else [("", subject)]
+    cells = list(product(subjects, prompts, args.batch_sizes))
+    for number, ((label, arm), parts, batch_size) in enumerate(cells, start=1):
+        show = counter("runs" if len(cells) == 1 else f"runs of row {number} of {len(cells)}", timed=True)
+        try:
+            row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy, show)
+        except (RuntimeError, MemoryError) as error:
+            if not _lacks_memory(error):
+                raise
+            raise ValueError(
+                f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
+                "smaller --batch-sizes or shorter --lengths"
+            ) from error
+        lines = row_lines(row)
+        if args.table8:
+            row["table8"] = label
+            lines.append(overhead_line(label, row, source.backbone.path))
+        print(plain("\n".join(["", *lines])), flush=True)
+        yield row
 
 
 def _lacks_memory(error: Exception) -> bool:

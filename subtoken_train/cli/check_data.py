@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.terminal import about
 from subtoken_train.datasets.chats import chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -146,7 +147,7 @@ def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
             stops.append(f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data")
         return "expected time: not measured (the data fill no batch)"
     return (
-        f"expected time: {_duration(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "
+        f"expected time: {about(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "
         "start, logs, validation and checkpoints are not in it)"
     )
 
@@ -165,11 +166,6 @@ def _why_not(cli: RecipeCLI) -> str | None:
     if module.distillation_config is not None or module.stage2_config is not None:
         return "with a teacher or in stage 2"
     return None
-
-
-def _duration(seconds: float) -> str:
-    size, unit = next((u for u in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * u[0]), (1, "s"))
-    return f"about {max(1, round(seconds / size))} {unit}"
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: list[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import io
 import os
 import select
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -116,19 +117,29 @@ def _reader_is_gone() -> bool:
 _LINES = 10  # in a log
 
 
-def counter(what: str) -> Callable[[int, int], None]:
-    """A function of (done, total) that shows ``done/total what``."""
-    shown, what = 0, plain(what)
+def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
+    """A function of (done, total) that shows ``done/total what``, and if ``timed`` the time left, from the first on."""
+    shown, what, start = -1 if timed else 0, plain(what), time.monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal shown
+        line = f"{done}/{total} {what}"
+        if timed:
+            left = f", {about((time.monotonic() - start) / done * (total - done))} left" if done < total else ""
+            line += f"{left:<22}" if sys.stderr.isatty() else left  # wipes out the end of a longer one
         if sys.stderr.isatty():
-            print(f"\r{done}/{total} {what}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+            print(f"\r{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif (part := done * _LINES // total) > shown:
             shown = part
-            print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     return show
+
+
+def about(seconds: float) -> str:
+    """Return a duration in the largest unit that it fills twice: ``about 3 minutes``."""
+    size, unit = next((u for u in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * u[0]), (1, "s"))
+    return f"about {max(1, round(seconds / size))} {unit}"
 
 
 _NOISE = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from subtoken_train.benchmarking import rounds
 from subtoken_train.benchmarking.rounds import ratio
 from subtoken_train.benchmarking.synthetic_prompts import draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
@@ -228,6 +229,34 @@ def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
     assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in refused(
         capsys, "benchmark", "--adapter", VLM, "--device", "cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("runs", "rounds_by_row"),
+    [(7, [1]), (12, [3]), (20, [3, 1])],
+    ids=["in the second round", "before a round of the second row", "in the second row"],
+)
+def test_ctrl_c_keeps_what_was_measured(runs, rounds_by_row, tmp_path, capsys, monkeypatch):
+    """Three sides: a row is three timed runs that do not count, and three in each of three rounds."""
+    timed, run_side = [], rounds.run_side
+
+    def interrupted(*args):
+        if len(timed) == runs:
+            raise KeyboardInterrupt
+        timed.append(None)
+        return run_side(*args)
+
+    monkeypatch.setattr(rounds, "run_side", interrupted)
+    out = tmp_path / "record.json"
+    sizes = ["--lengths", "96", "--batch-sizes", "1", "2", "--new-tokens", "1", "--pairs", "3"]
+    assert main(["benchmark", "--model", TINY_LLAMA, *sizes, "--device", "cpu", "--out", str(out)]) == 130
+    rows, said = json.loads(out.read_text())["rows"], capsys.readouterr()
+    assert [row["pairs"] for row in rows] == rounds_by_row
+    assert [row["interrupted"] for row in rows] == [found < 3 for found in rounds_by_row]
+    assert said.out.count("note: interrupted after 1 of 3 rounds") == rounds_by_row.count(1)
+    assert said.out.endswith(f"written to {out}\n")
+    assert "1/15 runs of row 1 of 2, about" in said.err
+    assert said.err.endswith("subtoken-train: interrupted\n")
 
 
 @pytest.mark.gpu
