@@ -74,7 +74,7 @@ def test_flags_and_the_printed_rows(results, tmp_path, capsys):
     paper = tmp_path / "printed.json"
     paper.write_text(json.dumps({"vlm_rows": [row], "llm_rows": []}))
     assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
-    assert "late: compression after prefill cannot change a first token" in capsys.readouterr().out
+    assert "late: compression after prefill cannot change answers" in capsys.readouterr().out
     text = (results / "report" / "report.md").read_text()
     assert r"fastv25\_s16k4: Table 1, LLaVA-1.5-7B, FastV25+S16K4" in text
     start = "| printed | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 51.00 | 50.00 |"

@@ -102,7 +102,7 @@ class Run:
         scores_n: their scores, each of its sample alone.
         scores: of the task's metric, over all of them.
         cost: of all samples together.
-        one_token: whether no answer needed a second token but the end of text, or only log-likelihoods were asked.
+        one_token: whether everything that is scored comes from the prompts' last rows (``_from_last_row``).
         grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
         subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
         asked: how, in words (``Task.asks``).
@@ -151,10 +151,11 @@ class ArmResults:
         return self.facts.acts != "-"
 
     def is_moot(self, task: str) -> bool:
-        """Tell whether some answers were beyond compression: it acted after the prompt, which gives the first token."""
+        """Tell whether all answers were beyond compression: it acted after the prompt, which gives the first token."""
         if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
             return False
-        return any(run.one_token for run in self.runs.get(task, {}).values() if run.ids)
+        answered = [run for run in self.runs.get(task, {}).values() if run.ids]
+        return bool(answered) and all(run.one_token for run in answered)
 
 
 def without_seed(name: str) -> str:
@@ -228,6 +229,17 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     return replace(facts, **changes)
 
 
+def _from_last_row(record: SampleRecord, most: int | None) -> bool:
+    """Tell whether all that is scored of a sample comes from its prompt's last row: one token of an answer or choice.
+
+    Choices have a token each where no more tokens were scored than there are choices. An answer of two tokens is one
+    and its end, unless it ended because two are the ``most`` that were asked for.
+    """
+    if isinstance(record.prediction, list):
+        return record.new_tokens == len(record.prediction)
+    return record.new_tokens <= (1 if most == 2 else 2)
+
+
 def _read_run(folder: Path) -> Run:
     """Read a folder and score its records."""
     manifest = Manifest.read(folder)
@@ -267,7 +279,7 @@ def _read_run(folder: Path) -> Run:
         scores,
         Cost.of(records),
         bool(metric.higher_is_better),
-        one_token=all(isinstance(record.prediction, list) or record.new_tokens <= 2 for record in records),
+        one_token=all(_from_last_row(record, task.options.get("max_new_tokens")) for record in records),
         grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
         subtasks=tuple(name for name in metric.subtasks if name in scores),
         asked=task.asks,

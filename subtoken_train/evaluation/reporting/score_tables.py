@@ -39,7 +39,7 @@ class Estimate:
         n: samples (of one seed).
         form: fractions are printed in %.
         marks: why it is not the whole story: incomplete, partial, other seeds.
-        moot: whether compression could not change some of the answers, see ``ArmResults.is_moot``.
+        moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
     """
 
     value: float
@@ -417,5 +417,5 @@ def _flags(
         of = sum(len(run.ids) for task in tasks for run in arm.runs.get(task, {}).values())
         flags.append(f"nothing is left of a whole region in some layer of {cost.emptied:,} of {of:,} prompts")
     if names := ", ".join(task for task in tasks if arm.is_moot(task)):
-        flags.append(f"compression after prefill cannot change a first token or a log-likelihood ({names})")
+        flags.append(f"compression after prefill cannot change answers and choices of one token ({names})")
     return flags

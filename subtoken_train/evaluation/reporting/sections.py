@@ -28,8 +28,8 @@ NOTES = (
     "is no mean over samples.",
     "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
     "these samples do not tell the two apart. Each interval is a 95 % one by itself.",
-    f"{MOOT} and grey: the cache was compressed after the prompt, whose pass gives the first token and the "
-    "log-likelihoods. One-word answers come from there: such a score says nothing of the compression.",
+    f"{MOOT} and grey: the cache was compressed after the prompt, whose pass gives the first token. One-word answers "
+    "and choices of one token come from there: such a score, or its part in a mean, says nothing of the compression.",
     "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
     "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
     "over ours is of KV measured, and must not be below 1.",

@@ -85,8 +85,11 @@ def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:
 
 
 def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
-    """Return a note where evictions cannot change what is scored, because they act after the prompt's pass."""
-    scored = [task.name for task, samples in tasks if samples[0].choices]
+    """Return a note where evictions may be unable to change what is scored, because they act after the prompt's pass.
+
+    A choice of several words has several tokens, and only the first of them comes from that pass.
+    """
+    scored = [task.name for task, samples in tasks if all(map(_one_word_choices, samples))]
     late = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
     if not scored or not late:
         return []
@@ -94,6 +97,10 @@ def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]
         f"{', '.join(late)}: an eviction acts after the prompt's pass, so that choices of one token keep their "
         f"log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
     ]
+
+
+def _one_word_choices(sample: Sample) -> bool:
+    return bool(sample.choices) and all(len(choice.split()) <= 1 for choice in sample.choices)
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:

@@ -20,7 +20,7 @@ from subtoken_train.evaluation.reporting.score_tables import (
 )
 from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
-from tests.support.report_results import answers, facts, paper_grid, register, write_run
+from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -213,10 +213,38 @@ def test_flags_of_compression_that_did_nothing(tmp_path):
     manifest = place / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"acts": "-"', '"acts": "in prefill"'))
     assert flags(tmp_path) == {
-        "late": ("compression after prefill cannot change a first token or a log-likelihood (pope)",),
+        "late": ("compression after prefill cannot change answers and choices of one token (pope)",),
         "first": (),
         "off": ("compression did not act: nothing left the cache",),
     }
+
+
+@pytest.mark.parametrize(
+    ("choices", "tokens", "moot"),
+    [(4, 4, True), (4, 5, False), (1, 1, True), (1, 900, False)],
+    ids=["letters", "one choice of two tokens", "a text of one token", "a text"],
+)
+def test_log_likelihoods_are_beyond_compression_where_each_choice_has_one_token(tmp_path, choices, tokens, moot):
+    arm = facts("late", 0.2, acts="after prefill")
+    write_run(tmp_path, arm, "pope", [[-1.0] * choices] * ROWS, new_tokens=tokens)
+    (found,) = read_results([tmp_path])
+    assert found.is_moot("pope") == moot
+
+
+@pytest.mark.parametrize(("most", "moot"), [(2, False), (3, True), (None, True)])
+def test_two_tokens_are_one_and_its_end_unless_two_were_asked(tmp_path, monkeypatch, most, moot):
+    monkeypatch.setattr(TASKS["pope"], "options", {"max_new_tokens": most})
+    write_run(tmp_path, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=2)
+    (found,) = read_results([tmp_path])
+    assert found.is_moot("pope") == moot
+
+
+def test_a_seed_whose_answers_go_on_is_not_beyond_compression(tmp_path):
+    for seed, tokens in ((1, 2), (2, 3)):
+        arm = facts(f"late-seed{seed}", 0.2, acts="after prefill", seed=seed)
+        write_run(tmp_path, arm, "pope", answers(range(9)), new_tokens=tokens)
+    (found,) = read_results([tmp_path])
+    assert not found.is_moot("pope")
 
 
 def test_an_arm_that_reads_a_part_says_that_it_frees_nothing(tmp_path):

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,9 @@ from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
-from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.run import run_grid, too_late
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference import pool
 from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
@@ -218,3 +220,14 @@ def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
     said.clear()
     run_grid(replace(grid, tasks=(task,), arms=(replace(arm, protocol="context_first"),)), say=said.append)
     assert said == []
+
+
+def test_it_is_not_said_of_continuations_of_several_words():
+    """Only their first tokens come from the prompt's pass."""
+    arm = SimpleNamespace(
+        facts=SimpleNamespace(name="late"), spec=ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
+    )
+    letters, names, text = [" A", " B"], [" Paris", " New York"], ["Every word of it is scored ."]
+    for choices, noted in ((letters, True), (names, False), (text, False), ([], False)):
+        samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
+        assert bool(too_late([arm], [(SimpleNamespace(name="asked"), samples)])) == noted
