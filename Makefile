@@ -90,8 +90,7 @@ real: install checkpoints/smollm2 data/english_text/test.txt ## a real language 
 	$(BIN)/subtoken-train fit --config $(ROUTER) --overwrite
 	$(BIN)/subtoken-train fit --config $(ROUTER) --anchor --overwrite
 	@echo "4/4 perplexity of text that follows a compressed context"
-	rm -rf results/real
-	$(BIN)/subtoken-train evaluate --config recipes/real/table.yaml
+	$(BIN)/subtoken-train evaluate --config recipes/real/table.yaml --out results/real/$$(date +%Y%m%d-%H%M%S)
 	@echo "A hundred steps and eight windows show the way, no result; docs/real_models.md goes on from here."
 
 clean: ## remove caches and coverage; keeps .venv, data and runs

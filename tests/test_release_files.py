@@ -114,6 +114,16 @@ def test_a_workflow_calls_what_is_there_and_may_do_little(path):
     assert "secrets." not in path.read_text(encoding="utf-8")
 
 
+def test_make_removes_nothing_that_a_user_may_have_put_there():
+    """Results of an earlier `make real` least of all: every run of it has a folder of its own."""
+    rules = re.split(r"^(?=[\w/.$()-]+:)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    removing = [rule for rule in rules if re.search(r"\brm\b|-delete|-exec", rule)]
+    assert [rule.partition(":")[0] for rule in removing] == ["clean"]
+    assert not re.search(r"\b(results|runs|data)\b", removing[0].partition("\n")[2])
+    (real,) = [rule for rule in rules if rule.startswith("real:")]
+    assert "--out results/real/$$(date +%Y%m%d-%H%M%S)" in real
+
+
 def jobs_of(workflow):
     return yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))["jobs"]
 
