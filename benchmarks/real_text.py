@@ -23,7 +23,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.arm_training import commit, sha256
@@ -138,10 +139,14 @@ def arms() -> dict[str, list[Arm]]:
         method = build_eviction(notation, **options)
         found[name] = [Arm(f"{name} {keep:.1%}", Compression(method, keep)) for keep in ENTRIES]
     kvzip = build_eviction("kvzip")
-    mixed: tuple[tuple[float, KVDtype], ...] = ((0.42, "int8"), (0.5, "int8"), (0.8, "int4"))
-    found["kvzip"] += [
-        Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in mixed
-    ]
+    mixed: dict[str, tuple[tuple[float, KVDtype], ...]] = {
+        "kvzip": ((0.42, "int8"), (0.5, "int8"), (0.8, "int4")),
+        "kvzip bits": ((0.242, "int8"), (0.47, "int4")),
+    }
+    for name, kinds in mixed.items():
+        found.setdefault(name, []).extend(
+            Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in kinds
+        )
     tokens = [keep / (1 - CUT) for keep in ENTRIES]
     found["kvzip channels"] = [
         Arm(f"kvzip {keep:.1%}, 3/4 of the key channels", Compression(kvzip, keep, key_channels=0.75))
@@ -338,26 +343,82 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write a model's records as a table, paired with the full cache over contexts."""
+Records = Mapping[str, Mapping[str, Any]]
+BUDGETS = {"50.0": 0, "57.1": 0, "21.9": 1, "25.0": 1, "12.5": 2, "14.3": 2}
+"""Column of an arm by its share of tokens; groups and cut keys hold more tokens in the same bytes."""
+
+
+def tables(records: Records) -> str:
+    """Write a model's records: methods by budget, on facts and on text, then what has one budget alone."""
+    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for words, own in records.items():
+        found = re.fullmatch(r"(.*) ([0-9.]+)%(, .*)?", words)
+        if found and found[2] in BUDGETS:
+            rows.setdefault(found[1] + (found[3] or ""), {})[BUDGETS[found[2]]] = own
+    single = {words: own for words, own in records.items() if not any(own in row.values() for row in rows.values())}
     full = records["full cache"]
+    whole = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}
+    order = sorted(whole, key=lambda name: float(facts_lost(whole[name][1], full).mean()))
+    blind, seen = ([name for name in order if name.endswith("question seen") == last] for last in (False, True))
+    parts = [_single(single, full)]
+    for names in (blind, seen):
+        if names:
+            parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, full, _fact_cell))
+    if blind:
+        parts.append(_by_budget("text that follows: nats a token above", blind, whole, full, _text_cell))
+    return "\n\n".join(parts)
+
+
+def facts_lost(own: Mapping[str, Any], full: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a fact above the full cache, of every context."""
+    scored = np.array(own["facts"])
+    apart: npt.NDArray[np.float64] = scored.mean(1) - np.array(full["facts"])[:, : scored.shape[1]].mean(1)
+    return apart
+
+
+def text_lost(own: Mapping[str, Any], full: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a token of what follows above the full cache, of every context."""
+    apart: npt.NDArray[np.float64] = (np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1)
+    return apart
+
+
+def _fact_cell(own: Mapping[str, Any], full: Mapping[str, Any]) -> str:
+    return f"{signed_cell(facts_lost(own, full), 2)}, {np.mean(own['exact']):.0%}"
+
+
+def _text_cell(own: Mapping[str, Any], full: Mapping[str, Any]) -> str:
+    return signed_cell(text_lost(own, full), 3)
+
+
+def _by_budget(
+    words: str,
+    names: Sequence[str],
+    rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    full: Mapping[str, Any],
+    cell: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+) -> str:
     lines = [
-        "| arm | bytes of the full cache in bf16 | facts: nats above full | exact | text: nats a token above full |",
+        f"| {words} | 50 % | 21.9 % | 12.5 % | bytes, measured |",
         "|---|---|---|---|---|",
     ]
+    for name in names:
+        columns = [rows[name][budget] for budget in range(len(ENTRIES))]
+        shares = " / ".join(f"{100 * np.mean(own['share']):.1f}" for own in columns)
+        lines.append(f"| {name} | {' | '.join(cell(own, full) for own in columns)} | {shares} % |")
+    return "\n".join(lines)
+
+
+def _single(records: Records, full: Mapping[str, Any]) -> str:
+    lines = [
+        "| arm | bytes of full bf16 | facts: nats above full, codes said | text: nats a token above full |",
+        "|---|---|---|---|",
+    ]
     for words, own in records.items():
-        scored = np.array(own["facts"])
-        facts = scored.mean(1) - np.array(full["facts"])[:, : scored.shape[1]].mean(1)
-        beside = ["", ""]
-        if own is not full:
-            beside[0] = signed_cell(facts, 2)
-        if own is not full and own["text"]:
-            beside[1] = signed_cell((np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1), 3)
+        cells = [_fact_cell(own, full), _text_cell(own, full)]
         if own is full:
-            beside = [f"({np.mean(own['facts']):.2f} nats)", f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
-        lines.append(
-            f"| {words} | {np.mean(own['share']):.1%} | {beside[0]} | {np.mean(own['exact']):.1%} | {beside[1]} |"
-        )
+            said = f"({np.mean(own['facts']):.2f} nats), {np.mean(own['exact']):.1%}"
+            cells = [said, f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
+        lines.append(f"| {words} | {np.mean(own['share']):.1%} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -376,7 +437,7 @@ def main() -> None:
             parser.error("--model DIR --source DIR, or --table")
         run(args.model, args.dtype, args.source, args.arms, args.contexts)
     for file in sorted(OUT.glob("*.jsonl")):
-        print(f"\n{file.stem}\n\n{table({record['arm']: record for record in read(file)})}")
+        print(f"\n{file.stem}\n\n{tables({record['arm']: record for record in read(file)})}")
 
 
 if __name__ == "__main__":

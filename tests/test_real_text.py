@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.real_text import FACTS, OUT, Arm, arms, compressed, contexts, measure, read, table
+from benchmarks.real_text import FACTS, OUT, Arm, arms, compressed, contexts, measure, read, tables
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -62,4 +62,4 @@ def test_records_are_whole_and_make_the_page(file):
     records = {record["arm"]: record for record in read(file)}
     assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
-    assert table(records) in (places.ROOT / "docs/real_text.md").read_text()
+    assert tables(records) in (places.ROOT / "docs/real_text.md").read_text()
