@@ -21,10 +21,10 @@ from subtoken_train.inference.text_prompts import encode_messages
 from subtoken_train.types import Region
 from tests.support.chats import CHATML, LLAMA2, MARKED, THINKING, byte_level
 from tests.support.places import ROOT
+from tests.support.real_models import real_folder
 
 LIMITS = ChatLimits(length=400, context=300, asking=24)
 END = "<|im_end|>"
-SMOLLM2 = ROOT / "checkpoints/smollm2"
 
 
 def talk(*said, system=None, **switches):
@@ -144,9 +144,8 @@ def test_short_chats_are_padded_among_their_like_and_those_without_a_context_are
     assert batch.record_ids[0].endswith("chats.jsonl, record '0'")
 
 
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2 is not in checkpoints/smollm2")
 def test_smollm2s_template(cache):
-    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    tokenizer = AutoTokenizer.from_pretrained(real_folder("smollm2"))
     source = CorpusSource(str(ROOT / "data/samples/chats/chats.jsonl"), documents="conversations")
     rows = list(load_rows(source))
     for row in rows:

@@ -1,4 +1,4 @@
-"""A saved cache, for tests of its file."""
+"""A saved cache, for tests of its file; and a real model."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ def saved(tmp_path_factory):
     model = asking(family="llama", **{**PLAIN, "eviction": "h2o"})
     answers = model.ask(TEXTS[0], QUESTIONS, max_new_tokens=4)
     return model, answers, model.cache.save(tmp_path_factory.mktemp("saved") / "cache.safetensors")
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """SmolLM2 in fp32, uncompressed."""
+    from tests.support.real_models import real_model
+
+    return real_model("smollm2")

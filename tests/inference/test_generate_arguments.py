@@ -26,7 +26,7 @@ from subtoken_train.inference.generate_arguments import (
     check_settings,
     setting,
 )
-from tests.support.generation_cells import PLAIN, inputs_of, model_of
+from tests.support.generation_cells import PLAIN, SERVED_CALLS, inputs_of, model_of
 
 ONE = torch.ones(1, 1)
 VALUES = {
@@ -119,23 +119,6 @@ def test_settings_have_the_precedence_of_transformers():
     assert setting("num_beams", settings | {"num_beams": 4}, own) == 4
     assert setting("pad_token_id", settings, own) == 1
     assert setting("pad_token_id", settings | {"pad_token_id": None}, own) is None
-
-
-SERVED_CALLS = {
-    "beams": {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True},
-    "sampled beams": {"num_beams": 3, "do_sample": True, "temperature": 0.7},
-    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.2},
-    "cuts": {"do_sample": True, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.9, "num_return_sequences": 2},
-    "tokens": {"suppress_tokens": [25, 77], "bad_words_ids": [[24]], "sequence_bias": [[[30], 4.0]]},
-    "lengths": {"min_new_tokens": 4, "forced_eos_token_id": 2, "renormalize_logits": True},
-    "stops": {"stop_strings": ["a", "e"]},
-    "watermark": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "selfhash"}},
-    "prefix": {"prefix_allowed_tokens_fn": lambda *_: [20, 21, 22, 23], "num_beams": 2},
-    "processors": {"logits_processor": LogitsProcessorList([lambda ids, scores: -scores])},
-    "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
-    "config": {"generation_config": GenerationConfig(max_new_tokens=4, num_beams=2, pad_token_id=0, eos_token_id=2)},
-    "long": {"max_new_tokens": None, "max_length": 48},
-}
 
 
 @pytest.mark.parametrize("name", SERVED_CALLS)

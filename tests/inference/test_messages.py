@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from subtoken_train import SubTokenModel
 from subtoken_train.datasets.collate import encode
@@ -17,7 +17,7 @@ from subtoken_train.inference.messages import alternating_turns, read_messages
 from subtoken_train.inference.text_prompts import text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, byte_level
-from tests.support.places import ROOT
+from tests.support.real_models import real_folder
 from tests.support.text_families import text_family
 
 SYSTEM = {"role": "system", "content": "Answer in one word."}
@@ -61,21 +61,6 @@ def test_a_chat_is_that_of_transformers():
     third = model.generate(**model.inputs(TALK), max_new_tokens=3, do_sample=False)[0, -1]
     model.backbone.model.generation_config.eos_token_id = [2, int(third)]
     assert model.generate(**model.inputs(TALK), max_new_tokens=8, do_sample=False)[0, -1] == third
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    folder = ROOT / "checkpoints/smollm2"
-    if not (folder / "config.json").is_file():
-        pytest.skip("checkpoints/smollm2 is absent")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return SubTokenModel(model, AutoTokenizer.from_pretrained(folder))
-
-
-def test_smollm2_answers_as_in_transformers(smollm2):
-    check_as_transformers(smollm2, PROMPTS[0], 8)
-    assert "Paris" in smollm2.chat(PROMPTS[0], max_new_tokens=8, do_sample=False)
-    check_as_transformers(smollm2, PROMPTS[3], 4)
 
 
 def regions(model: SubTokenModel, prompt) -> dict[str, str]:
@@ -131,11 +116,9 @@ REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("smollm2", "qwen
 @pytest.mark.parametrize("context", [LONG, LONG + "\n", "  Once.\n\nTwice. "])
 def test_questions_about_a_context_share_its_tokens(name, context):
     """Ids of context and question, one after the other, are the template's text; the first are always the same."""
-    family, folder = chatting().backbone.family, ROOT / "checkpoints" / name
+    family = chatting().backbone.family
     if name != "tiny":
-        if not folder.is_dir():
-            pytest.skip(f"checkpoints/{name} is absent")
-        family.processor = AutoTokenizer.from_pretrained(folder)
+        family.processor = AutoTokenizer.from_pretrained(real_folder(name))
     tokenizer = family.tokenizer
     head, system_end, frame = text_frame(family, context)
     held = tokenizer.encode(head, add_special_tokens=False)

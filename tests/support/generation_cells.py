@@ -1,8 +1,11 @@
-"""Models of the cells of packed = truth behind ``SubTokenModel``, and what a processor would give them."""
+"""Models of the cells of packed = truth behind ``SubTokenModel``, what a processor would give them, and settings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from transformers import GenerationConfig, LogitsProcessorList
 
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
@@ -22,6 +25,22 @@ CELL = {
     "precision": "fp32",
 }
 PLAIN = {"reducer": "none", "selector": "none", "eviction": "none"}
+SERVED_CALLS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True},
+    "sampled beams": {"num_beams": 3, "do_sample": True, "temperature": 0.7},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.2},
+    "cuts": {"do_sample": True, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.9, "num_return_sequences": 2},
+    "tokens": {"suppress_tokens": [25, 77], "bad_words_ids": [[24]], "sequence_bias": [[[30], 4.0]]},
+    "lengths": {"min_new_tokens": 4, "forced_eos_token_id": 2, "renormalize_logits": True},
+    "stops": {"stop_strings": ["a", "e"]},
+    "watermark": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "selfhash"}},
+    "prefix": {"prefix_allowed_tokens_fn": lambda *_: [20, 21, 22, 23], "num_beams": 2},
+    "processors": {"logits_processor": LogitsProcessorList([lambda ids, scores: -scores])},
+    "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
+    "config": {"generation_config": GenerationConfig(max_new_tokens=4, num_beams=2, pad_token_id=0, eos_token_id=2)},
+    "long": {"max_new_tokens": None, "max_length": 48},
+}
+"""Settings of ``generate`` of every kind that acts on the logits, on the loop or on what is returned."""
 
 
 def model_of(**levels: str) -> SubTokenModel:

@@ -31,3 +31,10 @@ def cells(values: Iterable[Any], *, every: int, several: bool = False) -> list[A
         pytest.param(*each.values, marks=[*each.marks, pytest.mark.slow], id=each.id) if number % every else each
         for number, each in enumerate(sets)
     ]
+
+
+def quick(names: Iterable[str], chosen: Sequence[str]) -> list[Any]:
+    """Return names as parameters, all marked slow but those of ``chosen``."""
+    every = list(names)
+    assert {*chosen} <= {*every}
+    return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow, id=name) for name in every]
