@@ -298,5 +298,5 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
         _active.pop()
         PLACES.pop()
         FREQUENCIES.pop()
-    logits = family.model.get_output_embeddings()(out.last_hidden_state[0])[sample.position.shape[-1] - 1 :]
-    return logits / getattr(config, "logits_scaling", 1.0)
+    asked = out.last_hidden_state[0, sample.position.shape[-1] - 1 :]
+    return family.model.get_output_embeddings()(asked) / getattr(config, "logits_scaling", 1.0)

@@ -266,12 +266,22 @@ def batch_of(cell: Cell) -> Batch:
     return prompts(family_of(cell["family"]), kind, side == "left")
 
 
-@torch.no_grad()
 def difference(cell: Cell, steps: int, compression: Compression | None = None) -> Difference:
     """Decode a cell, under another compression than its own where one is given, and recompute it."""
-    backbone = backbone_of(cell)
     compression = compression_of(cell) if compression is None else compression
-    got = decoded(backbone, batch_of(cell), steps, compression, cell["protocol"])
+    return from_truth(backbone_of(cell), batch_of(cell), steps, compression, cell["protocol"])
+
+
+@torch.no_grad()
+def from_truth(
+    backbone: CompressedBackbone,
+    batch: Batch,
+    steps: int,
+    compression: Compression,
+    protocol: Protocol = "query_aware",
+) -> Difference:
+    """Decode ``steps`` tokens after a batch of prompts from the packed cache, and recompute them."""
+    got = decoded(backbone, batch, steps, compression, protocol)
     expected = torch.stack(
         [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
     ).float()
