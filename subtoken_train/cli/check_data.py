@@ -100,7 +100,7 @@ def document_line(family: Family, data: CorpusDataModule) -> str:
     Raises:
         ValueError: all documents together do not fill one block, which fit refuses.
     """
-    texts, total = data.some_texts()
+    texts, total = data.some_texts(family.tokenizer)
     texts = texts[:MOST]
     if not texts:
         raise ValueError(f"{data.train_source.name} holds no text")
@@ -251,5 +251,5 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -
 
 def _unknown_lines(data: OrderedDataModule[Any], family: Family) -> Iterator[str]:
     """The share of unknown tokens, where there can be any."""
-    if line := say_unknown(family.tokenizer, data.some_texts(), "training data"):
+    if line := say_unknown(family.tokenizer, data.some_texts(family.tokenizer), "training data"):
         yield line

@@ -251,7 +251,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     cli.datamodule.rehearse(family, cli.trainer)
     if module.first_stage is not None:
         print(f"stage 2 on {module.first_stage.folder}: {module.first_stage.reading}", file=sys.stderr)
-    if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(), "training data"):
+    if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(family.tokenizer), "training data"):
         print(line, file=sys.stderr)
     folder.open(resume is not None)
     cli.save_recipe(folder.current / RECIPE_FILE)

@@ -127,7 +127,8 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
 
     turns = said_turns(row)
     last = max(place for place, turn in enumerate(turns) if turn["from"] == "gpt" and answer_is_learnt(turn))
-    asked, answer = {"conversations": turns[: last + 1]}, turns[last]["value"].strip()
+    plain_turns = [{"from": turn["from"], "value": turn["value"]} for turn in turns[: last + 1]]  # asked, not learnt
+    asked, answer = {"conversations": plain_turns}, turns[last]["value"].strip()
     if tokenizer is None:
         question = conversation_document(asked)[0].removesuffix(answer).rstrip()
     else:

@@ -201,7 +201,8 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     """Return the recipe of one's own data, and what follows from the data, a line each; records will lie below ``out``.
 
     Raises:
-        ValueError: too little text for one block, or a record too long for the embedded backbone.
+        ValueError: too little text for one block, a conversation that a backbone without a chat template cannot learn,
+            or a record too long for the embedded backbone.
     """
     content = deepcopy(chosen.recipe)
     content["output_dir"] = f"runs/{name}"
@@ -262,6 +263,8 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]
     if as_records and (_tokenizer_at_hand(chosen.path) is None or chat_tokenizer(chosen.path) is not None):
         return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
+    if data.no_document:
+        raise ValueError(f"{data.no_document}, or name a --backbone with a chat template")
     tokens = {key: count_tokens(chosen.path, said(data, split)) for key, split in _SOURCES.items()}
     sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
     for _ in range(_HALVINGS):

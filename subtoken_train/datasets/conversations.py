@@ -99,8 +99,8 @@ def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int
         text += f" {turn['value'].strip()}"
         if "loss" in turn and turn["loss"] is None:
             raise ValueError(
-                "its system text and its first question, which are one text here, are not learnt alike; give both "
-                "messages the same loss"
+                "its system text and its first question, which are one text without a chat template, are not learnt "
+                "alike; give both messages the same loss"
             )
         if not turn.get("loss", True):
             spans.append((start, len(text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice, repeat
@@ -22,6 +23,7 @@ from subtoken_train.datasets.corpus import (
     read_blocks,
 )
 from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords, check_positive
+from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.errors import SubTokenWarning
@@ -149,10 +151,13 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         loader: DataLoader[TextSample] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
-    def some_texts(self) -> SomeTexts:
-        """Return the corpus's first documents."""
+    def some_texts(self, tokenizer: Any) -> SomeTexts:
+        """Return the corpus's first documents, or what is said in its first chats."""
         self.read()
         rows = self._raw_train
+        if reads_chats(self.train_source, tokenizer):
+            chats = (said_turns(json.loads(row["conversation"])) for row in rows)
+            return first_texts(("\n".join(turn["value"] for turn in chat) for chat in chats), len(rows))
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
         return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
 

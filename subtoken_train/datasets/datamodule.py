@@ -6,6 +6,7 @@ Legend: R records.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         assert isinstance(self._train, InstructionRecords)
         return self._train
 
-    def some_texts(self) -> SomeTexts:
+    def some_texts(self, tokenizer: Any) -> SomeTexts:
         """Return what is said in some training records, spread over the file."""
         return self.training_records.some_texts()
 

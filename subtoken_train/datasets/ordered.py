@@ -307,8 +307,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return []
 
     @abstractmethod
-    def some_texts(self) -> SomeTexts:
-        """Return texts of some training records that ``read`` found."""
+    def some_texts(self, tokenizer: Any) -> SomeTexts:
+        """Return texts of some training records that ``read`` found, as a model with ``tokenizer`` learns them."""
 
     @abstractmethod
     def collator(self) -> Callable[[list[T]], Batch]:

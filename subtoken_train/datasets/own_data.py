@@ -340,11 +340,13 @@ class OwnData:
         kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
         splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
         found: what was read, a line each.
+        no_document: see ``OwnTable``.
     """
 
     kind: str
     splits: dict[str, list[dict[str, Any]]]
     found: tuple[str, ...]
+    no_document: str = ""
 
 
 def read_own(
@@ -455,7 +457,7 @@ def _record_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Cal
     check_answers([record for record in records if read.columns or image_names(record.row)], same)
     split = split_by(group_records(records, same), seed, "pictures" if names else "questions")
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
-    return OwnData("images" if names else "conversations", rows, tuple(found))
+    return OwnData("images" if names else "conversations", rows, tuple(found), read.no_document)
 
 
 def _placed(own: OwnFolder, table: str, read: OwnTable) -> list[OwnRecord]:

@@ -59,12 +59,15 @@ class OwnTable:
         texts: of a table whose one column of use is ``text``.
         columns: what was read as what, in words; empty where the records came as conversations.
         unread: the other columns.
+        no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
+            where all can.
     """
 
     records: list[OwnRecord] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     columns: str = ""
     unread: tuple[str, ...] = ()
+    no_document: str = ""
 
 
 def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
@@ -121,16 +124,17 @@ def _conversations(rows: list[tuple[str, dict[str, Any]]]) -> OwnTable:
     """Read records; where none of them has a picture, they are for a language model, to which placeholders are text."""
     pictured = any(row.get(name) for _, row in rows for name in _PICTURES) or any(map(_has_image_part, rows))
     unread: set[str] = set()
-    records = []
-    for place, row in rows:
-        made = checked_record(row, place, unread, as_document=not pictured)
-        if not pictured:
-            try:
-                conversation_document(made)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-        records.append(OwnRecord(made, place))
-    return OwnTable(records, unread=tuple(sorted(unread)))
+    records = [OwnRecord(checked_record(row, place, unread, as_document=not pictured), place) for place, row in rows]
+    problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
+    return OwnTable(records, unread=tuple(sorted(unread)), no_document=problem)
+
+
+def _no_document(record: OwnRecord) -> str:
+    try:
+        conversation_document(record.row)
+    except ValueError as error:
+        return f"{record.place}: {error}"
+    return ""
 
 
 def _has_image_part(placed: tuple[str, dict[str, Any]]) -> bool:

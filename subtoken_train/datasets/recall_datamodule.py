@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from subtoken_train.datasets.english import documents
 from subtoken_train.datasets.ordered import OrderedDataModule, check_positive
@@ -67,7 +68,7 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         if self.val_samples:
             self._val = RecallRecords(task, "dev", self.val_samples, self.seed)
 
-    def some_texts(self) -> SomeTexts:
+    def some_texts(self, tokenizer: Any) -> SomeTexts:
         """Return the English that contexts are filled with."""
         english = documents("train")
         return first_texts(english, len(english))

@@ -11,7 +11,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from tests.support.chats import CHATML, byte_level
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.own_folders import conversations, inits, own_images, pictures, table
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
@@ -293,6 +293,26 @@ def test_short_chats_for_a_model_with_a_template(tmp_path, capsys, monkeypatch):
     assert lines[-1] == f"  subtoken-train generate --adapter runs/chats --prompt '{said}'"
     assert main(["preview", "--config", "chats_subtoken/chats.yaml", "--count=2"]) == 0
     assert re.search(r"system +masked .*Answer from the text alone.*\n +context +masked", capsys.readouterr().out)
+
+
+def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(tmp_path, capsys, monkeypatch):
+    """In a template neither it nor a question is learnt; as a document the two are one text, which is learnt or not."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    save_language_model(tmp_path / "chat", tokenizer=byte_level(CHATML))
+    (tmp_path / "mine").mkdir()
+    told = {"role": "system", "content": "Be brief.", "loss": False}
+    talks = [[("user", f"What comes after {i} ?"), ("assistant", str(i + 1))] for i in range(60)]
+    rows = [{"messages": [told, *({"role": role, "content": text} for role, text in talk)]} for talk in talks]
+    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
+    said = "one text without a chat template, are not learnt alike; give both messages the same loss"
+    line = refused(capsys, "init", "mine")
+    assert line.startswith("mine/chat.json, record '0': its system text")
+    assert line.endswith(f"{said}, or name a --backbone with a chat template")
+    assert not (tmp_path / "mine_subtoken").exists()
+    inits(capsys, "mine", "--backbone", "chat")
+    recipe = ["--config", "mine_subtoken/mine.yaml", "--trainer.accelerator=cpu", "--model.backbone.dtype=float32"]
+    assert "tokens of all 48 chats" in printed(capsys, "check", *recipe)
+    assert said in refused(capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True)
 
 
 def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys):

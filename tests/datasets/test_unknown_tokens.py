@@ -19,6 +19,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.resources import resource
+from tests.support.chats import CHATML, byte_level
 from tests.support.tiny_fits import RECIPE
 
 WORDS, PIECES = resource("checkpoints/tiny-llava"), resource("checkpoints/tiny-llama")
@@ -78,10 +79,20 @@ def test_a_large_file_is_read_in_places(tmp_path):
 def test_corpora_and_recall_have_texts(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one\n", "", "two\n")))
-    assert CorpusDataModule(CorpusSource(str(path))).some_texts() == SomeTexts(["one\n", "two\n"], 3)
-    assert CorpusDataModule(CorpusSource(str(path), documents="wikitext")).some_texts().total is None
-    english = RecallDataModule().some_texts()
+    tokenizer = byte_level()
+    assert CorpusDataModule(CorpusSource(str(path))).some_texts(tokenizer) == SomeTexts(["one\n", "two\n"], 3)
+    assert CorpusDataModule(CorpusSource(str(path), documents="wikitext")).some_texts(tokenizer).total is None
+    english = RecallDataModule().some_texts(tokenizer)
     assert english.total == len(english.texts) > 20
+
+
+def test_chats_have_what_is_said_in_them_and_documents_their_marks(tmp_path):
+    path = tmp_path / "chats.json"
+    said = [("system", "Be brief."), ("user", "one ?"), ("assistant", "two")]
+    path.write_text(json.dumps([{"messages": [{"role": role, "content": text} for role, text in said]}] * 3))
+    corpus = CorpusDataModule(CorpusSource(str(path), documents="conversations"))
+    assert corpus.some_texts(byte_level(CHATML)) == SomeTexts(["Be brief.\none ?\ntwo"] * 3, 3)
+    assert corpus.some_texts(byte_level()) == SomeTexts(["USER: Be brief.\n\none ? ASSISTANT: two"] * 3, 3)
 
 
 @pytest.mark.slow
