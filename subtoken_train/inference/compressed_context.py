@@ -22,7 +22,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
-from subtoken_train.families.literal_marks import tokenise
+from subtoken_train.families.literal_marks import has_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.batched import greedy_tokens
@@ -38,10 +38,11 @@ from subtoken_train.inference.text_prompts import (
     QuestionFrame,
     check_raw,
     picture_frame,
+    picture_messages,
     text_batch,
     text_frame,
-    text_ids,
     tokens_before,
+    told_ids,
 )
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import Batch
@@ -51,7 +52,11 @@ Context = str | Sequence[Picture]
 
 
 def context_batches(
-    backbone: CompressedBackbone, compression: Compression, contexts: Sequence[Context], raw: bool = False
+    backbone: CompressedBackbone,
+    compression: Compression,
+    contexts: Sequence[Context],
+    raw: bool = False,
+    system: str | None = None,
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
@@ -60,28 +65,32 @@ def context_batches(
         compression: eviction and precision.
         contexts: at least one.
         raw: whether a language model reads them without its chat template.
+        system: what the system says before each; None: what the chat template says by itself.
 
     Raises:
         ValueError: something that compresses reads the question, which is not there; a context that is empty, or
-            of another kind than the model reads.
+            of another kind than the model reads; a system prompt that is no text, or that the template refuses.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
     family = backbone.family
     check_raw(family, raw)
-    made = [_context_batch(family, context, raw) for context in contexts]
+    if system is not None and not isinstance(system, str):
+        raise ValueError(f"system is of type {type(system).__name__}; give the system prompt as a text")
+    check_characters(system, "the system prompt")
+    made = [_context_batch(family, context, raw, system) for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
     return batch, [frame for _, frame in made]
 
 
-def _context_batch(family: Family, context: Context, raw: bool) -> tuple[Batch, QuestionFrame]:
+def _context_batch(family: Family, context: Context, raw: bool, system: str | None) -> tuple[Batch, QuestionFrame]:
     """One context as a batch on the model's device, and the frame of its questions."""
-    return _pictures(family, context) if family.sees_images else _text(family, context, raw)
+    return _pictures(family, context, system) if family.sees_images else _text(family, context, raw, system)
 
 
-def _text(family: Family, context: Context, raw: bool) -> tuple[Batch, QuestionFrame]:
+def _text(family: Family, context: Context, raw: bool, system: str | None) -> tuple[Batch, QuestionFrame]:
     """A text as a batch of one context."""
     if not isinstance(context, str):
         raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
@@ -89,26 +98,28 @@ def _text(family: Family, context: Context, raw: bool) -> tuple[Batch, QuestionF
         raise ValueError("a context is empty; write what the questions are about")
     check_characters(context, "a context")
     if raw or not family.tokenizer.chat_template:
-        ids, system, frame = text_ids(family, context), 0, RAW_FRAME
+        (ids, whole), frame = told_ids(family, system or "", context), RAW_FRAME
     else:
-        head, system_end, frame = text_frame(family, context)
+        head, system_end, frame = text_frame(family, context, system)
         ids, starts = tokenise(family.tokenizer, head)
-        system = tokens_before(starts, system_end)
+        whole = tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
-    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids) - system, system_length=system)])
+    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids) - whole, system_length=whole)])
     return _named(contexts_of(prompt), family), frame
 
 
-def _pictures(family: Family, context: Context) -> tuple[Batch, QuestionFrame]:
+def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
     """Pictures as a batch of one context: all up to the last visual token."""
     if isinstance(context, str) or not context:
         raise ValueError(
             f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
         )
-    inputs = inputs_of(family, "?", context)
+    if system is not None and has_marks(system):
+        raise ValueError("the system prompt holds <image> or <video>, which stand for pictures; leave it out")
+    inputs = inputs_of(family, picture_messages(context, "?", system), context)
     visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
     prompt = batch_from_inputs(family, inputs["input_ids"], visible_BN, inputs, None)
-    return _named(contexts_of(prompt), family), picture_frame(family, context)
+    return _named(contexts_of(prompt), family), picture_frame(family, context, system)
 
 
 def _named(batch: Batch, family: Family) -> Batch:

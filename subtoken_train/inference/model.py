@@ -309,6 +309,7 @@ class SubTokenModel:
         context: Any = None,
         questions: Asked | None = None,
         *,
+        system: str | None = None,
         max_new_tokens: int = ANSWER_TOKENS,
         raw: bool = False,
     ) -> Asked:
@@ -330,6 +331,8 @@ class SubTokenModel:
             context: a text, or an image, a video or several of them; with lists of questions a list of such. None: the
                 context that was compressed last, or loaded.
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
+            system: what the system says first, for every context; it stays whole. It stands where ``chat`` puts a
+                system message; ``raw``, or without a template, before the context, a blank line behind it.
             max_new_tokens: of an answer.
             raw: whether a language model reads the context without its chat template.
 
@@ -346,10 +349,12 @@ class SubTokenModel:
         """
         asked = read_questions(questions, max_new_tokens)
         family = self.backbone.family
-        if raw and context is None:
-            raise ValueError("raw is how a context is read; give it with the context, and leave it out to ask on")
+        if context is None and (raw or system is not None):
+            name = "raw" if raw else "system"
+            raise ValueError(f"{name} is how a context is read; give it with the context, and leave it out to ask on")
         if context is not None:
-            ready = context_batches(self.backbone, self.compression, read_contexts(family, context, asked), raw)
+            contexts = read_contexts(family, context, asked)
+            ready = context_batches(self.backbone, self.compression, contexts, raw, system)
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

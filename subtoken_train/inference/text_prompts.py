@@ -29,7 +29,7 @@ from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, hidden_spe
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.messages import alternating_turns
-from subtoken_train.types import Batch, Turn
+from subtoken_train.types import Batch
 
 _MARK = "(the question stands here)"
 
@@ -78,7 +78,9 @@ RAW_FRAME = QuestionFrame("\n", "", "")
 """Without a chat template a question follows its context as both are written."""
 
 
-def text_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
+def text_frame(
+    family: Family, context: str, system: str | None = None, **variables: object
+) -> tuple[str, int, QuestionFrame]:
     """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
 
     Context and question are one turn of the user, a blank line between them unless a line break stands there already.
@@ -86,15 +88,18 @@ def text_frame(family: Family, context: str, **variables: object) -> tuple[str, 
     Args:
         family: a language model whose tokenizer has a template.
         context: what the questions are about.
+        system: what the system says first; None: what the template says by itself.
         variables: given to the template, which may not know them.
 
     Returns:
         (the text up to the end of the context, its characters before the context, the frame).
 
     Raises:
-        ValueError: the template cannot be filled, or does not show what the user says.
+        ValueError: the template cannot be filled, or does not show what the user or the system says.
     """
-    rendered = rendered_prompt(family.tokenizer, [{"role": "user", "content": context + _MARK}], **variables)
+    told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*told, {"role": "user", "content": context + _MARK}]
+    rendered = rendered_prompt(family.tokenizer, messages, **variables)
     assert rendered.asked is not None
     end = rendered.asked.end
     # behind a letter no line break is joined to what stands before it, behind a line break no letter
@@ -116,13 +121,22 @@ def check_raw(family: Family, raw: bool) -> None:
         )
 
 
-def picture_frame(family: Family, pictures: Sequence[Picture]) -> QuestionFrame:
-    """The frame of questions after pictures, which stand in front, in the family's chat format."""
-    rendered = family.render([Turn("<image>\n" * len(pictures) + _MARK)])
+def picture_frame(family: Family, pictures: Sequence[Picture], system: str | None = None) -> QuestionFrame:
+    """The frame of questions after pictures, which stand in front, in the family's chat format.
+
+    What the system says belongs to it where the format puts pictures before all words.
+    """
+    rendered = family.render(alternating_turns(picture_messages(pictures, _MARK, system)))
     head, _, after = rendered.text.rpartition(_MARK)
     last = family.picture_text(pictures[-1], rendered.image_marker, count_images(pictures))
     end, anchor = max((last.rfind(each) + len(each), each) for each in family.placeholders if each in last)
     return QuestionFrame(anchor, last[end:] + head.rpartition(rendered.image_marker)[2], after)
+
+
+def picture_messages(pictures: Sequence[Picture], question: str, system: str | None) -> list[Message]:
+    """Return a question about pictures, which stand in front of it, behind what the system says."""
+    asked = {"role": "user", "content": f"{IMAGE_MARK}\n" * len(pictures) + question}
+    return [asked] if system is None else [{"role": "system", "content": system}, asked]
 
 
 @dataclass(frozen=True)
@@ -298,6 +312,20 @@ def text_ids(family: Family, text: str) -> list[int]:
     """Ids of a text with what the tokenizer adds: BOS, unless the text starts with it."""
     ids: list[int] = family.tokenizer.encode(text, add_special_tokens=_adds_bos(family, text))
     return ids
+
+
+def told_ids(family: Family, system: str, text: str) -> tuple[list[int], int]:
+    """Return the ids of a text behind what the system says, a blank line between, and how many begin before the text.
+
+    Nothing begins before a text to which the system says nothing: a BOS is a part of it.
+    """
+    if not system.strip():
+        return text_ids(family, text), 0
+    told = f"{system.strip()}\n\n"
+    if not family.tokenizer.is_fast:
+        raise _no_offsets()
+    made = family.tokenizer(told + text, add_special_tokens=_adds_bos(family, told + text), return_offsets_mapping=True)
+    return made["input_ids"], tokens_before([start for start, _ in made["offset_mapping"]], len(told))
 
 
 def _adds_bos(family: Family, text: str) -> bool:

@@ -119,6 +119,18 @@ def test_several_pictures_and_a_video_are_one_context():
     assert both == [model.ask(PICTURES, QUESTIONS, max_new_tokens=5), model.ask(video, QUESTIONS[:1], max_new_tokens=5)]
 
 
+@sampled("name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl"], every=3)
+def test_a_system_prompt_stands_beside_pictures_as_in_a_chat(name):
+    """Formats that put pictures before all words have it between them and the question."""
+    model, told = asking(family=name, **PLAIN), {"role": "system", "content": "answer in a word ."}
+    asked = [{"role": "user", "content": f"<image>\n<image>\n{question}"} for question in QUESTIONS]
+    said = model.ask(PICTURES, QUESTIONS, system=told["content"], max_new_tokens=5)
+    assert said == [model.chat([told, each], PICTURES, max_new_tokens=5, do_sample=False) for each in asked]
+    assert said != model.ask(PICTURES, QUESTIONS, max_new_tokens=5)
+    with pytest.raises(ValueError, match="the system prompt holds <image> or <video>"):
+        model.ask(PICTURES, QUESTIONS, system="look at <image>")
+
+
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] | trim }} ; {% endfor %}"
     "{% if add_generation_prompt %}answer : {% endif %}"

@@ -13,10 +13,11 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import messages_of
+from subtoken_train.inference.compressed_context import context_batches
 from subtoken_train.inference.messages import alternating_turns, read_messages
 from subtoken_train.inference.text_prompts import text_frame
 from subtoken_train.types import Region, Turn
-from tests.support.chats import CHATML, LLAMA2, byte_level
+from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
 from tests.support.real_models import real_folder
 from tests.support.text_families import text_family
 
@@ -151,6 +152,65 @@ def test_ask_keeps_what_the_template_writes_first():
     assert model.cache_report().payload_bytes == (len(system) + context // 4) * token
     with pytest.raises(ValueError, match="raw is how a context is read"):
         model.ask(None, ["x"], raw=True)
+
+
+WORDS = "Answer in one word, and never say <|im_end|>."
+BEFORE = {
+    "of its own": (CHATML, f"<|im_start|>system\n{WORDS}<|im_end|>\n<|im_start|>user\n"),
+    "in the last turn": (MISTRAL, f"<s>[INST] {WORDS}\n\n"),
+    "without a template": (None, f"{WORDS}\n\n"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_system_prompt_of_ask_stays_whole(name, tmp_path):
+    template, before = BEFORE[name]
+    model = chatting(template, eviction="snapkv", eviction_keep=0.25)
+    (batch, _) = context_batches(model.backbone, model.compression, [LONG], system=WORDS)
+    for region, text in ((Region.SYSTEM, before), (Region.CONTEXT, LONG)):
+        assert model.tokenizer.decode(batch.input_ids_BN[batch.regions_BN == region]) == text
+    told, context = (int((batch.regions_BN == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
+    said = model.ask([LONG, LONG[:90]], [["Who met?", "Where?"], []], system=WORDS, max_new_tokens=4)
+    assert said[0] == model.ask(LONG, ["Who met?", "Where?"], system=WORDS, max_new_tokens=4)
+    kept = told + context // 4
+    assert model.cache_report().payload_bytes == kept * model.backbone.family.shape.token_bytes
+    path = model.cache.save(tmp_path / "context.safetensors")
+    later = chatting(template, eviction="snapkv", eviction_keep=0.25)
+    later.load_cache(path)
+    assert later.ask(None, ["Who met?", "Where?"], max_new_tokens=4) == said[0]
+
+
+@pytest.mark.parametrize("words", [WORDS, ""])
+def test_ask_tells_the_system_prompt_as_chat_does(words):
+    model, asked = chatting(), ["Who met?", "Where?"]
+    talks = [[{**SYSTEM, "content": words}, {**ASKED, "content": f"{LONG}\n\n{each}"}] for each in asked]
+    said = model.ask(LONG, asked, system=words, max_new_tokens=6)
+    assert said == [model.chat(talk, max_new_tokens=6, do_sample=False) for talk in talks]
+    assert said != model.ask(LONG, asked, max_new_tokens=6)
+
+
+def test_a_system_prompt_without_a_template_is_a_text_before_the_context():
+    bare, given = chatting(None), {"questions": ["\nWho?"], "max_new_tokens": 6}
+    said = bare.ask(f"Be brief.\n\n{LONG}", **given)
+    assert bare.ask(LONG, system=" Be brief.\n", **given) == said
+    with pytest.warns(SubTokenWarning):
+        assert chatting().ask(LONG, system="Be brief.", raw=True, **given) == said
+    assert bare.ask(LONG, system=" ", **given) == bare.ask(LONG, **given) != said
+
+
+def test_a_system_prompt_that_cannot_be_told_is_refused():
+    model = chatting()
+    with pytest.raises(ValueError, match="system is of type dict; give the system prompt as a text"):
+        model.ask(LONG, ["x"], system=SYSTEM)
+    with pytest.raises(ValueError, match=r"^the system prompt holds half of a surrogate pair"):
+        model.ask(LONG, ["x"], system="\ud800")
+    with pytest.raises(ValueError, match="Only user and assistant roles are supported"):
+        chatting(LLAMA2).ask(LONG, ["x"], system="Be brief.")
+    with pytest.raises(ValueError, match="does not write what the system says"):
+        chatting("{{ messages[-1].content }}").ask(LONG, ["x"], system="Be brief.")
+    model.ask(LONG, [])
+    with pytest.raises(ValueError, match="system is how a context is read; give it with the context"):
+        model.ask(None, ["x"], system="Be brief.")
 
 
 def test_a_raw_prompt_is_the_text_and_is_warned_of():

@@ -183,6 +183,11 @@ def questions_about_a_context(both):
     return both.ours.ask(CONTEXT, ABOUT, max_new_tokens=NEW), [both.said(CONTEXT + each) for each in ABOUT]
 
 
+def questions_behind_a_system_prompt(both):
+    said = both.ours.ask(CONTEXT, ABOUT, system=SYSTEM["content"], max_new_tokens=NEW)
+    return said, [both.said([SYSTEM, {"role": "user", "content": CONTEXT + each}]) for each in ABOUT]
+
+
 def questions_about_several_contexts(both):
     other = "It rained in Lima.\n"
     said = both.ours.ask([CONTEXT, other], [ABOUT, ["Where did it rain?"]], max_new_tokens=NEW)
@@ -254,6 +259,7 @@ WAYS: dict[str, Callable[..., Any]] = {
         chat_of_messages,
         chat_raw,
         questions_about_a_context,
+        questions_behind_a_system_prompt,
         questions_about_several_contexts,
         questions_about_a_raw_context,
         questions_about_a_saved_context,
