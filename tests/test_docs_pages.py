@@ -8,7 +8,8 @@ import pytest
 from benchmarks import front_table
 from tests.kernels import test_interpreter
 from tests.support.places import ROOT
-from tests.support.readme_blocks import blocks
+from tests.support.readme_blocks import README, blocks
+from tests.support.real_models import real_folder
 from tests.support.sampling import sampled
 from tests.test_architecture import PACKAGE, RANK
 
@@ -16,6 +17,7 @@ DOCS = ROOT / "docs"
 MADE = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
 ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 CODE = [block for name in ("python", "decoding") for block in blocks(DOCS / f"{name}.md") if block.mark == "run"]
+REAL = [block for path in (README, DOCS / "python.md") for block in blocks(path) if "smollm2" in (block.words or "")]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -34,6 +36,17 @@ def test_its_code_runs(block, capsys, monkeypatch):
     exec(compile(block.text, block.place, "exec"), {})
     said = capsys.readouterr().out
     assert "KV" in said if "decoding" in block.place else said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", REAL, ids=lambda block: block.place)
+def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
+    """In a folder that holds the model and the samples, so that what it saves is nobody's."""
+    for name in ("checkpoints", "data"):
+        (tmp_path / name).symlink_to((real_folder("smollm2").parents[1] / name).resolve())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, block.place, "exec"), {})
+    assert "The capital of France is Paris." in capsys.readouterr().out
 
 
 def test_all_of_a_page_is_code_that_runs():
