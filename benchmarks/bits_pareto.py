@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.mini_suite import STYLE, read_scores
+from benchmarks.pages import put
 from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, axes_in_a_row, styled, svg_of
 from subtoken_train.evaluation.reporting.exports import report_csv
 from subtoken_train.evaluation.reporting.report import make_report
@@ -29,7 +30,6 @@ from subtoken_train.evaluation.reporting.report import make_report
 ROOT = Path(__file__).resolve().parents[1]
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results/screens" / f"bits.{suffix}" for suffix in ("csv", "svg"))
 PAGE = ROOT / "benchmarks/results/screens/README.md"
-START, END = "<!-- bits:start -->", "<!-- bits:end -->"
 BITS = {"model": 16, "int8": 8, "int4": 4}
 BUDGETS = {
     "scenes_caption": (0.3125, 0.15625, 0.078125, 0.0390625),
@@ -191,8 +191,7 @@ def main() -> None:
     if args.results:
         CSV_FILE.write_text(report_csv(make_report(args.results)), encoding="utf-8")
     SVG_FILE.write_text(drawing(), encoding="utf-8")
-    before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
-    PAGE.write_text(f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    put(PAGE, "bits", table())
 
 
 if __name__ == "__main__":

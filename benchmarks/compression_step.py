@@ -26,6 +26,7 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from benchmarks.pages import put
 from benchmarks.pairs import cell, hardware, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH
 from benchmarks.workers import Worker, in_turns
@@ -39,7 +40,6 @@ from subtoken_train.view.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "docs/speed.md"
-START, END = "<!-- compression_step:start -->", "<!-- compression_step:end -->"
 ENTRIES, KV_HEADS, KEPT = 8192, 2, 0.5
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "expected_attention": ({}, ENTRIES),
@@ -180,8 +180,7 @@ def main() -> None:
     record = {"hardware": hardware(), "versions": versions, "pairs": args.pairs, "kept": KEPT, "rows": rows}
     write(record, args.out)
     if args.out == RECORD:
-        before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
-        PAGE.write_text(f"{before}{START}\n{table(record)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        put(PAGE, "compression_step", table(record))
 
 
 if __name__ == "__main__":

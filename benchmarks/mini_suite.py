@@ -15,6 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from benchmarks.pages import put
 from subtoken_train.evaluation.charts import COLORS, svg_of
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
 from subtoken_train.evaluation.reporting.page import Series, kind_chart
@@ -24,7 +25,6 @@ from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScore
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mini_suite.md"
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))
-START, END = "<!-- mini:start -->", "<!-- mini:end -->"
 SCENES = tuple(f"scenes_{style}" for style in ("pope", "textvqa", "gqa", "mmbench", "caption"))
 ARMS = {
     "tiny_lora_only": "no compression",
@@ -175,8 +175,7 @@ def main() -> None:
     if args.results is not None:
         CSV_FILE.write_text(report_csv(make_report([args.results])), encoding="utf-8")
     SVG_FILE.write_text(drawing(), encoding="utf-8")
-    before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
-    PAGE.write_text(f"{before}{START}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    put(PAGE, "mini", table())
 
 
 if __name__ == "__main__":

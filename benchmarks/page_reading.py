@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.pages import put
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.pack import Packing, PageReading, pack_layer, with_pages
@@ -25,7 +26,6 @@ from subtoken_train.engine.prompt_pass import layer_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, PAGE = ROOT / "benchmarks/results/speed/page_reading-cpu-float32.json", ROOT / "docs/speed.md"
-START, END = "<!-- page_reading:start -->", "<!-- page_reading:end -->"
 ENTRIES, GROUPS, BUDGETS = (2048, 8192, 32768), (1, 4), (0.5, 0.25, 0.125, 0.0625)
 
 
@@ -91,9 +91,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     cases = [measure(entries, group, rounds) for group in GROUPS for entries in ENTRIES]
     write({"hardware": hardware(), "cases": cases}, RECORD)
-    before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
     made = table(json.loads(RECORD.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    put(PAGE, "page_reading", made)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import put
 from benchmarks.peer_methods import PEERS, peer_settings
 from benchmarks.peer_tables import AWARENESS, peer_markdown, read_cells
 from benchmarks.recall_questions import recall_questions
@@ -53,7 +54,6 @@ from subtoken_train.types import Batch
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks/results/screens/peers"
 PAGE = OUT.parent / "README.md"
-START, END = "<!-- peers:start -->", "<!-- peers:end -->"
 ADAPTERS = {"scenes": "tiny_lora_only", "recall": "tinylm_lora_only"}
 SHARES = {"scenes": (0.15625, 0.078125), "recall": (0.21875, 0.109375)}
 """Of the visual tokens (64), or of the context (512): the anchors' whole tokens, and the routed arms' bytes."""
@@ -208,8 +208,7 @@ def main() -> None:
     if args.table:
         print(made := peer_markdown(args.out))
         if args.out == OUT:
-            before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
-            PAGE.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+            put(PAGE, "peers", made)
         return
     if args.task is None:
         parser.error("--task scenes or --task recall")

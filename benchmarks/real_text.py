@@ -1,7 +1,7 @@
 """Every text eviction on a real model: facts hidden in WikiText, and the text that follows, at equal bytes.
 
     python -m benchmarks.real_text --model checkpoints/qwen05 --dtype bfloat16 --source DIR    # what has no record
-    python -m benchmarks.real_text --table                                             # the records as a table
+    python -m benchmarks.real_text --table                                             # the page from the records
     python -m benchmarks.real_text --model DIR --source DIR --arms full                # is this model a judge?
 
 DIR holds WikiText-2's ``test.txt``. A context is a run of it with six sentences put between its own, ``The access code
@@ -22,6 +22,7 @@ import argparse
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -36,6 +37,7 @@ import torch
 
 from benchmarks.arm_training import commit, sha256
 from benchmarks.comparison_tables import signed_cell
+from benchmarks.pages import put
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import reading_packed
@@ -53,7 +55,7 @@ from subtoken_train.routing import untrained_routing
 from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "benchmarks/results/real_text"
+OUT, PAGE = ROOT / "benchmarks/results/real_text", ROOT / "docs/real_text.md"
 CONTEXTS, TEXT_TOKENS, FOLLOWING, FACTS, SEED = 60, 640, 128, 6, 1
 PLACES = [
     "harbour",
@@ -284,7 +286,8 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
         arm.words: {key: [] for key in ("facts", "exact", "text", "share", "seconds")} for arm in some
     }
     family = backbone.family
-    for context in asked:
+    for number, context in enumerate(asked):
+        print(f"{some[0].words}: context {number + 1} of {len(asked)}", end="\r", file=sys.stderr, flush=True)
         batch, questions = prompt(family, context, some[0].seen)
         dense = len(context.ids) * family.shape.token_bytes
         two_bytes = dense * 2 / family.shape.element_bytes
@@ -423,7 +426,7 @@ def _single(records: Records, full: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, or print the tables."""
+    """Measure, and write the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a language model's folder")
     parser.add_argument("--dtype", default="float32", help="what the weights are read to and the cache is held in")
@@ -437,7 +440,7 @@ def main() -> None:
             parser.error("--model DIR --source DIR, or --table")
         run(args.model, args.dtype, args.source, args.arms, args.contexts)
     for file in sorted(OUT.glob("*.jsonl")):
-        print(f"\n{file.stem}\n\n{tables({record['arm']: record for record in read(file)})}")
+        put(PAGE, file.stem, tables({record["arm"]: record for record in read(file)}))
 
 
 if __name__ == "__main__":

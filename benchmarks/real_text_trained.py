@@ -1,7 +1,7 @@
 """Value groups under KVzip on SmolLM2, trained on text: anchor, value norm and a linear router at equal bytes.
 
     python -m benchmarks.real_text_trained --source DIR            # trains and asks what has no record yet
-    python -m benchmarks.real_text_trained --table                 # the records as a table
+    python -m benchmarks.real_text_trained --table                 # the page from the records
 
 DIR holds WikiText-2's ``valid.txt``, which LoRA and routers learn, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_kvzip25_s16k12.yaml`` under KVzip's ranking, one budget a
@@ -24,7 +24,8 @@ import torch
 
 from benchmarks.arm_training import commit, recipe_bytes, sha256
 from benchmarks.comparison_tables import signed_cell
-from benchmarks.real_text import CONTEXTS, FOLLOWING, Arm, contexts, measure, read
+from benchmarks.pages import put
+from benchmarks.real_text import CONTEXTS, FOLLOWING, PAGE, Arm, contexts, measure, read
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -124,7 +125,7 @@ def _nats(own: list[dict[str, Any]], kind: str) -> Any:
 
 
 def main() -> None:
-    """Train and ask, or print the table."""
+    """Train and ask, and write the page's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text")
@@ -149,7 +150,7 @@ def main() -> None:
             print(
                 way, arm, seed, f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True
             )
-    print(table(read(OUT)))
+    put(PAGE, "trained", table(read(OUT)))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.pages import put
 from benchmarks.pairs import hardware, write
 from benchmarks.recall_sets import compare_sets
 from subtoken_train.datasets.recall import RecallRecords, RecallTask, recall_accuracy
@@ -41,7 +42,6 @@ from subtoken_train.types import Batch
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints/tiny-llama"
 RECORD, PAGE = ROOT / "benchmarks/results/recall_peers.json", ROOT / "docs/quality.md"
-START, END = "<!-- recall_peers:start -->", "<!-- recall_peers:end -->"
 CONTEXTS, SEED = 60, 0
 KEPT = (0.5, 0.25, 0.125)
 BATCH = 15
@@ -236,9 +236,8 @@ def main() -> None:
             parser.error(f"{args.part} needs a folder")
         {"draw": draw, "ours": ours}[args.part](args.folder)
     if args.part in ("ours", "table"):
-        before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
         made = table(json.loads(RECORD.read_text(encoding="utf-8")))
-        PAGE.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        put(PAGE, "recall_peers", made)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ from benchmarks.mini_suite import (
     ARMS,
     CSV_FILE,
     DRAWN,
-    END,
     ONE_WORD,
     PAGE,
     SCENES,
-    START,
     SVG_FILE,
     drawing,
     figure,
@@ -30,11 +28,11 @@ from subtoken_train.evaluation.reporting.page import MOOT
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import suite
 from tests.support.drawings import clipped_texts
+from tests.support.places import shown
 
 
 def test_the_page_shows_the_committed_figures():
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.split(START + "\n")[1].split("\n" + END)[0] == table()
+    assert shown(PAGE, "mini") == table()
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.real_text import FACTS, OUT, Arm, arms, compressed, contexts, measure, read, tables
+from benchmarks import real_text_trained
+from benchmarks.real_text import CONTEXTS, FACTS, OUT, PAGE, Arm, arms, compressed, contexts, measure, read, tables
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -62,4 +63,11 @@ def test_records_are_whole_and_make_the_page(file):
     records = {record["arm"]: record for record in read(file)}
     assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
-    assert tables(records) in (places.ROOT / "docs/real_text.md").read_text()
+    assert places.shown(PAGE, file.stem) == tables(records)
+
+
+def test_trained_arms_are_asked_the_same_and_make_the_page():
+    records = read(real_text_trained.OUT)
+    assert len({(each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 6
+    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
+    assert places.shown(PAGE, "trained") == real_text_trained.table(records)

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import bits_pareto
 from benchmarks.mini_suite import read_scores
-from benchmarks.peer_accuracy import END, OUT, PAGE, SHARES, START
+from benchmarks.peer_accuracy import OUT, PAGE, SHARES
 from benchmarks.peer_methods import PEERS, peer_settings
 from benchmarks.peer_tables import ARM, peer_markdown, read_task
 from subtoken_train.evaluation.reporting.exports import frame_csv
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import read_grid
-from tests.support.places import RECIPES
+from tests.support.places import RECIPES, shown
 
 REFUSED = {"scenes": {"quest_steps"}, "recall": {"quest_steps", "aircache", "tgv_kv"}}
 """Methods that fit a task at no sight."""
@@ -23,10 +23,6 @@ REFUSED = {"scenes": {"quest_steps"}, "recall": {"quest_steps", "aircache", "tgv
 
 ASK = {"snapkv", "ada-snapkv", "kvcompose"}
 """Methods whose choice the question changes, asked with it too, at the larger share."""
-
-
-def shown(start, end):
-    return PAGE.read_text(encoding="utf-8").split(start + "\n")[1].split("\n" + end)[0]
 
 
 @pytest.mark.parametrize("task", SHARES)
@@ -50,7 +46,7 @@ def test_peers_kept_their_budget_and_were_asked_the_same(task):
 
 
 def test_the_page_shows_the_peers():
-    assert shown(START, END) == peer_markdown(OUT)
+    assert shown(PAGE, "peers") == peer_markdown(OUT)
 
 
 def test_the_bits_are_those_of_the_grids():
@@ -82,7 +78,7 @@ def test_the_front_is_what_nothing_cheaper_beats():
 
 @pytest.mark.slow
 def test_the_page_shows_the_bits_and_the_picture_is_drawn_from_the_csv():
-    assert shown(bits_pareto.START, bits_pareto.END) == bits_pareto.table()
+    assert shown(bits_pareto.PAGE, "bits") == bits_pareto.table()
     text = bits_pareto.SVG_FILE.read_text(encoding="utf-8")
     assert text == bits_pareto.drawing()
     words = " ".join(ElementTree.fromstring(text).itertext())
