@@ -6,8 +6,8 @@
 DIR holds WikiText-2's ``valid.txt``, which LoRA and routers learn, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_kvzip25_s16k12.yaml`` under KVzip's ranking, one budget a
 layer, in bfloat16 with fp32 adapters. It is asked twice: under that ranking (``own``), and with KVzip's one budget
-for all layers and heads (``pooled``), which cannot be trained under. ``distilled`` learns the uncompressed model's
-distributions beside the labels; it screens that loss with one seed.
+for all layers and heads (``pooled``), which cannot be trained under. The loss is that of the text, or
+(``distilled``) ten parts of the divergence from the uncompressed model's distributions to one of that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,16 @@ ARMS = {
     "anchor": (0.21875, "21.9 % whole (anchor)", ["--anchor"]),
     "value_norm": (0.25, "25 % + S16K12 by value norm", ["--model.routing.selector", "value_norm"]),
     "router": (0.25, "25 % + S16K12 linear router", []),
-    "distilled": (0.25, "25 % + S16K12 linear router, distilled", ["--model.distillation.weight", "1"]),
 }
 """By name: tokens kept, words, and what differs from the recipe."""
-SEEDS = {"anchor": (0, 1, 2), "value_norm": (0, 1, 2), "router": (0, 1, 2), "distilled": (0,)}
+LOSSES = {"text": [], "distilled": ["--model.distillation.weight", "10"]}
 WAYS = ("own", "pooled")
 
 
-def train(arm: str, seed: int, source: Path, work: Path) -> Path:
+def train(loss: str, arm: str, seed: int, source: Path, work: Path) -> Path:
     """Train an arm's adapter unless it is there and of this very recipe; return its folder."""
-    folder = work / f"{arm}-seed{seed}"
-    argv = ["--config", str(ROOT / f"recipes/real/{RECIPE}.yaml"), *MIXED, *ARMS[arm][2]]
+    folder = work / f"{loss}-{arm}-seed{seed}"
+    argv = ["--config", str(ROOT / f"recipes/real/{RECIPE}.yaml"), *MIXED, *LOSSES[loss], *ARMS[arm][2]]
     argv += ["--seed_everything", str(seed), "--data.seed", str(seed), "--data.train.name", str(source / "valid.txt")]
     key = sha256(recipe_bytes(RECIPE) + json.dumps(argv[2:]).encode())
     note = folder / "trained.txt"
@@ -89,23 +89,22 @@ def ask(arm: str, way: str, adapter: Path, source: Path, count: int) -> dict[str
 
 def table(records: Iterable[dict[str, Any]]) -> str:
     """Write means over seeds and contexts, and paired differences from the anchor and from value norm."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for record in records:
-        found.setdefault((record["way"], record["arm"]), []).append(record)
+        found.setdefault((record["loss"], record["way"], record["arm"]), []).append(record)
     lines = [
-        "| ranking | arm | seeds | bytes | exact | facts: nats | less anchor | less value norm | text: nats a token "
-        "| less anchor | less value norm |",
-        "|" + "---|" * 11,
+        "| loss | ranking | arm | seeds | bytes | exact | facts: nats | less anchor | less value norm "
+        "| text: nats a token | less anchor | less value norm |",
+        "|" + "---|" * 12,
     ]
-    for (way, arm), own in sorted(
-        found.items(), key=lambda each: (WAYS.index(each[0][0]), list(ARMS).index(each[0][1]))
-    ):
-        cells = [way, ARMS[arm][1], str(len(own)), f"{np.mean([each['share'] for each in own]):.1%}"]
+    for key in [key for key in product(LOSSES, WAYS, ARMS) if key in found]:
+        own, (loss, way, arm) = found[key], key
+        cells = [loss, way, ARMS[arm][1], str(len(own)), f"{np.mean([each['share'] for each in own]):.1%}"]
         cells.append(f"{np.mean([each['exact'] for each in own]):.1%}")
         for kind, digits in (("facts", 2), ("text", 3)):
             cells.append(f"{_nats(own, kind).mean():.{digits}f}")
             for other in ("anchor", "value_norm"):
-                beside = _same_seeds(found.get((way, other), []), own)
+                beside = _same_seeds(found.get((loss, way, other), []), own)
                 apart = arm != other and len(beside) == len(own)
                 cells.append(signed_cell(_nats(own, kind) - _nats(beside, kind), digits) if apart else "")
         lines.append("| " + " | ".join(cells) + " |")
@@ -130,6 +129,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")
@@ -138,18 +138,15 @@ def main() -> None:
         if args.source is None:
             parser.error("--source DIR, or --table")
         OUT.parent.mkdir(parents=True, exist_ok=True)
-        done = {(each["way"], each["arm"], each["seed"]) for each in read(OUT)}
-        cells = [
-            (way, arm, seed) for seed in args.seeds for arm in args.arms for way in args.ways if seed in SEEDS[arm]
-        ]
-        for way, arm, seed in [cell for cell in cells if cell not in done]:
-            found = ask(arm, way, train(arm, seed, args.source, args.work), args.source, CONTEXTS)
-            line = {"way": way, "arm": arm, "seed": seed, "commit": commit(), "dtype": "bfloat16", **found}
+        done = {(each["seed"], each["loss"], each["arm"], each["way"]) for each in read(OUT)}
+        cells = product(args.seeds, args.losses, args.arms, args.ways)
+        for seed, loss, arm, way in [cell for cell in cells if cell not in done]:
+            found = ask(arm, way, train(loss, arm, seed, args.source, args.work), args.source, CONTEXTS)
+            own = {"loss": loss, "way": way, "arm": arm, "seed": seed}
+            line = {**own, "commit": commit(), "dtype": "bfloat16", **found}
             with OUT.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
-            print(
-                way, arm, seed, f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True
-            )
+            print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)
     put(PAGE, "trained", table(read(OUT)))
 
 
