@@ -62,7 +62,7 @@ class ArmSettings:
     reducer: Annotated[
         Words,
         Setting(
-            "token reducer of a backbone alone: {reducers}, or for a text an eviction's name; an adapter has its own",
+            "token reducer for a backbone alone: {reducers}, or for text an eviction's name; an adapter has its own",
             "NAME",
         ),
     ] = None
@@ -73,8 +73,8 @@ class ArmSettings:
     selector: Annotated[
         Words,
         Setting(
-            "untrained choice of value groups, value_norm, output_norm, random or static: of a backbone alone by "
-            "`groups`, of an adapter in its routers' place (none: whole values)",
+            "untrained choice of value groups: value_norm, output_norm, random or static; for a backbone alone "
+            "`groups` says how many, for an adapter it replaces the routers (none: whole values)",
             "NAME",
             harness=False,
         ),
@@ -82,12 +82,14 @@ class ArmSettings:
     groups: Annotated[
         Words,
         Setting(
-            "value groups of a backbone alone, S and how many stay, by `selector` (value_norm)", "S,K", harness=False
+            "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
+            "S,K",
+            harness=False,
         ),
     ] = None
     layout: Annotated[
         Words,
-        Setting("of `groups`: contiguous (the default) or per_head", "NAME", harness=False),
+        Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False),
     ] = None
     eviction: Annotated[
         Words,
@@ -97,22 +99,26 @@ class ArmSettings:
         ),
     ] = None
     eviction_keep: Annotated[
-        str | float | None, Setting("what it keeps: 0.1 of the entries, 256tokens per layer, or 20MB", "BUDGET")
+        str | float | None,
+        Setting("what the eviction keeps: 0.1 of the entries, 256tokens per layer, or 20MB", "BUDGET"),
     ] = None
     eviction_every: Annotated[
-        int | None, Setting("evict again whenever this many tokens were generated", "TOKENS", "tokens")
+        int | None, Setting("evict again each time this many tokens have been generated", "TOKENS", "tokens")
     ] = None
     eviction_options: Annotated[Mapping[str, Any], Setting("settings of the eviction method", "KEY=VALUE")] = field(
         default_factory=dict
     )
     scope: Annotated[
         Words,
-        Setting("what it chooses among: context (the default, also written visual) or all (text too)", "context|all"),
+        Setting(
+            "what the eviction chooses among: context (the default, also written visual) or all (text too)",
+            "context|all",
+        ),
     ] = None
     kv_dtype: Annotated[str, Setting("precision of the stored prompt (default: model)", "model|int8|int4")] = "model"
     key_channels: Annotated[
         float,
-        Setting("share of the key channels in scope that stay, with an eviction or without (default: 1)", "SHARE"),
+        Setting("share of the key channels in scope that stay, with or without an eviction (default: 1)", "SHARE"),
     ] = 1.0
     merge: Annotated[
         Words,
@@ -128,20 +134,23 @@ class ArmSettings:
         ),
     ] = "query_aware"
     prefill_chunk: Annotated[
-        int | None, Setting("rows of a prompt that run at a time, e.g. 4096 (default: all)", "ROWS", "rows")
+        int | None, Setting("rows of a prompt to run at a time, e.g. 4096 (default: all)", "ROWS", "rows")
     ] = None
-    rerotate: Annotated[bool, Setting("turn the keys that stay to closed-up positions")] = False
+    rerotate: Annotated[bool, Setting("rotate the keys that stay to consecutive positions")] = False
     dtype: Annotated[
         Words,
         Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME"),
     ] = None
     max_pixels: Annotated[
-        int | None, Setting("largest image, where images keep their own size (Qwen-VL, InternVL)", "N", "pixels")
+        int | None,
+        Setting("largest image, for models that keep an image's own size (Qwen-VL, InternVL)", "N", "pixels"),
     ] = None
     seed: Annotated[
         int | None,
         Setting(
-            "seed of a reducer, selector or eviction random, or of the selector static", flagged=False, harness=False
+            "seed of the reducer, selector or eviction random, or of the selector static",
+            flagged=False,
+            harness=False,
         ),
     ] = None
 

@@ -47,9 +47,9 @@ class ModelArguments(ArmSpec):
     revision: Annotated[str | None, Setting("branch, tag or commit of a Hub id")] = None
     context: Annotated[
         str,
-        Setting("auto, or the number of last prompt tokens that are not compressed"),
+        Setting("auto, or how many tokens at the end of a prompt are not compressed"),
     ] = "auto"
-    batch_size: Annotated[str, Setting("the number of prompts run together (automatic sizes are not offered)")] = "1"
+    batch_size: Annotated[str, Setting("number of prompts run together (automatic sizes are not supported)")] = "1"
     device: Annotated[str, Setting("auto (the first GPU, if any), cpu, cuda:0")] = "auto"
 
     def __post_init__(self) -> None:
