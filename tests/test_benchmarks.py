@@ -28,6 +28,7 @@ TABLES = {
     "compression_step": ("compression_step:table", "speed/compression_step.json"),
     "peers": ("peers:table", "speed/peers-cpu-float32.json"),
     "recall_peers": ("recall_peers:table", "recall_peers.json"),
+    "real_peers": ("real_peers:table", "real_peers.json"),
 }
 """Table of a page -> the function that makes it, and of which records: a file's content, or a folder."""
 
@@ -41,7 +42,7 @@ def test_the_page_shows_the_records(name):
     function, path = TABLES[name]
     module, _, function = function.partition(":")
     make = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-    page = "quality.md" if name in ("eviction", "recall_peers") else "speed.md"
+    page = "quality.md" if name in ("eviction", "recall_peers", "real_peers") else "speed.md"
     assert shown(DOCS / page, name) == make(recorded(path) if path.endswith(".json") else RESULTS / path)
 
 
@@ -82,6 +83,30 @@ def test_methods_that_draw_nothing_keep_what_the_presses_keep():
         for kept in map(str, record["kept"]):
             sets = record["kept_sets"][name][kept]
             assert sets["contexts_equal"] == record["contexts"] or sets["widest"] < 1e-5, (name, kept)
+
+
+def test_on_real_weights_a_press_s_settings_keep_its_entries():
+    """All but ties and what rounding moves, one entry in a thousand; scores agree to rounding."""
+    record = recorded("real_peers.json")
+    assert set(record) == {"smollm2", "qwen05"}
+    for model in record.values():
+        assert model["versions"]["kvpress's side"]["kvpress"] == "0.5.4"
+        rows = {row["ours"]: row["budgets"] for row in model["rows"]}
+        for name in PRESS_SETTINGS:
+            for budget in rows[name]:
+                assert budget["ours"] == budget["kvpress"]
+                assert budget["both"] >= 0.999 * budget["ours"] or budget["widest"] < 1e-5, (name, budget)
+                assert budget.get("largest", 0) < 2e-3
+                assert budget.get("ranks", 1) > 0.999
+
+
+PRESS_SETTINGS = (
+    "knorm", "keydiff", "streaming_llm", "snapkv", "tova, the last entry stays", "expected_attention",
+    "compactor, last chunk filled up", "h2o, means, no recent half", "kvzip, heads may be left empty",
+    "the same, in the chat template", "kvcompose, kvpress", "pyramidkv, kvpress", "critical(snapkv), mean of rows",
+    "critical(expected_attention)", "ada(snapkv)", "ada(expected_attention)",
+)  # fmt: skip
+"""Rows of ``real_peers.py``."""
 
 
 def test_compactor_recalls_what_the_press_recalls():

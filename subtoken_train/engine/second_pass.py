@@ -23,10 +23,11 @@ from transformers import DynamicCache
 
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
 from subtoken_train.engine.spans import QueryNotes, run_chunks
+from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.types import Region
-from subtoken_train.view.view import TaskPlan, TaskView
+from subtoken_train.view.view import Opening, TaskPlan, TaskView
 
 BLOCK = 1024  # rows that run through a layer at a time
 
@@ -70,8 +71,8 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
     batch, start = len(result.rows.regions_BM), result.rows.next_position
     parts: list[TaskRows] = []
     for piece in plan.pieces:
-        if isinstance(piece, str):
-            ids = torch.tensor(_token_ids(family, piece), dtype=torch.long, device=start.device)
+        if not isinstance(piece, Tensor):
+            ids = torch.tensor(_token_ids(family, piece, result.rows.regions_BM), dtype=torch.long, device=start.device)
             hidden_BSD = family.token_states(ids).expand(batch, -1, -1)
             rows_BS = torch.ones(batch, len(ids), dtype=torch.bool, device=start.device)
             parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device)))
@@ -153,13 +154,19 @@ def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
     """Positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
     if plan.pieces is None:
         return (regions_BN != Region.PADDING).sum(-1)
-    texts = [len(_token_ids(family, piece)) for piece in plan.pieces if isinstance(piece, str)]
-    again = [piece.sum(-1) for piece in plan.pieces if not isinstance(piece, str)]
+    texts = [len(_token_ids(family, piece, regions_BN)) for piece in plan.pieces if not isinstance(piece, Tensor)]
+    again = [piece.sum(-1) for piece in plan.pieces if isinstance(piece, Tensor)]
     return torch.stack([torch.full_like(regions_BN[:, 0], sum(texts)), *again]).sum(0)
 
 
-def _token_ids(family: Family, text: str) -> list[int]:
-    ids: list[int] = family.tokenizer(text, add_special_tokens=False)["input_ids"]
+def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list[int]:
+    """Return the tokens of a text, or of an opening after prompts with these regions."""
+    if isinstance(piece, Opening):
+        tokenizer = family.tokenizer
+        # a language model's prompt that is written in the template has a SYSTEM region, a raw one has none
+        templated = not family.sees_images and tokenizer.chat_template and bool((regions_BN == Region.SYSTEM).any())
+        piece = answer_opening(tokenizer) if templated else piece.otherwise
+    ids: list[int] = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
     return ids
 
 

@@ -7,7 +7,8 @@ output projection, W_o v, mean over the query heads of a group.
 
 With ``ada`` inside or around, each head's halves are those of its own count (the paper's CriticalAdaKV). As released,
 negative scores (knorm, keydiff) are multiplied too, so that stage 2 prefers small norms among them; a base that weighs
-by value norms itself (``expected_attention.value_norm``) counts them twice, and kvpress advises against it.
+by value norms itself (``expected_attention.value_norm``) counts them twice, and kvpress advises against it. Epsilon
+is meant for mean attention, which SnapKV's sums over a window are many times: ``snapkv.rows: mean`` is kvpress's.
 Where heads share a set, norms are averaged over all heads. Values are those that the cache stores: a group that
 routing dropped weighs nothing.
 

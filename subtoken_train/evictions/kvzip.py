@@ -12,9 +12,11 @@ whatever the protocol, and neither is what stands before it. Such entries score 
 that the context goes first, as both releases keep the system prompt.
 
 What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. A newline
-ends the sentence, as there for models without a chat template. KVzip+ (scores times the norms of projected values) and
-scores stored for a model's heads are not offered.
+every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. Behind a chat
+template's beginning the sentence ends, and what is repeated is opened, as that template does it; a newline ends it
+otherwise, as in kvpress where there is no template. That beginning stays whole, as in the original; kvpress lets go of
+it but for the sinks. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are not
+offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.
@@ -35,11 +37,11 @@ from subtoken_train.evictions.budgets import pooled_head_counts
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, TaskPlan, TaskView, View
+from subtoken_train.view.view import Need, Opening, TaskPlan, TaskView, View
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
-ANSWER = "\n"
+ANSWER = Opening("\n")
 HINT = 8  # last tokens of the chunk before that a later sentence names
 
 Level = Literal["token", "head"]

@@ -46,7 +46,8 @@ class SnapKV(Eviction):
         kernel: entries that are pooled together, odd.
         pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
         pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
-        rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head.
+        rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head, unless ``critical``
+            adds its epsilon.
         group: over the query heads of a key-value head, ``mean`` or ``max``.
 
     Raises:

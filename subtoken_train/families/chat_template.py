@@ -78,6 +78,19 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
     return RenderedPrompt(text, [], "", system_end, Asked(max(0, opening), start, end))
 
 
+def answer_opening(tokenizer: Any) -> str:
+    """Return what a template writes between what the user says and the answer, with thinking off.
+
+    Args:
+        tokenizer: one with a template; it may know no thinking.
+
+    Raises:
+        ValueError: the template cannot be filled, or leaves out what the user says.
+    """
+    said = [{"role": "user", "content": _MARK}]
+    return _pieces(tokenizer, said, add_generation_prompt=True, enable_thinking=False)[-1]
+
+
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message]) -> RenderedPrompt:
     """Return a conversation with ``system_end`` and the spans of what assistants say, one for each such message.
 

@@ -346,14 +346,25 @@ class OnlineView(View):
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The end of a question and the opening of its answer, in the words of the chat template that the prompt is in.
+
+    Attributes:
+        otherwise: the text after a prompt that is written in none.
+    """
+
+    otherwise: str
+
+
+@dataclass(frozen=True)
 class TaskPlan:
     """One task.
 
     Attributes:
-        pieces: its rows, in order: a text, or marked tokens of the prompt again (bool [B, N]; those that the token
-            reducer left). None: the whole prompt again, as it stands.
+        pieces: its rows, in order: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N];
+            those that the token reducer left). None: the whole prompt again, as it stands.
         about_BN: tokens of the prompt whose entries it scores, bool; None: all of them.
     """
 
-    pieces: tuple[str | Tensor, ...] | None = None
+    pieces: tuple[str | Opening | Tensor, ...] | None = None
     about_BN: Tensor | None = None

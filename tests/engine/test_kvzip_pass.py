@@ -18,6 +18,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.types import Region
+from tests.support.chats import CHATML, byte_level
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
@@ -33,7 +34,7 @@ def plain_scores(family, ids, chunk, sinks):
     for start in range(1, len(ids), chunk):
         stop = min(start + chunk, len(ids))
         said = tokens(FIRST) if start == 1 else [*tokens(LATER), *ids[max(1, start - HINT) : start]]
-        task = [*said, *tokens(ANSWER), *ids[start:stop]]
+        task = [*said, *tokens(ANSWER.otherwise), *ids[start:stop]]
         out = model(torch.tensor([[*ids, *task]]), output_hidden_states=True, use_cache=False)
         columns = [*(i for i in range(sinks) if not start <= i < stop), *range(start, stop)]
         columns += range(len(ids), len(ids) + len(task))
@@ -127,6 +128,28 @@ def test_rows_of_a_task(name):
             before = task.position[..., b, : len(family.tokenizer(FIRST, add_special_tokens=False)["input_ids"])]
             assert (before[..., 0] == result.rows.next_position[..., b, 0]).all()
             assert (before.diff() == 1).all()
+
+
+@pytest.mark.parametrize(("template", "system"), [(CHATML, 6), (CHATML, 0), (None, 6)])
+@torch.no_grad()
+def test_a_chat_template_opens_what_is_repeated(template, system):
+    """Where a prompt has the template's beginning; after a raw one, and without a template, a newline does."""
+    family = text_family(layers=1, vocab_size=400)
+    family.processor = byte_level(template)
+    backbone = compress(family).eval()
+    batch = text_batch([(20, 0, 0)])
+    length = batch.regions_BN.shape[1]
+    batch.regions_BN[:, :system], batch.regions_BN[:, system:] = int(Region.SYSTEM), int(Region.CONTEXT)
+    use_packed_attention(family.decoder.config)
+    result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
+    (plan,) = KVzip().tasks(batch.regions_BN)
+    opening = "<|im_end|>\n<|im_start|>assistant\n" if template and system else "\n"
+    ids = [
+        tokens for text in (FIRST, opening) for tokens in family.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ]
+    task = rows_of_task(family, result, plan)
+    assert torch.equal(task.hidden_BSD[0, : len(ids)], family.token_states(torch.tensor(ids)))
+    assert task.rows_BS.shape[1] == len(ids) + length - system == int(task_tokens(family, plan, batch.regions_BN))
 
 
 def test_a_chunk_that_does_not_fit_is_scored_with_a_warning():
