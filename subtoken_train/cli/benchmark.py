@@ -30,11 +30,12 @@ HELP = """Time prompts and decoding on this machine, and count bytes.
   subtoken-train benchmark --model llava-hf/llava-1.5-7b-hf --random --table8 --device cuda --out table8.json
   subtoken-train benchmark --model meta-llama/Llama-2-7b-hf --random --peak-memory --device cuda --out memory.json
 
-Of an adapter, of a recipe (untrained routers) or of a backbone alone. Beside it run, in turns and in one process: the
-same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and StaticCache on the whole
-prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures; steps are forced, end-of-text
-or not. Printed are medians and ratios with 95 % intervals over rounds; --out writes every figure as JSON. The time
-left is shown from the first run of a side on; Ctrl-C keeps the rounds that are finished."""
+Times an adapter, a recipe (with untrained routers) or a backbone alone. In the same process and in turns with it, it
+also times the same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and
+StaticCache on the whole prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures;
+every step runs, whether or not the model would have ended its answer. It prints medians and ratios with 95 % intervals
+over rounds; --out writes every figure as JSON. The time left is shown after the first run; Ctrl-C keeps the rounds
+that are finished."""
 
 NEW_TOKENS, PAIRS = 32, 7
 
@@ -42,16 +43,22 @@ NEW_TOKENS, PAIRS = 32, 7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA as they are drawn")
+    parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
     parser.add_argument("--model", metavar="ID|PATH", help="a backbone alone")
     parser.add_argument("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
-    parser.add_argument("--random", action="store_true", help="draw the backbone's weights instead of reading them")
-    parser.add_argument("--layers", type=int, metavar="N", help="with --random: layers of the language model")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", metavar="N", help="tokens of a prompt (default: one image; a text of 2048)"
+        "--random", action="store_true", help="initialise the backbone's weights at random instead of reading them"
+    )
+    parser.add_argument("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="prompt length in tokens (default: one image, or 2048 for text)",
     )
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
-    parser.add_argument("--new-tokens", type=int, metavar="T", help=f"forced steps (default: {NEW_TOKENS})")
+    parser.add_argument("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
     parser.add_argument(
         "--table8",
@@ -239,7 +246,7 @@ def _check(args: argparse.Namespace) -> None:
         if wrong := [number for number in getattr(args, name) or [] if number < 1]:
             raise ValueError(f"--{name.replace('_', '-')} {wrong[0]} must be at least 1")
     if args.layers is not None and (not args.random or args.adapter):
-        raise ValueError("--layers takes layers off a backbone that is drawn: it needs --random, and no --adapter")
+        raise ValueError("--layers shortens a randomly initialised backbone: it needs --random, and no --adapter")
     if args.table8 and args.peak_memory:
         raise ValueError("--table8 and --peak-memory are protocols of their own; leave one of them out")
     if args.table8 or args.peak_memory:
@@ -262,7 +269,7 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
     given += [name for name, default in timed.items() if getattr(args, name) != default]
     protocol = "--peak-memory" if args.peak_memory else "--table8"
     if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} is said by {protocol}; leave one of them out")
+        raise ValueError(f"--{given[0].replace('_', '-')} is set by {protocol}; leave one of them out")
 
 
 def _check_writable(path: Path) -> None:
@@ -271,7 +278,7 @@ def _check_writable(path: Path) -> None:
 
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {path}: {folder} is no folder that can be written; name another file")
+        raise ValueError(f"--out {path}: cannot write to the folder {folder}; name another file")
 
 
 def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--num-groups", type=int, required=True, help="S, value groups per value vector")
     parser.add_argument("--kept-groups", type=int, required=True, help="K, groups kept per routed token")
     parser.add_argument(
-        "--fill", default="zero", metavar="WORD", help=f"what dropped groups read as: {', '.join(get_args(Fill))}"
+        "--fill", default="zero", metavar="WORD", help=f"what replaces dropped groups: {', '.join(get_args(Fill))}"
     )
     parser.add_argument("--model", metavar="NAME", help=f"geometry for bytes (bf16): {', '.join(GEOMETRIES)}")
     parser.add_argument("--tokens", type=int, metavar="N", help="visual (or context) tokens before the reducer")

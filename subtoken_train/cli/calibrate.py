@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.types import Identity
 
-HELP = """Find the numbers that a method reads of a backbone, and write them to a file.
+HELP = """Measure the numbers that a method needs for a backbone, and write them to a file.
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
-  duo_attention   how much each head needs its whole cache: trained (a language model's, on recall)
+  duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   q_filter        where the queries of each head point
-  fitprune        what share of the visual tokens each layer can do with (a model's that sees images)
+  fitprune        what share of the visual tokens each layer can do with (models that take images)
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
   subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
 
-A language model is calibrated on recall contexts that are drawn (--data recall, the default); a model that sees images
-on the records of --data FILE. The file holds for the backbone that it names, with any adapter, and for no other.
+A language model is calibrated on randomly drawn recall contexts (--data recall, the default); a model that takes images
+on the records of --data FILE. The file is valid for the backbone that it names, with any adapter, and for no other.
 
-options of --option KEY=VALUE, with their defaults:
+--option KEY=VALUE takes these options, shown with their defaults:
   all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05"""

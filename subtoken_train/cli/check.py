@@ -9,18 +9,17 @@ from subtoken_train.errors import plain
 
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
-The pre-flight of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
+Pre-flight check of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps.
-Any key of the recipe can be overridden after --config, as for fit; --config takes a shipped recipe's name, too.
-The headers of a folder's weights are read: files that are cut off, and tensors that do not fit config.json, are found.
---offline reads no data, no stage-1 adapter, and asks no server; without it the data files are parsed, up to 200 records
-are encoded for their lengths, and what stage 2 starts from is checked. Weights are loaded where a folder
-holds 64 MiB of them or less and training is to run on the CPU: four batches then tell the time of a run.
+Any key of the recipe can be overridden after --config, as for fit; --config also takes a shipped recipe's name.
+The headers of a folder's weights are read, so truncated files and tensors that do not fit config.json are found.
+--offline reads no data and no stage-1 adapter, and contacts no server. Without it, the data files are parsed, up to 200
+records are encoded for their lengths, and what stage 2 starts from is checked. If the folder holds 64 MiB of weights or
+less and training is to run on the CPU, the weights are loaded and four batches are timed to estimate a run.
 
-What fit would refuse is refused here (exit code 2); where a record that was looked at would stop it, the report comes
-first. Otherwise the last line is 'ready: ...', or 'valid: ...'
-where the recipe is right and this machine, or what lies in its output folder, stands in the way, which the lines below
-it say (exit code 0 either way)."""
+Whatever fit would refuse is refused here (exit code 2); if a record that was read would stop fit, the report comes
+first. Otherwise the last line is 'ready: ...', or 'valid: ...' if the recipe is right but this machine, or something in
+its output folder, stands in the way, as the lines below it explain (exit code 0 either way)."""
 
 OFFLINE = "--offline"
 

@@ -145,7 +145,7 @@ def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
     if seconds is None:
         if not getattr(data, "streaming", False):  # a stream goes on with another pass
             stops.append(f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data")
-        return "expected time: not measured (the data fill no batch)"
+        return "expected time: not measured (there are too few data for one batch)"
     return (
         f"expected time: {about(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "
         "start, logs, validation and checkpoints are not in it)"
@@ -158,7 +158,7 @@ def _why_not(cli: RecipeCLI) -> str | None:
         return "training is to run on an accelerator"
     folder = Path(resolve(module.backbone_config.path))
     if not folder.is_dir():
-        return "the backbone is a GGUF file" if folder.exists() else "the backbone is not at hand"
+        return "the backbone is a GGUF file" if folder.exists() else "the backbone is not on this machine"
     if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES:
         return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
     if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":
@@ -240,7 +240,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -
         yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
-        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not at hand"
+        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"
         return
     sample = first_sample(ready, records, data.max_length, data.max_image_pixels, data.max_video_frames)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)

@@ -61,7 +61,7 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
         yield "matched anchor: none, this arm routes nothing"
         return
     if not parts.reducer.fixed_count:
-        yield "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay"
+        yield "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum"
         return
     yield f"matched anchor: {_words_of(prompt, partial(equal_bytes_anchor, parts, prompt))}"
     if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
@@ -276,7 +276,7 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
     trainer, model = cli.config.trainer, cli.model
     accelerator = trainer.accelerator
     if not _THERE.get(accelerator, lambda: True)():
-        yield f"trainer.accelerator {accelerator}: there is none"
+        yield f"trainer.accelerator {accelerator}: this machine has none"
     else:
         try:
             check_devices(trainer.devices, accelerator)
@@ -284,7 +284,7 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
             yield str(error)
     if issubclass(_strategy(cli), ZeroStrategy):
         if accelerator == "auto" and not torch.cuda.is_available():
-            yield "trainer.strategy: ZeRO runs on CUDA GPUs, and there is none"
+            yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
         if find_spec("deepspeed") is None:
             yield "trainer.strategy needs DeepSpeed: pip install 'subtoken_train[deepspeed]'"
     eight_bit = model.optimizer_config.name == "paged_adamw_8bit"

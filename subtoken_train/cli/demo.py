@@ -14,16 +14,18 @@ HELP = """Ask backbone, anchor and routed model the same question about a pictur
 
 The page shows the answers as they are made, the tokens and value groups that each layer keeps, and what each cache
 takes in bytes and seconds; an eviction can be put on top. It needs Gradio (pip install 'subtoken_train[demo]'). Only
-this machine reaches it unless --host says otherwise. Ctrl-C ends it."""
+this machine can reach it, unless --host says otherwise. Ctrl-C ends it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--adapter", required=True, metavar="DIR|ID", help="the routed model's adapter")
     parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
-    parser.add_argument("--backbone", metavar="PATH", help="where their backbone is (default: where they say)")
+    parser.add_argument(
+        "--backbone", metavar="PATH", help="where their backbone is (default: the path in the adapters)"
+    )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default: 7860")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine alone")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,19 +25,19 @@ SCENES = "data/scenes/dev.json"
 NEW_TOKENS = 16
 PRINTED = ["layer", "kept", "kept_share", "sparsity", "hit_rate", "attention_kept", "rank_agreement"]
 
-HELP = """What an adapter's routers, or a KV eviction, do with their budget, on prompts.
+HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
-Writes, as CSV tables and PNG pictures: the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
-how K_j goes with relevance, the mean attention of the query region on a token), the use of every group per layer with
-its entropy, and how far the choice agrees with the groups of largest value norm.
+Writes CSV tables and PNG pictures of the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
+how K_j varies with relevance, the mean attention of the query region to a token), how much every group is used in each
+layer, with the entropy, and how far the choice agrees with the groups of largest value norm.
 
-With --eviction NAME, instead: per layer, the budget that the method gives it, how sparse attention is in the prompt and
-while generating, and how well the method foresees what generated tokens read: the share of the entries read most that
-it keeps (hit rate), the share of the attention that it keeps, and the rank correlation with its scores. Tokens are
-generated from the whole cache, nothing is evicted.
+With --eviction NAME it shows for each layer instead: the budget that the method gives it, how sparse attention is in
+the prompt and while generating, and how well the method predicts what generated tokens read: the share of the most-read
+entries that it keeps (hit rate), the share of the attention that it keeps, and the rank correlation with its scores.
+Tokens are generated from the whole cache; nothing is evicted.
 
-A vision-language adapter reads the prompts of a data file; a language model's, questions about facts in English that
-ships with the project (512 tokens of context)."""
+A vision-language adapter reads the prompts of a data file. A language model's adapter reads questions about facts in
+the English that ships with the project (512 tokens of context)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

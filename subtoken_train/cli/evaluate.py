@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 HELP = """Score adapters, or a backbone alone, with reducer, routers and KV eviction.
 
   --data FILE          questions in LLaVA's instruction format: a table on the terminal
-  --tasks NAME,NAME    benchmarks, from files on disk or the Hub: a folder of records, one per sample, that a second
-  --config GRID.yaml   call continues and 'subtoken-train report' reads; a grid has many arms
+  --tasks NAME,NAME    benchmarks, from files on disk or the Hub: writes records, one per sample, to a folder that a
+  --config GRID.yaml   second call continues and 'subtoken-train report' reads; a grid has many arms
   --suite mini         the embedded models, minutes on two cores
 
-With --data the last turn of every record is asked; scores are exact match (F1 of the described objects for scene
-descriptions), beside them token accuracy and log-likelihood of the reference answers, and a description's F1 by
-attribute.
+With --data, the last turn of every record is asked. Scores are exact match (for scene descriptions, F1 of the described
+objects), together with token accuracy and log-likelihood of the reference answers, and F1 by attribute for
+descriptions.
 On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --config GRID.yaml ..."""
 
 
@@ -201,11 +201,13 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "protocol")
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     parser.add_argument(
-        "--check", action="store_true", help="say what the grid would run and what it wants; no weights, no files read"
+        "--check",
+        action="store_true",
+        help="show what the grid would run and what is missing; reads no weights and no files",
     )
     parser.add_argument(
         "--device",
-        help="cuda:0, cpu, ...; auto: several GPUs if need be (default: the first GPU, if any)",
+        help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)",
     )
 
 
@@ -217,9 +219,9 @@ def check_modes(args: argparse.Namespace) -> None:
         strangers = (*FILE_ONLY, *ARM_OPTIONS, *(("check",) if mode == "suite" else ()))
     for name in strangers:
         if getattr(args, name):
-            raise ValueError(f"--{name.replace('_', '-')} means nothing to --{mode}; leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} does not apply to --{mode}; leave it out")
     if mode in ("config", "suite") and args.kv_dtype != "model":
-        raise ValueError(f"--kv-dtype means nothing to --{mode}; write kv_dtype into its arms")
+        raise ValueError(f"--kv-dtype does not apply to --{mode}; write kv_dtype into its arms")
 
 
 def run_grids(args: argparse.Namespace) -> int:
@@ -250,7 +252,7 @@ def run_grids(args: argparse.Namespace) -> int:
                 run_grid(grid, processes=processes, device=args.device, say=_say, counter=counter)
             except KeyboardInterrupt:
                 if processes.first:
-                    _say(f"\nwhat was answered is in {grid.out}; the same command goes on from there")
+                    _say(f"\nthe answers so far are in {grid.out}; run the same command to continue from there")
                 raise
     if processes.first:  # after the group's end: metrics would wait for the other processes
         from subtoken_train.cli.report import print_summary
@@ -258,7 +260,7 @@ def run_grids(args: argparse.Namespace) -> int:
 
         out = grids[0].out
         print_summary(make_report([out]))
-        print(f"records are in {out}; 'subtoken-train report {out}' makes tables, curves and a page of them")
+        print(f"records are in {out}; 'subtoken-train report {out}' makes tables, curves and a page from them")
     return 0
 
 

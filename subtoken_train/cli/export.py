@@ -29,8 +29,8 @@ HELP = """Write an adapter folder from a run, one of its checkpoints, or an adap
   subtoken-train export runs/mine OUT --push-to-hub user/name --metrics scores.json
   subtoken-train export runs/mine OUT --merge-lora                    a plain transformers checkpoint, and the routers
 
-The backbone's weights are read for --merge-lora alone. Name, token and permission are checked before anything is
-written, and a push that fails leaves OUT."""
+The backbone's weights are read only for --merge-lora. Name, token and permission are checked before anything is
+written, and a failed push leaves OUT in place."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     out, source = Path(args.out), find_source(Path(args.source))
     if real_path(source.folder) in real_path(out).parents:
-        raise ValueError(f"{out} lies inside {source.folder}, which is exported; choose a folder outside of it")
+        raise ValueError(f"{out} lies inside {source.folder}, which is being exported; choose a folder outside it")
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
     recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)
     check_target(out, args.overwrite)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     for option in ("private", "revision", "message"):
         if getattr(args, option) and not args.push_to_hub:
-            raise ValueError(f"--{option} says how to publish; add --push-to-hub user/name, or leave it out")
+            raise ValueError(f"--{option} only applies when publishing; add --push-to-hub user/name, or leave it out")
 
 
 def publish(folder: Path, destination: Destination, retry: list[str]) -> None:

@@ -9,12 +9,12 @@ HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--ov
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
---overwrite replaces a run (the old one goes when the new one is whole), --resume goes on from its newest checkpoint,
---print_config prints the result.
+--overwrite replaces a run (the old one is deleted once the new one is complete), --resume continues from its newest
+checkpoint, --print_config prints the resulting recipe.
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --allow-code lets a recipe name classes that are not on the list of docs/recipe_safety.md: its code runs.
---push_to_hub user/name publishes the adapter at the end (--private: for you alone); name and token are checked first.
-'subtoken-train recipes ls' lists the shipped recipes: in any folder, --config NAME means the one of that name."""
+--push_to_hub user/name publishes the adapter at the end (--private: only for you); name and token are checked first.
+'subtoken-train recipes ls' lists the shipped recipes: --config NAME uses one from any folder."""
 
 
 def run_raw(argv: list[str]) -> int:

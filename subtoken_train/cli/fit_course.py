@@ -109,7 +109,7 @@ def compare_recipes(saved: Path, now: str) -> str:
     if decisive:
         listed = "; ".join(_change(key, before, after) for key in decisive[:_MAX_LISTED])
         more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
-        raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start anew")
+        raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start over")
     return "; ".join(_change(key, before, after) for key in differing if key in _NOTED)
 
 
@@ -339,7 +339,7 @@ def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
         return
     if newest := newest_complete(folder.current / "checkpoints"):
         command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
-        print(f"last good checkpoint: {newest}\ngo on with: {command}", file=sys.stderr)
+        print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:
         logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
         print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)

@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from subtoken_train.inference.model import SubTokenModel
 
 
-HELP = """Answer one prompt with reducer, routers and KV eviction, and say what its cache took.
+HELP = """Answer one prompt with reducer, routers and KV eviction, and report the size of its cache.
 
   subtoken-train generate --adapter DIR --image a.png --prompt "what is this?"
   subtoken-train generate --backbone PATH --prompt - --eviction snapkv --eviction-keep 0.25 < long.txt
 
-A language model with a chat template is asked in it: the prompt is what the user says. --raw goes on with the text as
-it is, as language models without a template do.
+If the language model has a chat template, it is used: the prompt is what the user says. With --raw, the model simply
+continues the text, as language models without a template always do.
 
-The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is made
-(under beam search, when it is done); a line with tokens, measured bytes, nominal and realised share, and seconds
-follows.
+The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is
+generated (under beam search, when it is finished), followed by a line with tokens, measured bytes, nominal and realised
+share, and seconds.
 
   subtoken-train generate --adapter DIR --prompts FILE.jsonl --output OUT.jsonl
 
-answers a file of {"id", "prompt", "image" or "images"} a line, with a line for each: id, answer, tokens, seconds, bytes
-of its cache. A conversation stands in "messages" in place of "prompt": [{"role": "user", "content": "Hi"}, ...]. The
-same command goes on where it stopped, also after Ctrl-C; OUT.jsonl.records holds what is finished."""
+answers a file with one {"id", "prompt", "image" or "images"} per line, and writes one line for each: id, answer,
+tokens, seconds, bytes of its cache. For a conversation, give "messages" instead of "prompt":
+[{"role": "user", "content": "Hi"}, ...]. Run the same command again to continue where it stopped, even after Ctrl-C;
+OUT.jsonl.records holds what is finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
-    parser.add_argument("--raw", action="store_true", help="go on with the text, without the model's chat template")
+    parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
     _add_file_options(parser)
     parser.add_argument(
         "--context-length",
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text prompt's first tokens that are compressed",
     )
     add_compression_options(parser)
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer (default: 64)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature (default: greedy)")
     parser.add_argument("--num-beams", type=int, default=1, help="beams of a beam search (default: 1)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
@@ -149,7 +150,7 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
     if not args.show:
         return model
     if family.image_token_id is None:
-        raise ValueError(f"--show draws visual tokens, and {family.name} has none; leave it out")
+        raise ValueError(f"--show draws visual tokens, but {family.name} has none; leave it out")
     check_drawable(family)
     check_places(model.backbone)
     return model
@@ -161,11 +162,11 @@ def _check_prompt(args: argparse.Namespace) -> None:
         raise ValueError("give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl")
     check_counts(args, "max_new_tokens", "num_beams", "frames")
     if not args.video and (args.frames, args.fps) != (8, 1.0):
-        raise ValueError("--frames and --fps are of --video FOLDER, which is not given")
+        raise ValueError("--frames and --fps need --video FOLDER")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
     if args.show_layers and not args.show:
-        raise ValueError("--show-layers chooses the layers of --show FILE, which is not given")
+        raise ValueError("--show-layers needs --show FILE")
     if not args.show:
         return
     if len(args.image) != 1 or args.video:
@@ -208,9 +209,11 @@ def _add_file_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that only a file of prompts takes."""
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
     parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="of --prompts answered together (default: 1)")
     parser.add_argument(
-        "--images-outside-folder", action="store_true", help="let image paths lead out of the folder of --prompts"
+        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
+    )
+    parser.add_argument(
+        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
     )
 
 
@@ -244,7 +247,8 @@ def _answer_file(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if Path(args.output).exists():
             print(
-                plain(f"\nwhat was answered is in {args.output}; the same command goes on from there"), file=sys.stderr
+                plain(f"\nthe answers so far are in {args.output}; run the same command to continue from there"),
+                file=sys.stderr,
             )
         raise
     print(plain(f"{count:,} answers are in {args.output}"))
@@ -261,8 +265,8 @@ def _check_file(args: argparse.Namespace) -> None:
     strangers += [name for name, default in _DEFAULTS.items() if getattr(args, name) != default]
     if strangers:
         raise ValueError(
-            f"--{strangers[0].replace('_', '-')} is of one prompt, and --prompts FILE has many: answers are greedy, "
-            "and a line names its own images"
+            f"--{strangers[0].replace('_', '-')} is for a single prompt, and --prompts FILE has many: answers are "
+            "greedy, and each line names its own images"
         )
     check_counts(args, "max_new_tokens", "batch_size")
     if Path(args.output).suffix.lower() != ".jsonl":

@@ -51,7 +51,7 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     lines += [f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()]
     lines += ["", *checked.notes] if checked.notes else []
     if not checked.wanted:
-        return [*lines, "", "nothing is wanted: this runs"]
+        return [*lines, "", "nothing is missing: this can run"]
     return [*lines, "", "wanted", *(f"  {what}: {how}" for what, how in checked.wanted)]
 
 

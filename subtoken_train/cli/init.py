@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from subtoken_train.cli.init_recipe import Chosen
     from subtoken_train.datasets.own_data import OwnData
 
-HELP = """Make a recipe of your own data, without a question asked.
+HELP = """Make a recipe for your own data, without asking any questions.
 
 DIR holds images and a table of questions and answers (CSV, TSV, JSON, JSON lines; columns image, question, answer, or
 their usual other names), or a file of conversations (LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or
-JSON lines with text). It is only read.
+JSON lines with text). Nothing in it is changed.
 
-Written to DIR_subtoken (--out): train, dev and test records, split by picture; NAME.yaml, and NAME_anchor.yaml, the
-matched token-only anchor. Then it prints the commands that follow; they work where they are printed.
+It writes to DIR_subtoken (--out): train, dev and test records, split by picture; NAME.yaml, and NAME_anchor.yaml, the
+matched token-only anchor. Then it prints the commands to run next, from the folder you are in.
 
 --backbone NAME|ID|FOLDER: a folder of 'recipes ls' (llava7b, qwenvl3b, llama31, ...), a Hub id or a model's folder.
-Without it: the embedded tiny model where it knows the words of your data, otherwise LLaVA-1.5-7B; of texts always the
+Without it: the embedded tiny model if it knows the words of your data, otherwise LLaVA-1.5-7B; for texts always the
 embedded one.
 
 docs/own_data.md walks through it."""
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of your data")
     parser.add_argument("--backbone", metavar="NAME", help="what to train on (see above)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write (default: DIR_subtoken, here)")
-    parser.add_argument("--table", metavar="FILE", help="the table, below DIR, where it holds several")
+    parser.add_argument("--table", metavar="FILE", help="which table in DIR to use, if it holds several")
     for kind in _KINDS:
         parser.add_argument(f"--{kind}-column", metavar="COLUMN", help=f"the table's column of the {kind}s")
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
@@ -91,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
     lines = [*_said(args.folder, out, data, chosen), *notes]
     if trained:
-        lines.append(f"{' and '.join(trained)} may have seen other data: train both anew, with --overwrite as below")
+        lines.append(
+            f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite as below"
+        )
     print(*map(plain, lines), sep="\n")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {plain(shlex.join(line))}" for line in following), sep="\n")
@@ -107,7 +109,7 @@ def _name(folder: Path) -> str:
 def _check_apart(folder: Path, out: Path) -> None:
     inner, outer = real_path(out), real_path(folder)
     if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise ValueError(f"--out {out} and the data {folder} lie in each other; name a folder beside it")
+        raise ValueError(f"--out {out} and the data {folder} are inside each other; name a folder beside it")
 
 
 def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
@@ -148,7 +150,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
         *(f"{folder}: {line}" for line in data.found),
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
-        f"another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
+        f"to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
     ]
 
 

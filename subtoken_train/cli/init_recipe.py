@@ -96,7 +96,9 @@ def _default(sees: bool, texts: Sequence[str]) -> Chosen:
     if found is None or found.share <= TOLERATED:
         return embedded
     words = ", ".join(map(repr, found.examples))
-    return _taken(_PUBLISHED, f"the embedded one does not know your words ({words}); it wants a GPU and its weights")
+    return _taken(
+        _PUBLISHED, f"the embedded one does not know your words ({words}); this one needs a GPU and its weights"
+    )
 
 
 def _taken(name: str, why: str, path: str | None = None) -> Chosen:
@@ -153,7 +155,7 @@ def _tokenizer_at_hand(path: str) -> Any:
 
 
 def count_tokens(path: str, texts: Sequence[str]) -> int:
-    """Tokens of texts; where the tokenizer is not at hand, four characters are one."""
+    """Tokens of texts; where the tokenizer is not on this machine, four characters are one."""
     tokenizer = _tokenizer_at_hand(path)
     if tokenizer is None:
         return sum(map(len, texts)) // 4

@@ -218,7 +218,7 @@ class RecipeCLI(LightningCLI):
         """Add the keys that are neither model, data nor trainer."""
         parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
         parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
-        parser.add_argument("--resume", type=bool, default=False, help="go on from the run's last checkpoint")
+        parser.add_argument("--resume", type=bool, default=False, help="continue from the run's last checkpoint")
         parser.add_argument("--push_to_hub", type=str | None, default=None, help="user/name to publish the adapter as")
         parser.add_argument("--private", type=bool, default=False, help="publish it in a private repository")
         parser.add_argument("--evaluation", type=EvaluationConfig | None, default=None)
@@ -286,7 +286,7 @@ class RecipeCLI(LightningCLI):
         """Repository to publish the adapter in; None: not published. ``ValueError`` if only --private is given."""
         repo_id, private = self.config.push_to_hub, self.config.private
         if private and repo_id is None:
-            raise ValueError("--private says how to publish; add --push_to_hub user/name, or leave it out")
+            raise ValueError("--private only applies when publishing; add --push_to_hub user/name, or leave it out")
         return None if repo_id is None else Destination(repo_id, private)
 
     @property

@@ -132,7 +132,7 @@ def _read_file(path: str) -> dict[str, Any]:
             continue
         if key in FLAGS:
             raise ValueError(
-                f"{path} says {key}: {shown(value)}; that is said on the command line alone: remove it there, and add "
+                f"{path} says {key}: {shown(value)}; that belongs on the command line: remove it there, and add "
                 f"--{key} if you mean it"
             )
         if not isinstance(key, str) or key not in KEYS:
@@ -173,7 +173,7 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
     _check_sizes(content)
     seed = content.get("seed_everything")
     if isinstance(seed, bool):
-        raise ValueError(f"seed_everything is {seed}; a run has a seed: name a whole number")
+        raise ValueError(f"seed_everything is {seed}; a run needs a seed: give a whole number")
     if isinstance(seed, int):
         check_range("seed_everything", seed, 0, MAX_SEED)
     band = content.get("trainer")
@@ -191,7 +191,7 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
 def _check_sizes(content: Any, key: str = "a value") -> None:
     """Refuse numbers too large for the parser to turn into floats; the reader has bounded the depth."""
     if isinstance(content, int) and abs(content) > _MAX_NUMBER:
-        raise ValueError(f"{key} is {shown(content)}; no number of a recipe has more than 19 digits")
+        raise ValueError(f"{key} is {shown(content)}; a number in a recipe has at most 19 digits")
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for name, value in items:
         _check_sizes(value, str(name) if key == "a value" else f"{key}.{name}")

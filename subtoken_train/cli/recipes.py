@@ -13,10 +13,10 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.outputs import check_new, write_whole
 from subtoken_train.resources import find_recipe, recipe_files, recipe_text, shipped_recipe
 
-HELP = """The recipes that travel with the package: commented YAMLs, and names made from one of them and a few settings.
+HELP = """The recipes that ship with the package: commented YAML files, and names made of a file and a few settings.
 
 A recipe's name is enough in any folder and for every command: fit --config tiny_fastv25_s16k4, or as it is written
-elsewhere, recipes/tiny_fastv25_s16k4.yaml. A file of yours at that very path goes before it.
+elsewhere, recipes/tiny_fastv25_s16k4.yaml. If you have a file at that very path, it is used instead.
 
   subtoken-train recipes ls
   subtoken-train recipes ls llava7b visionzip
@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("ls", help="names and first lines, by model")
     listing.add_argument(
-        "word", metavar="WORD", nargs="*", help="only recipes whose folder, name or first line has every word"
+        "word", metavar="WORD", nargs="*", help="show only recipes whose folder, name or first line has every word"
     )
     show = actions.add_parser("show", help="print a recipe")
     show.add_argument("name", metavar="NAME")

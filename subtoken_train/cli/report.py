@@ -25,9 +25,9 @@ _RECORD = ".written.json"
 
 HELP = """Tables, curves and pictures from the results folders of 'subtoken-train evaluate'.
 
-Scores are computed anew from the stored answers. Several folders may hold other tasks, arms or seeds; arms whose names
-differ only in 'seedN' are shown as one, with the spread between seeds in its intervals. Every arm is compared with its
-matched token-only anchor, sample by sample. The HTML page is one file that needs no other."""
+Scores are recomputed from the stored answers. You can give several folders with different tasks, arms or seeds; arms
+whose names differ only in 'seedN' are shown as one, and its intervals include the spread between seeds. Every arm is
+compared with its matched token-only anchor, sample by sample. The HTML page is a single file that needs no other."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             raise unknown_name("format", name, FILES)
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
-        raise ValueError(f"--data-root {data_root} is no folder")
+        raise ValueError(f"--data-root {data_root} is not a folder")
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 

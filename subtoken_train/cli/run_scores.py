@@ -87,6 +87,6 @@ def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
         "",
         f"All layers: {region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region "
         f"({ledger.fraction(prompt.region):.4%}), {whole:,} of {ledger.dense_bytes():,} of the prompt "
-        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are apart.",
+        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are not counted.",
     ]
     return "\n".join(lines)

@@ -25,9 +25,9 @@ HELP = """Train every combination of some overrides of a recipe, each in a folde
   subtoken-train sweep --config recipes/tiny_fastv25_s16k4.yaml \\
     --set model.routing.kept_groups=2,4,8 --set model.optimizer.learning_rate=1e-4,2e-4
 
-Every combination is parsed before the first one runs. Called again, finished runs are skipped and stopped ones go on
-from their last checkpoint; a run that fails is reported and the others go on. A list as a value stands in brackets:
-[0,1]. The exit code is 0 where all runs are finished, 1 where one failed, 130 after Ctrl-C."""
+Every combination is parsed before the first one runs. When called again, it skips finished runs and resumes stopped
+ones from their last checkpoint; a run that fails is reported and the others continue. Write a list value in brackets:
+[0,1]. The exit code is 0 if all runs finished, 1 if one failed, and 130 after Ctrl-C."""
 
 INTERRUPTED = 130
 SCORES = ("train/loss", "val/loss", "val/token_accuracy", "eval/accuracy", "tokens_per_s/after")
@@ -199,7 +199,7 @@ def sweep_runs(
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
         if any(one.name == name for one in runs):
             raise ValueError(
-                f"two runs would share the folder {name}: their values differ in signs alone, or not at all"
+                f"two runs would share the folder {name}: their values differ only in punctuation, or not at all"
             )
         runs.append(SweepRun(name, folder / name, tuple(configs), chosen, allow_code))
     return runs

@@ -40,13 +40,13 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         text = system_words(error)
     elif isinstance(error, UnicodeError):
-        text = f"a text that is no UTF-8 ({getattr(error, 'reason', error)})"
+        text = f"a text that is not UTF-8 ({getattr(error, 'reason', error)})"
     else:
         text = str(error)
     if "Original Traceback" in text:  # raised in a data-loading worker: torch puts the whole traceback in the message
         text = text.strip().splitlines()[-1].partition(": ")[2]
     if "embedded null" in text:
-        text = "a path holds a NUL character, and no file has such a name"
+        text = "a path contains a NUL character, which no file name can"
     text = plain(" ".join(text.split())) or type(error).__name__
     if isinstance(error, UncutError) or len(text) <= MAX_LENGTH:
         return text

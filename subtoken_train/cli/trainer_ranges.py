@@ -87,7 +87,7 @@ def _clipping(value: Any) -> str | None:
 
 def _precision(value: Any) -> str | None:
     engine = isinstance(value, str) and value.startswith("transformer-engine")
-    return "its layers are none that LoRA knows; take bf16-mixed" if engine else None
+    return "LoRA does not know its layers; use bf16-mixed" if engine else None
 
 
 def _never(refused: bool, why: str) -> Check:

@@ -110,7 +110,7 @@ def test_what_cannot_be_had_is_one_message(index, tmp_path, monkeypatch, capfd):
 def test_the_names_are_those_of_the_command(capsys):
     assert tuple(fetch.MODELS) == data._MODELS
     assert main(["data", "smollm2", "--overwrite"]) == 2
-    assert "--overwrite means nothing" in capsys.readouterr().err
+    assert "--overwrite does not apply" in capsys.readouterr().err
     assert main(["data", "smolm2"]) == 2
     assert "'smollm2'" in capsys.readouterr().err
     assert all(len(model.sha256) == 64 and model.licence for model in fetch.MODELS.values())

@@ -222,7 +222,7 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     assert "may not write to bob/mine" in refused(session.run(*fit, "--push_to_hub=bob/mine"))
     local = "--model.backbone.path=checkpoints/tiny-llava"
     assert "is no Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
-    assert "--private says how to publish" in refused(session.run(*fit, "--private"))
+    assert "--private only applies when publishing" in refused(session.run(*fit, "--private"))
     assert not run.exists()
     hub.faults = ["refuse"] * 2
     result = session.run(*fit, "--push_to_hub", "alice/fitted", "--private")

@@ -92,10 +92,10 @@ def test_the_command_says_what_is_scaled(tmp_path, capsys):
     ("extra", "words"),
     [
         (["--table8"], "--table8 and --peak-memory are protocols of their own"),
-        (["--lengths", "9"], "--lengths is said by --peak-memory"),
-        (["--new-tokens", "9"], "--new-tokens is said by --peak-memory"),
-        (["--pairs", "9"], "--pairs is said by --peak-memory"),
-        (["--kv-dtype", "int8"], "--kv-dtype is said by --peak-memory"),
+        (["--lengths", "9"], "--lengths is set by --peak-memory"),
+        (["--new-tokens", "9"], "--new-tokens is set by --peak-memory"),
+        (["--pairs", "9"], "--pairs is set by --peak-memory"),
+        (["--kv-dtype", "int8"], "--kv-dtype is set by --peak-memory"),
     ],
 )
 def test_what_the_protocol_says_itself_is_refused(extra, words, capsys):

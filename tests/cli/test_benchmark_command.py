@@ -167,8 +167,8 @@ REFUSED = {
     "no rounds": (["--adapter", VLM, "--pairs", "0"], "--pairs 0 must be at least 1"),
     "shorter than an image": (["--adapter", VLM, "--lengths", "60"], "give at least 83"),
     "table8 of a text": (["--model", TINY_LLAMA, "--table8"], "--table8 is about a prompt with an image"),
-    "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is said by --table8"),
-    "table8 of rounded values": (["--model", TINY_LLAVA, "--table8", "--kv-dtype", "int8"], "--kv-dtype is said by"),
+    "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is set by --table8"),
+    "table8 of rounded values": (["--model", TINY_LLAVA, "--table8", "--kv-dtype", "int8"], "--kv-dtype is set by"),
     "nothing": ([], "give one of --adapter DIR, --config RECIPE and --model PATH; got none"),
     "two models": (["--adapter", VLM, "--model", TINY_LLAVA], "got --adapter and --model"),
     "an adapter as a backbone": (["--model", VLM], "is an adapter; write --adapter"),
@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "a file for a folder": (
         ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],
-        "is no folder that can be written",
+        "cannot write to the folder",
     ),
     "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
 }

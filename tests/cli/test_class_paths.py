@@ -82,7 +82,7 @@ def test_recipes_of_version_0_1_are_read(tmp_path, capsys):
 def test_flags_are_no_keys(tmp_path, flag):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{Path(RECIPE).read_text(encoding='utf-8')}\n{flag}: true\n")
-    with pytest.raises(ValueError, match=f"{flag}: True; that is said on the command line alone"):
+    with pytest.raises(ValueError, match=f"{flag}: True; that belongs on the command line"):
         read_source(["--config", str(path)])
 
 

@@ -94,8 +94,8 @@ def test_without_the_records_the_sources_are_said(tmp_path, capsys):
     [
         (["llava665k"], "data llava665k needs the folder to check: --root PATH"),
         (["images", "--root", "."], "data images needs the data file that names the images: --file PATH"),
-        (["wikitext103", "--root", ".", "--file", "x"], "--file means nothing to data wikitext103; leave it out"),
-        (["scenes", "--missing-list", "x"], "--missing-list means nothing to data scenes"),
+        (["wikitext103", "--root", ".", "--file", "x"], "--file does not apply to data wikitext103; leave it out"),
+        (["scenes", "--missing-list", "x"], "--missing-list does not apply to data scenes"),
     ],
 )
 def test_options_that_do_not_fit(capsys, argv, message):

@@ -90,10 +90,10 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
         (["textvqa", "--option", "ocr='false'"], "option ocr of task textvqa is 'false'; it must be true or false"),
         (["mmlu", "--option", "num_fewshot='5'"], "option num_fewshot of task mmlu is '5'; it must be a whole number"),
         (["ruler", "--option", "length=true"], "option length of task ruler is True; it must be a whole number"),
-        (["pope", "--file", "x"], "--file means nothing to data pope; leave it out"),
-        (["scenes", "--limit", "3"], "--limit means nothing to data scenes; leave it out"),
+        (["pope", "--file", "x"], "--file does not apply to data pope; leave it out"),
+        (["scenes", "--limit", "3"], "--limit does not apply to data scenes; leave it out"),
         (["pope", "--limit", "0"], "--limit 0 must be at least 1"),
-        (["scenes", "--option", "a=1"], "--option means nothing to data scenes; leave it out"),
+        (["scenes", "--option", "a=1"], "--option does not apply to data scenes; leave it out"),
     ],
 )
 def test_mistakes(capsys, argv, message):

@@ -217,7 +217,11 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     [
         ("nowhere", [], "nowhere is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter"),
         ("backbone", [], "backbone is neither a run, a checkpoint of one, nor an adapter folder (no subtoken_config"),
-        ("joint", ["--private"], "--private says how to publish; add --push-to-hub user/name, or leave it out"),
+        (
+            "joint",
+            ["--private"],
+            "--private only applies when publishing; add --push-to-hub user/name, or leave it out",
+        ),
         ("joint", ["--push-to-hub", "a/b"], "is no Hub id, so nobody else could load the adapter; train with its Hub"),
         ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is no Hub name; write user/name"),
         ("joint", ["--backbone", "first"], "backbone 'first' is neither a folder with a config.json nor a model"),
@@ -233,7 +237,7 @@ def test_an_adapter_is_not_exported_into_itself(run, tmp_path, capsys):
     shutil.copytree(run, copy)
     before = sorted(copy.rglob("*"))
     for flags in ([], ["--overwrite"]):
-        assert "adapter, which is exported; choose a folder outside of it" in refused(
+        assert "adapter, which is being exported; choose a folder outside it" in refused(
             capsys, "export", copy, copy / "adapter/inner", *flags
         )
     assert sorted(copy.rglob("*")) == before

@@ -103,7 +103,7 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
         (["--max-new-tokens", "0"], "--max-new-tokens 0 must be at least 1"),
         (["--num-beams", "0"], "--num-beams 0 must be at least 1"),
         (["--temperature", "-1"], "--temperature -1.0 must be 0 (greedy) or more"),
-        (["--show-layers", "0"], "--show-layers chooses the layers of --show FILE, which is not given"),
+        (["--show-layers", "0"], "--show-layers needs --show FILE"),
         (["--show", "a.png"], "--show draws the visual tokens of one image, and 0 are given"),
         (["--show", "a.png", "--image", "a", "--image", "b"], "of one image, and 2 are given"),
         (["--show", "a.gif", "--image", "a"], "--show a.gif must end in .png"),
@@ -197,5 +197,5 @@ def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_pat
     monkeypatch.setattr("subtoken_train.cli.generate._load", lambda args: pytest.fail("weights were read"))
     wanted = "llava takes images and no videos; give its frames as images, one <image> each"
     assert wanted in refused(capsys, "generate", "--adapter", vlm_adapter, "--video", tmp_path, "--prompt", "what ?")
-    frames = "--frames and --fps are of --video FOLDER"
+    frames = "--frames and --fps need --video FOLDER"
     assert frames in refused(capsys, "generate", "--adapter", vlm_adapter, "--frames", 4, "--prompt", "what ?")

@@ -82,7 +82,7 @@ def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, mo
         patch.setattr(terminal, "counter", stopping)
         code, err = call(capsys, vlm_adapter, asked, output)
     assert code == 130
-    assert "what was answered is in" in err
+    assert "the answers so far are in" in err
     (first,) = answers(output)
     records = tmp_path / "out.jsonl.records"
     (samples,) = records.glob("samples-*.jsonl")
@@ -191,9 +191,9 @@ def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
         (["--batch-size", "2", "--prompt", "x"], "--batch-size needs --prompts FILE.jsonl"),
         (["--prompts", "p.jsonl", "--output", "o.txt"], "--output o.txt must end in .jsonl"),
         (["--prompts", "p.jsonl", "--output", "./p.jsonl"], "is the file of the prompts; name another"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--prompt", "x"], "--prompt is of one prompt"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--image", "a.png"], "--image is of one prompt"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--num-beams", "2"], "--num-beams is of one prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--prompt", "x"], "--prompt is for a single prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--image", "a.png"], "--image is for a single prompt"),
+        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--num-beams", "2"], "--num-beams is for a single prompt"),
         (["--prompts", "p.jsonl", "--output", "o.jsonl", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
         (["--prompts", "none.jsonl", "--output", "o.jsonl"], "none.jsonl is missing or cannot be read"),
         ([], "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"),

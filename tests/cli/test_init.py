@@ -174,7 +174,7 @@ def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, c
     assert recipe["model"]["backbone"]["path"] == "llava-hf/llava-1.5-7b-hf"
     assert recipe["trainer"]["accelerator"] == "gpu"
     assert any("does not know your words ('What', 'does', 'zebra')" in line for line in lines)
-    assert any(line.startswith("another one: --backbone NAME --overwrite") for line in lines)
+    assert any(line.startswith("to use another one: --backbone NAME --overwrite") for line in lines)
 
 
 @sampled(
@@ -245,7 +245,7 @@ def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
         (tmp_path / "runs" / name).mkdir(parents=True)
     lines = inits(capsys, "mine", "--seed", 3)
     named = " and ".join(f"runs/{name}" for name in there)
-    assert f"{named} may have seen other data: train both anew, with --overwrite as below" in lines
+    assert f"{named} may have been trained on other data: train both again, with --overwrite as below" in lines
     commands = [line for line in lines if line.startswith("  ")]
     assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 

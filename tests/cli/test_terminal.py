@@ -55,7 +55,7 @@ def test_what_the_file_system_refuses_is_one_line(name, capsys):
     [
         (ValueError("x" * 5000), "x ... x"),
         (ValueError("one\n  two\tthree"), "one two three"),
-        (ValueError("embedded null byte"), "a path holds a NUL character"),
+        (ValueError("embedded null byte"), "a path contains a NUL character"),
         (ValueError("\u202eabc\udcff\x07"), r"\u202eabc\udcff\x07"),
         (ValueError(), "ValueError"),
     ],
@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text():
     for action in (b"\xff".decode, "\udcff".encode):
         with pytest.raises(UnicodeError) as error:
             action()
-        assert one_line(error.value).startswith("a text that is no UTF-8")
+        assert one_line(error.value).startswith("a text that is not UTF-8")
 
 
 def test_differences_are_listed_whole():

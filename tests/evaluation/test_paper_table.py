@@ -209,7 +209,7 @@ def test_the_same_call_again_asks_nothing_and_shows_the_table(run, monkeypatch, 
     for arm in IMAGE_ARMS:
         (line, *_) = [line.split() for line in said.splitlines() if f" {arm} " in line]
         assert line[2:] == [f"{100 * run.mean(arm, tasks):.2f}*" for tasks in MEANS.values()]
-    assert said.count(f"'subtoken-train report {run.out}' makes tables, curves and a page of them") == 2
+    assert said.count(f"'subtoken-train report {run.out}' makes tables, curves and a page from them") == 2
 
 
 @pytest.mark.parametrize("task", FOLDERS)

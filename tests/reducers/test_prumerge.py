@@ -235,7 +235,7 @@ def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
     assert main(["check", "--config", source, "--offline", *argv]) == 0
     out = capsys.readouterr().out
     assert "prumerge, keeps 0.25 (at most 16 of 64), plus=False, adaptive=True" in out
-    assert "matched anchor: none, images keep different numbers of tokens; these bytes are the most that stay" in out
+    assert "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum" in out
     mine = tmp_path / "mine.yaml"
     mine.write_text(
         recipe("tiny_visionzip25_s16k4").read_text().replace("name: visionzip", "name: prumerge\n    adaptive: true")

@@ -149,4 +149,4 @@ def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
     assert "weights 13.20 GiB" in said
     assert not list(tmp_path.iterdir())
     assert main(["evaluate", "--suite", "mini", "--check"]) == 2
-    assert "--check means nothing to --suite" in capsys.readouterr().err
+    assert "--check does not apply to --suite" in capsys.readouterr().err
