@@ -54,11 +54,11 @@ def system_words(error: OSError) -> str:
 
 
 _ADVICE = {
-    errno.ENOENT: "look at its spelling, and at the folder that you are in",
+    errno.ENOENT: "check its spelling, and the folder that you are in",
     errno.EEXIST: "name another place",
     errno.EACCES: "this user may not; change its rights, or name another place",
     errno.EPERM: "this user may not; change its rights, or name another place",
-    errno.ENOTDIR: "a part of that path is a file; look at its spelling",
+    errno.ENOTDIR: "a part of that path is a file; check its spelling",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "no file has so long a name; look at the command for a missing space",
     errno.ELOOP: "its links lead round in a circle; name the file itself",

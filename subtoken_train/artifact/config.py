@@ -209,7 +209,7 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
         for setting, value in others.items():
             typed(REDUCERS.find(ONCE_OF_ALL[setting][0]), {setting: value}, place)  # a value that can have been written
             warnings.warn(
-                f"{place}: {setting} {shown(value)} is left out; it is no setting of {record.get('name')}",
+                f"{place}: {setting} {shown(value)} is left out; it is not a setting of {record.get('name')}",
                 SubTokenWarning,
                 stacklevel=2,
             )
@@ -244,7 +244,7 @@ def check_merged_files(folder: Path) -> None:
     """
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in _PICKLES:
-            raise ValueError(f"{path} may hold code and is not read; a merged folder holds safetensors alone")
+            raise ValueError(f"{path} may hold code and is not read; a merged folder holds only safetensors")
         if path.name in (PEFT_FILE, LORA_FILE):
             raise ValueError(f"{folder} says that it is merged, and holds {path.name}: the files disagree")
     check_local_files(folder)
@@ -272,5 +272,5 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
         if axis is not None and (len(shape) != 2 or shape[axis] != lora.rank):
             raise ValueError(
-                f"{path}: tensor {name[:120]} has shape {shape}, which is not of rank {lora.rank} (lora.rank)"
+                f"{path}: tensor {name[:120]} has shape {shape}, which does not have rank {lora.rank} (lora.rank)"
             )

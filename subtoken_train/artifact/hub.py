@@ -36,7 +36,7 @@ NO_TOKEN = (
     "(https://huggingface.co/settings/tokens)"
 )
 BAD_TOKEN = "the Hub does not know this token (401): run 'hf auth login' again, or correct HF_TOKEN"
-OFFLINE = "HF_HUB_OFFLINE is set, so nothing is asked of the Hub; unset it"
+OFFLINE = "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"
 KNOWN = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, LocalTokenNotFoundError)
 """Errors that ``worded`` understands."""
 _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PICTURE_FILE]
@@ -64,7 +64,7 @@ def check_published(path: str) -> None:
     """Raise ``ValueError`` unless a backbone can be found by those who load the adapter."""
     if not is_hub_id(path):
         raise ValueError(
-            f"the backbone {path!r} is no Hub id, so nobody else could load the adapter; train with its Hub id, or "
+            f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id, or "
             "export with --backbone user/name (publish the backbone first where it is your own)"
         )
 
@@ -72,7 +72,7 @@ def check_published(path: str) -> None:
 def check_name(repo_id: str) -> None:
     """Raise ``ValueError`` unless ``repo_id`` reads as ``user/name``; the Hub is not asked."""
     if not is_hub_id(repo_id):
-        raise ValueError(f"{repo_id!r} is no Hub name; write user/name (letters, digits, '-', '_' and '.')")
+        raise ValueError(f"{repo_id!r} is not a valid Hub name; write user/name (letters, digits, '-', '_' and '.')")
 
 
 def check_destination(destination: Destination) -> None:
@@ -132,7 +132,7 @@ def _check_owner(user: dict[str, Any], repo_id: str) -> None:
         names = ", ".join(f"{name}/..." for name in allowed)
         raise ValueError(f"the token of {user['name']!r} may not write to {repo_id}; allowed: {names}")
     if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise ValueError(f"the token of {user['name']!r} may only read; take one that may write to {repo_id}")
+        raise ValueError(f"the token of {user['name']!r} can only read; use one that can write to {repo_id}")
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is no Hub name ({error}); write user/name") from error
+        raise ValueError(f"{repo_id!r} is not a valid Hub name ({error}); write user/name") from error
     except KNOWN as error:
         raise ValueError(worded(error, repo_id, revision)) from error
     except (RuntimeError, OSError) as error:  # an upload's thread or transfer program failed, or the disk
@@ -184,7 +184,7 @@ def _status(error: HfHubHTTPError, repo_id: str) -> str:
             "('hf auth login') where it is private"
         )
     if status == 403:
-        return f"this token may not write to {repo_id} (403{said}); take a token with write permission there"
+        return f"this token may not write to {repo_id} (403{said}); use a token with write permission there"
     if status >= 500 or status == 429:
         return f"the Hub cannot serve this now ({status}{said}); try again later"
     first = re.sub(r"\s+", " ", str(error)).strip()

@@ -144,7 +144,7 @@ def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
     if wanted.tokenizer is not None and wanted.tokenizer != found.tokenizer:
         raise ValueError(
             f"the cache was made with another tokenizer ({wanted.tokenizer[:12]}, here {str(found.tokenizer)[:12]}), "
-            "under which a question is other tokens; load the tokenizer that made it, or compress anew"
+            "which turns a question into other tokens; load the tokenizer that made it, or compress again"
         )
 
 

@@ -122,8 +122,8 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
         )
     if others := layout.others(folder):
         raise ValueError(
-            f"{folder} holds what {layout.kind} has not ({names_of(others, folder)}), so it is not replaced; move that "
-            "away, or choose another folder"
+            f"{folder} holds files that do not belong to {layout.kind} ({names_of(others, folder)}), so it is "
+            "not replaced; move them away, or choose another folder"
         )
 
 

@@ -74,10 +74,10 @@ class DuoCalibrator(Calibrator):
         """A language model without routers: recall is text, and values must be whole."""
         if backbone.family.image_token_id is not None:
             raise ValueError(
-                "duo_attention is calibrated on recall of text, and the backbone sees images; take prefixkv"
+                "duo_attention is calibrated on recall of text, and the backbone sees images; use prefixkv"
             )
         if backbone.active_routing is not None or backbone.reducer.acts:
-            raise ValueError("duo_attention is calibrated on whole caches; take the backbone, or a LoRA-only adapter")
+            raise ValueError("duo_attention is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
         check_on_one_device(backbone.model, "duo_attention's calibration")
 
     def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> HeadAlphas:

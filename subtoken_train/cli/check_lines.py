@@ -253,7 +253,7 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     check_parts(kind, parts)
     if issubclass(kind, ZeroStrategy):
         if trainer.accelerator == "cpu":
-            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2 on a CPU")
+            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
         settings = getattr(trainer.strategy, "init_args", None)
         if settings is not None:
             own = settings.config

@@ -117,7 +117,7 @@ def _named(given: str, sees: bool) -> Chosen:
     if templates[name][1] != sees:
         data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
         raise ValueError(
-            f"your data are {data}, and backbone {given!r} {other}; take one of {', '.join(backbone_names(sees))}"
+            f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(backbone_names(sees))}"
         )
     return _taken(name, "as you said", path)
 
@@ -185,7 +185,7 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
             if sample.needed > positions:
                 raise ValueError(
                     f"record {name!r} takes {sample.needed:,} tokens up to its answer, and {chosen.path} has "
-                    f"{positions:,} positions; shorten it, drop it, or take another --backbone"
+                    f"{positions:,} positions; shorten it, drop it, or use another --backbone"
                 )
             longest = max(longest, len(sample.input_ids))
     return longest, positions

@@ -115,7 +115,7 @@ def read_texts(own: OwnFolder) -> list[str]:
                 "which a recipe reads itself (data.train)"
             )
         if "\0" in text:
-            raise ValueError(f"{own.path / name} holds NUL characters, so it is no text; take it out")
+            raise ValueError(f"{own.path / name} holds NUL characters, so it is not text; remove it")
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; mend it, or move it away")
         texts.append(text)

@@ -167,7 +167,7 @@ def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[
         if (other := _found(NAMES[kind], names)) is not None:
             raise ValueError(
                 f"{path} has a column {text!r} and, as for questions, {clipped(repr(other), 60)} ({kind}): say which "
-                f"is which with --question-column and --answer-column, or take {clipped(repr(other), 60)} out"
+                f"is which with --question-column and --answer-column, or remove {clipped(repr(other), 60)}"
             )
     unread = tuple(name for name in names if name != text)
     for place, row in rows:

@@ -123,7 +123,7 @@ def chat_split(
         ValueError: the tokenizer tells no characters.
     """
     if not starts:
-        raise ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
+        raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")
     assert prompt.asked is not None
     system, opening, begin, end = (bisect_left(starts, place) for place in (prompt.system_end, *prompt.asked))
     asks = max(system, opening)

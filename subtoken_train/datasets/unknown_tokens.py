@@ -91,7 +91,7 @@ def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
         return f"{what}: {found}"
     named = f", for instance {', '.join(map(repr, found.examples))}" if found.examples else ""
     warnings.warn(
-        f"{what}: {found}{named}: the model can neither read nor say it; take a backbone that knows these words",
+        f"{what}: {found}{named}: the model can neither read nor say it; use a backbone that knows these words",
         SubTokenWarning,
         stacklevel=2,
     )

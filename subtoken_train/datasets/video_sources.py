@@ -103,7 +103,7 @@ def open_video(
     if len(taken) * width * height > max_pixels:
         raise ValueError(
             f"{of_record}{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read of all "
-            "together; take fewer frames, or make them smaller"
+            "together; use fewer frames, or make them smaller"
         )
     frames += [open_image(path, record_id, max_pixels) for path in taken[1:]]
     try:

@@ -106,7 +106,7 @@ def _respond(
     yield values()
     try:
         if picture is None:
-            raise ValueError("there is no picture; upload one, or take one of the examples")
+            raise ValueError("there is no picture; upload one, or use one of the examples")
         for spoken in models.ask(open_image(Path(picture)), question, eviction, keep):
             texts[spoken.place] = spoken.text
             if spoken.answer is not None:

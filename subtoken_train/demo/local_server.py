@@ -32,7 +32,7 @@ def check_address(host: str, port: int) -> None:
         try:
             trial.bind(address)
         except PermissionError:
-            raise ValueError(f"--port {port} is not for this user; take one from 1,024 on") from None
+            raise ValueError(f"--port {port} is not for this user; use one from 1,024 on") from None
         except OSError as error:
             raise _in_use(host, port) if error.errno == errno.EADDRINUSE else _no_host(host) from None
 
@@ -81,7 +81,7 @@ def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]
             page.close(verbose=False)
             raise ValueError(
                 f"--host {host}: this machine does not reach its own page there, on port {port}; "
-                "take 127.0.0.1, or look at firewall and name service"
+                "use 127.0.0.1, or look at firewall and name service"
             ) from error
         if isinstance(error, OSError):
             raise _in_use(host, port) from None

@@ -227,6 +227,6 @@ def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str |
     differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
     if differ:
         raise ValueError(
-            f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)}); take an anchor that was "
+            f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)}); use an anchor that was "
             "trained on the same one"
         )

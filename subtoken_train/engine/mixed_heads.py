@@ -95,7 +95,7 @@ def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: Head
     if any(family.windows):
         raise ValueError(
             f"{decoder.config.model_type} has sliding windows, and alphas of heads are learned over whole contexts; "
-            "take another eviction, or duo_attention without a calibration"
+            "use another eviction, or duo_attention without a calibration"
         )
     with _attending(decoder.config), evaluation_mode(decoder):
         hidden = family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix)

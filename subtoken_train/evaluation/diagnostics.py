@@ -96,7 +96,7 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
         ValueError: a token-only arm, or no prompt has anything to route.
     """
     if backbone.bank is None:
-        raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; take a routed adapter")
+        raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")

@@ -181,11 +181,11 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
         raise ValueError(
             f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
-            f"these can: {', '.join(can)}. Leave eviction_every out, or take one of them"
+            f"these can: {', '.join(can)}. Leave eviction_every out, or use one of them"
         )
     if tokens is not None and every > tokens:
         raise ValueError(
-            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; take {tokens} or less"
+            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; use {tokens} or less"
         )
 
 

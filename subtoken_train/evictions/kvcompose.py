@@ -62,7 +62,7 @@ class KVCompose(Eviction):
 
     name: ClassVar[str] = "kvcompose"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks", "value_norms", "second_pass"})
-    second_pass_advice: ClassVar[str] = "take the option task=causal, which runs it once and chooses worse"
+    second_pass_advice: ClassVar[str] = "use the option task=causal, which runs it once and chooses worse"
 
     task: Task = "auto"
     structured: bool = True

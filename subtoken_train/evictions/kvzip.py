@@ -87,7 +87,7 @@ class KVzip(Eviction):
         check_word("kvzip pool", self.pool, get_args(Pool))
         if self.level == "head" and self.pool == "head":
             raise ValueError(
-                "kvzip level=head keeps whole heads, so heads must share a budget: take pool global or layer"
+                "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
             )
 
     @property

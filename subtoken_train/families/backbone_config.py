@@ -117,7 +117,7 @@ def _check_gguf_settings(config: BackboneConfig) -> None:
 def check_revision(revision: str | None) -> None:
     """Raise ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise ValueError(f"revision {revision[:80]!r} is no branch, tag or commit")
+        raise ValueError(f"revision {revision[:80]!r} is not a branch, tag or commit")
 
 
 def dtype_of(config: BackboneConfig) -> torch.dtype:

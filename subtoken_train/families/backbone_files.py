@@ -55,7 +55,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     for path in weight_files(folder):
         header = _header(path)
         if twice := found.keys() & header.keys():
-            raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which another file holds, too")
+            raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which is in another file too")
         found.update(header)
     return found
 
@@ -73,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise ValueError(
-            f"{pickles[0]} is a pickle, which may hold code and is not read, and there is no {WEIGHTS}; take the model "
+            f"{pickles[0]} is a pickle, which may hold code and is not read, and there is no {WEIGHTS}; use the model "
             "in safetensors, or convert it once with transformers' save_pretrained"
         )
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
@@ -85,7 +85,9 @@ def _header(path: Path) -> dict[str, Tensor]:
         begin = file.read(8)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
     if not 2 <= length <= min(size - 8, MAX_HEADER):
-        raise ValueError(f"{path.name} is no safetensors file, or cut off: a header of {length:,} in {size:,} bytes")
+        raise ValueError(
+            f"{path.name} is not a safetensors file, or is cut off: a header of {length:,} in {size:,} bytes"
+        )
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in list(file.keys())}
@@ -105,8 +107,8 @@ def whole_numbers(headers: Mapping[str, Tensor]) -> str | None:
         if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
             return (
-                f"are no weights: {name[:120]} is of {kind}, and its config.json names no quantisation; get the "
-                "backbone anew"
+                f"are not usable: {name[:120]} is of type {kind}, but its config.json names no quantisation; "
+                "download the backbone again"
             )
     return None
 
@@ -125,7 +127,7 @@ def misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
             f"{list(theirs)} in the file, {list(ours)} by the configuration"
         )
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-        return f"are not whole: {len(missing)} tensors are missing, first {missing[0][:120]}"
+        return f"are incomplete: {len(missing)} tensors are missing, first {missing[0][:120]}"
     stacks = {found[1] for name in own if (found := _LAYER.fullmatch(name))}
     for name in sorted(report["unexpected_keys"]):
         found = _LAYER.fullmatch(name)
@@ -163,7 +165,7 @@ def check_finite_weights(model: Any, path: str) -> None:
         first = next(name for name, _ in chain(model.named_parameters(), model.named_buffers()) if name in named)
         raise ValueError(
             f"the weights of backbone {path!r} hold NaN or infinity in {len(named)} tensors, first {first}; they were "
-            "damaged, or do not fit the dtype that they are loaded in: get the backbone anew, or choose a wider dtype"
+            "damaged, or do not fit the dtype they are loaded in: download it again, or choose a wider dtype"
         )
 
 
@@ -292,7 +294,7 @@ def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], pa
         f"eos_token_id is {shown(given)}, and the vocabulary has {size:,} tokens" if ids else "it has no eos_token_id"
     )
     warnings.warn(
-        f"{path}: {words}, so no token ends an answer, which goes on to max_new_tokens; set eos_token_id there",
+        f"{path}: {words}, so no token ends an answer, and every answer runs to max_new_tokens; set eos_token_id there",
         SubTokenWarning,
         stacklevel=1,  # one place, whoever loads
     )
@@ -326,7 +328,7 @@ def _check_sides(value: Any, place: str) -> None:
     sides = value if isinstance(value, dict) else {"": value}
     in_all = {"shortest_edge", "longest_edge"} <= sides.keys()
     if all(side is None for side in sides.values()) or (sides.get("height") is None) != (sides.get("width") is None):
-        raise ValueError(f"{place} is {shown(value)}; it must say height and width, or an edge")
+        raise ValueError(f"{place} is {shown(value)}; it must give height and width, or an edge")
     for key, side in sides.items():
         if side is not None:
             name = f"{place}.{key}" if key else place
@@ -337,8 +339,8 @@ def check_format(content: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a configuration is of the original LLaVA code, whose weights fit no class."""
     if "mm_vision_tower" in content:
         raise ValueError(
-            f"it is of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not of "
-            "transformers; take the same model in transformers' format (llava-hf/... on the Hub)"
+            f"it is in the format of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not "
+            "of transformers; use the same model in transformers' format (llava-hf/... on the Hub)"
         )
 
 

@@ -58,7 +58,7 @@ def check_chat(template: str | None, system: str | None) -> None:
         if template not in (None, system) and system != "none":
             raise ValueError(f"system {system!r} is the text of template {system!r}, not of {template!r}; remove it")
         if template == "llava_v1":
-            raise ValueError("template 'llava_v1' differs by its system text alone; remove system, or take 'vicuna_v1'")
+            raise ValueError("template 'llava_v1' differs only in its system text; remove system, or use 'vicuna_v1'")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class LlavaChat:
 
 def _plain(turns: Sequence[Turn], marker: str, bos: str) -> RenderedPrompt:
     if len(turns) != 1:
-        raise ValueError(f"template 'plain' is one image and its caption, not {len(turns)} turns; take 'vicuna_v1'")
+        raise ValueError(f"template 'plain' is one image and its caption, not {len(turns)} turns; use 'vicuna_v1'")
     (turn,) = turns
     if turn.answer is None:
         return RenderedPrompt(f"{bos}{_asked(turn.prompt, marker)}\n", [], marker)

@@ -118,8 +118,8 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message]) -> Render
     spans = _marked(tokenizer, shown, opens)
     if spans is not None and len(spans) != len(places):
         raise ValueError(
-            f"the tokenizer's chat template marks {len(spans)} texts as generated where assistants say {len(places)}; "
-            "set another chat_template"
+            f"the tokenizer's chat template marks {len(spans)} texts as generated, but there are {len(places)} "
+            "assistant messages; set another chat_template"
         )
     if spans is None:
         spans, after = [], 0

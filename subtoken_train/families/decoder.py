@@ -96,7 +96,7 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
     if others:
         why = "they do not see all that a packed cache keeps"
         if any(part in kind for kind in others for part in _STATEFUL):
-            why = "they keep a state of their own, no keys and values, and it is neither compressed nor counted here"
+            why = "they keep a state instead of keys and values, which is neither compressed nor counted here"
         raise ValueError(
             f"{text.model_type} with layers of {', '.join(others)} is not supported: {why}; use a model with full "
             "attention, or sliding windows, in every layer"
@@ -108,7 +108,7 @@ def _check_window(model_type: str, window: Any, mrope: bool, alone: bool) -> Non
     if mrope or not (alone or model_type in WINDOWED):
         why = "places in a grid have no distance"
         if not mrope:
-            why = f"beside images, served are those of {', '.join(WINDOWED)}"
+            why = f"with images, they are supported only for {', '.join(WINDOWED)}"
         raise ValueError(
             f"{model_type} with sliding-window attention (window {window}) is not supported: {why}; use a model, or a "
             "config.json, without it"
@@ -273,7 +273,7 @@ class DecoderStack:
         projection = self.decoder.layers[layer].self_attn.o_proj
         base = getattr(projection, "base_layer", projection)
         if not is_readable(base):
-            raise ValueError("o_proj is quantised by other means than nf4 and int8; take another eviction")
+            raise ValueError("o_proj is quantised in another way than nf4 or int8; use another eviction")
         weight = dense_weight(base, torch.float32)
         for adapter in getattr(projection, "active_adapters", ()):
             if adapter in projection.lora_A:

@@ -25,7 +25,7 @@ from subtoken_train.documents import check_regular, real_path
 from subtoken_train.forks import undoing
 
 EXTRA = "pip install 'subtoken_train[gguf]'"
-_INSTEAD = "take the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
+_INSTEAD = "use the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
 _NAME = "model.gguf"
 _NO_ARCHITECTURES = ("general", "tokenizer")
 
@@ -47,7 +47,7 @@ def check_gguf(path: Path) -> None:
     Its header is read, no weight. The package ``gguf`` must be installed.
     """
     if not path.exists():
-        raise ValueError(f"backbone {path} is not there; look at its spelling, and at the folder that you are in")
+        raise ValueError(f"backbone {path} does not exist; check its spelling, and the folder that you are in")
     size = check_regular(path)
     check_package(str(path))
     try:
@@ -59,7 +59,7 @@ def check_gguf(path: Path) -> None:
     if architecture == "clip" or kind == "mmproj":
         raise ValueError(f"{path} is the vision tower of a model that sees (mmproj), which is not read; {_INSTEAD}")
     if kind == "adapter":
-        raise ValueError(f"{path} is a LoRA, no model; name the model that it is for")
+        raise ValueError(f"{path} is a LoRA, not a model; name the model that it is for")
     if parts != 1:
         raise ValueError(f"{path} is one of {parts} parts; join them first with llama.cpp's 'llama-gguf-split --merge'")
     if not isinstance(architecture, str) or _plain(architecture) not in _architectures():
@@ -117,7 +117,7 @@ def _architectures() -> frozenset[str]:
 
 
 def _damaged(path: Path, size: int) -> ValueError:
-    return ValueError(f"{path} is no GGUF file, or is damaged or cut off ({size:,} bytes); get it anew")
+    return ValueError(f"{path} is not a GGUF file, or is damaged or cut off ({size:,} bytes); download it again")
 
 
 def _version(path: Path) -> tuple[Path, int, int]:

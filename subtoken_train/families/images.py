@@ -48,7 +48,7 @@ def to_rgb(image: Any, name: str) -> Image.Image:
         ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
     """
     if not isinstance(image, Image.Image):
-        raise ValueError(f"{name} is no image; open it with PIL first")
+        raise ValueError(f"{name} is not an image; open it with PIL first")
     try:
         return rgb_pixels(image, name)
     except Exception as error:  # Pillow's readers raise many kinds for broken files
@@ -71,7 +71,7 @@ def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
         Exception: whatever Pillow's readers raise for a damaged file.
     """
     if 0 in image.size:
-        raise PixelError("it has no pixel")
+        raise PixelError("it has no pixels")
     image.load()
     return _upright(_flat(_eight_bits(image)), _orientation(image, name))
 
@@ -98,7 +98,7 @@ def _orientation(image: Image.Image, name: str) -> int:
         except Exception:  # its readers trip over damage in many ways
             orientation, damaged = None, True
     if damaged or (orientation is None and any(str(each.message).startswith(_LOST) for each in said)):
-        words = f"{name}: its EXIF is damaged and does not tell which side is up, so it is read as it is stored"
+        words = f"{name}: its EXIF is damaged and does not say which way is up, so it is read as stored"
         warnings.warn(words, SubTokenWarning, stacklevel=4)
     return next((side for side in range(1, 9) if side == orientation), 1)
 
@@ -171,10 +171,10 @@ class Video:
         given = _tensor_frames(frames) if isinstance(frames, Tensor) else frames
         shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(given))
         if not shown:
-            raise ValueError("a video has no frame; give at least one")
+            raise ValueError("a video has no frames; give at least one")
         if len(sizes := dict.fromkeys(frame.size for frame in shown)) > 1:
             words = " and ".join(f"{width} x {height}" for width, height in list(sizes)[:2])
-            raise ValueError(f"the frames of a video have several sizes, {words} pixels; scale them to one")
+            raise ValueError(f"the frames of a video have different sizes, {words} pixels; scale them to one size")
         object.__setattr__(self, "frames", shown)
         object.__setattr__(self, "fps", float(fps))
 

@@ -78,14 +78,14 @@ def _served(model: Any) -> type[Family]:
         )
     if kind.__module__.partition(".")[0] == "transformers_modules":
         raise ValueError(
-            f"the {kind.__name__} runs code of its own (trust_remote_code), which is not served; load the same model "
-            "in transformers' format"
+            f"the {kind.__name__} runs code of its own (trust_remote_code), which is not supported; load the same "
+            "model in transformers' format"
         )
     family = named_family(model.config.model_type)
     wanted = _class_of(family, model)
     if kind is not wanted:
         named = "a class of transformers' own" if wanted is None else wanted.__name__
-        raise ValueError(f"model is {_article(kind)}; {model.config.model_type} is served as {named}")
+        raise ValueError(f"model is {_article(kind)}; {model.config.model_type} is supported as {named}")
     if model.config.model_type not in FAMILIES:
         check_structure(model)
     return family

@@ -82,7 +82,7 @@ def hidden_specials(tokenizer: Any, text: str) -> str:
 
 def _special_stand_in(place: int, token: str) -> str:
     if place >= _MOST:
-        raise ValueError(f"{token!r} is a special token of the tokenizer, which has too many; write it otherwise")
+        raise ValueError(f"{token!r} is a special token of the tokenizer, which has too many; write it differently")
     return chr(_FIRST + place) * len(token)
 
 
@@ -114,7 +114,7 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
             hidden_as[token] = _special_stand_in(place, token)
     renamed = {token: name * len(token) for token, name in zip(sorted(hidden_as), _NAMES, strict=False)}
     if len(renamed) < len(hidden_as):
-        raise ValueError(f"a text holds {len(hidden_as)} special tokens of the tokenizer; write them otherwise")
+        raise ValueError(f"a text holds {len(hidden_as)} special tokens of the tokenizer; write them differently")
     for token, name in renamed.items():
         text = text.replace(token, name)
     for token, stand_in in hidden_as.items():

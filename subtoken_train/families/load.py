@@ -71,7 +71,7 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
         held, gib = sum(room), 2**30
         raise ValueError(
             f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB, and {len(room)} GPUs have room for "
-            f"{held / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not served: "
+            f"{held / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not supported: "
             "quantise the backbone (quantization: nf4), or free more memory"
         )
     return dict(enumerate(room))
@@ -93,7 +93,7 @@ def check_whole(model: Any, path: str) -> None:
     if left:
         raise ValueError(
             f"backbone {path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), and weights on the CPU or "
-            "on disk are not served; quantise the backbone (quantization: nf4), or free more memory"
+            "on disk are not supported; quantise the backbone (quantization: nf4), or free more memory"
         )
 
 
@@ -155,7 +155,9 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs nothing")
+        raise ValueError(
+            "attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs no extra package"
+        )
     try:
         with _files(config) as (source, further):
             model, report = family.auto_model.from_pretrained(
@@ -361,7 +363,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "a text that is not UTF-8"
     if isinstance(error, TypeError | AttributeError | LookupError):
-        return "a value in it has another type than it must have, or is absent"
+        return "a value in it is missing or has the wrong type"
     text = str(error).partition("Exception raised from")[0]  # torch adds where in its own code
     return _PYTHON_TYPE.sub(r"\1", " ".join(text.split())).replace("NoneType", "null")[:240] or type(error).__name__
 
@@ -380,7 +382,7 @@ def _read_config(config: BackboneConfig) -> Any:
         check_format(vars(content))
         for name in ("text_config", "vision_config"):
             if isinstance(getattr(content, name, None), dict):
-                raise ValueError(f"it has a {name}, and its model_type {content.model_type!r} knows none; correct it")
+                raise ValueError(f"it has a {name}, but its model_type {content.model_type!r} has none; correct it")
         content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
         return content
     except OSError as error:
@@ -404,7 +406,7 @@ def _original_format(source: str, revision: str | None) -> str | None:
     if not known:
         return None
     return (
-        f"is in its authors' own format (model_type {kind!r}), which needs remote code; take the same model in "
+        f"is in its authors' own format (model_type {kind!r}), which needs remote code; use the same model in "
         f"transformers' format, for instance {known[0]}"
     )
 

@@ -75,7 +75,7 @@ def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
         # the same words every time: Python, and so the command line, show them once
         warnings.warn(
             f"a sequence is longer than the {bound:,} positions that this model ({config.model_type}) was made for; "
-            "it goes on, as in transformers, and answers may be worse; shorten the prompt (fewer or smaller images, "
+            "it continues, as in transformers, but answers may be worse; shorten the prompt (fewer or smaller images, "
             "less text), or load the model with its positions extended (rope_parameters)",
             SubTokenWarning,
             stacklevel=1,  # one place, whoever asks

@@ -75,7 +75,7 @@ def prove(family: DecoderStack) -> None:
             packed_BNV = _packed_logits(family, ids_BN).float()
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
             words = " ".join(str(error).split())[:160]
-            why = f"its layers do not run as they are run here ({type(error).__name__}: {words})"
+            why = f"its layers cannot be run the way they are run here ({type(error).__name__}: {words})"
             raise refusal(model, why) from error
     error_BNV = packed_BNV - plain_BNV.to(packed_BNV.device)
     if exact:
@@ -87,7 +87,7 @@ def prove(family: DecoderStack) -> None:
         where = "decoded from a packed cache" if after > 0.99 else "run layer by layer"
         raise refusal(
             model,
-            f"{where}, random tokens have other logits than transformers gives them (by {found:.2g}, at most "
+            f"{where}, the logits of random tokens differ from transformers' (by {found:.2g}, at most "
             f"{bound:.2g} is allowed)",
         )
 
@@ -153,7 +153,9 @@ class _Notes:
             self.wrong = f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}"
         unknown = sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
         if unknown and self.wrong is None:
-            self.wrong = f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not know"
+            self.wrong = (
+                f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support"
+            )
         return causal_attention(*states, Seen(None, family.window(layer, position_BN)), scale, PROMPT)
 
 

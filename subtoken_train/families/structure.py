@@ -37,7 +37,7 @@ def check_structure(model: Any) -> None:
 def refusal(model: Any, why: str) -> ValueError:
     """Return the error for a model that is not served."""
     return ValueError(
-        f"{model.config.model_type} ({type(model).__name__}) is not supported: {why}; take another backbone"
+        f"{model.config.model_type} ({type(model).__name__}) is not supported: {why}; use another backbone"
     )
 
 
@@ -48,7 +48,7 @@ def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
     if getattr(config, "num_kv_shared_layers", 0):
         yield "some of its layers read the keys and values of others, and a cache layer belongs to one layer here"
     if getattr(config, "attn_logit_softcapping", None):
-        yield "it caps attention scores (attn_logit_softcapping), which the kernels here do not"
+        yield "it caps attention scores (attn_logit_softcapping), which the kernels here cannot do"
     if getattr(config, "use_bidirectional_attention", False):
         yield "it attends in both directions, and what is decoded here sees what came before"
     kinds = rotary_kind(model.model.rotary_emb).split(" and ")
@@ -70,7 +70,7 @@ def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
         yield f"self_attn is of {parts}; expected are q_proj, k_proj, v_proj (or one qkv_proj) and o_proj"
         return
     if hasattr(attention, "sinks"):
-        yield "heads have sinks, a share of every softmax that goes nowhere, which the kernels here do not know"
+        yield "heads have sinks, a share of every softmax that goes nowhere, which the kernels here do not support"
     if getattr(attention, "layer_idx", None) != number:
         yield f"self_attn writes to cache layer {getattr(attention, 'layer_idx', None)}"
     width, kv_heads = attention.head_dim, config.num_key_value_heads

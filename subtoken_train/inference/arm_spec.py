@@ -78,7 +78,7 @@ class ArmSpec(ArmSettings):
     def _check_groups(self) -> None:
         """Refuse groups of an adapter, which has its own."""
         if (name := next((name for name in ("groups", "layout") if getattr(self, name) is not None), None)) is not None:
-            raise ValueError(f"{self.spelled(name)} is of a backbone alone; {self.adapter} is an adapter with its own")
+            raise ValueError(f"{self.spelled(name)} is for a backbone alone; {self.adapter} is an adapter with its own")
 
     @property
     def routing(self) -> RoutingConfig | None:

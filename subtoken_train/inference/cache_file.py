@@ -113,7 +113,7 @@ def write_cache(
         packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
     except ValueError as error:
         raise ValueError(
-            f"the cache is not saved, since it could not be read again: {error}; compress the context in the model's "
+            f"the cache is not saved, because it could not be read back: {error}; compress the context in the model's "
             "own dtype, without torch.autocast"
         ) from error
     record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
@@ -149,7 +149,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
     if digest != _digest(text, tensors):
-        raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress anew")
+        raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress again")
     record = typed(_Record, content, str(path))
     try:
         if record.version > 1 and record.model.tokenizer is None:
@@ -159,11 +159,11 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         cache = packed_cache(record.packed, tensors, shape, _devices(backbone))
         _check_report(record.report, cache)
     except ValueError as error:
-        raise ValueError(f"{path} is no cache of this model: {error}") from error
+        raise ValueError(f"{path} is not a cache of this model: {error}") from error
     if record.model.tokenizer is None:
         warnings.warn(
             f"{path} was saved by version 0.2, which did not note the tokenizer; make sure that this model has the one "
-            "that made it, or compress anew: under another one the answers mean nothing",
+            "that made it, or compress again: with another one the answers are meaningless",
             SubTokenWarning,
             stacklevel=4,
         )
@@ -200,7 +200,7 @@ def _metadata(path: Path) -> tuple[str, str]:
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     if metadata.keys() != {_RECORD}:
-        raise ValueError(f"{path} is no cache that ask(...) and cache.save wrote: it has no record of one")
+        raise ValueError(f"{path} was not written by cache.save after ask(...): it has no record of a cache")
     digest, _, text = metadata[_RECORD].partition(" ")
     return digest, text
 
@@ -222,7 +222,9 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
         raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
     ours = CacheHeader.of(backbone, compression, [], [], record.report)
     if record.dtype != ours.dtype:
-        raise ValueError(f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}; load it in that dtype")
+        raise ValueError(
+            f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}; load the model in the cache's dtype"
+        )
     check_same_model(record.model, ours.model)
     for what, theirs, here in (
         ("token reducer", record.reducer, ours.reducer),
@@ -232,7 +234,7 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
             if theirs.get(name) != here.get(name):
                 raise ValueError(
                     f"the cache was made with another {what}: {name[:40]} {shown(theirs.get(name))}, and this model "
-                    f"has {shown(here.get(name))}; make the model with the cache's settings, or compress anew"
+                    f"has {shown(here.get(name))}; build the model with the cache's settings, or compress again"
                 )
 
 
@@ -260,4 +262,4 @@ def _check_report(report: CacheReport, cache: PackedCache) -> None:
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)
         if found != said:
-            raise ValueError(f"its report says {name} {said:,}, and there are {found:,}")
+            raise ValueError(f"its report says {name} is {said:,}, but it is {found:,}")

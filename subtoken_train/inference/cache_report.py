@@ -95,7 +95,7 @@ class CacheReport:
             online = f"; {self.evictions:,} evictions while decoding, statistics {self.statistics_bytes:,} bytes"
         kernels = f", kernels' tables and scratch {self.kernel_bytes:,} bytes" if self.kernel_bytes else ""
         took = share_words(held / self.dense_bytes, 1)
-        took += f"; a step of decoding reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
+        took += f"; a decoding step reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{kernels}{online}"

@@ -95,7 +95,7 @@ def _text(family: Family, context: Context, raw: bool, system: str | None) -> tu
     if not isinstance(context, str):
         raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
     if not context.strip():
-        raise ValueError("a context is empty; write what the questions are about")
+        raise ValueError("a context is empty; give the text that the questions are about")
     check_characters(context, "a context")
     if raw or not family.tokenizer.chat_template:
         (ids, whole), frame = told_ids(family, system or "", context), RAW_FRAME
@@ -115,7 +115,7 @@ def _pictures(family: Family, context: Context, system: str | None) -> tuple[Bat
             f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
         )
     if system is not None and has_marks(system):
-        raise ValueError("the system prompt holds <image> or <video>, which stand for pictures; leave it out")
+        raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
     visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
     prompt = batch_from_inputs(family, inputs["input_ids"], visible_BN, inputs, None)

@@ -83,7 +83,9 @@ class Compression:
         if self.merge not in (None, "none") and self.eviction is None:
             raise ValueError(f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'")
         if self.key_window < 1:
-            raise ValueError(f"key_window={self.key_window} must be at least 1; 32 last rows choose the key channels")
+            raise ValueError(
+                f"key_window={self.key_window} must be at least 1; with 32, the last 32 rows choose the key channels"
+            )
         if self.scope is not None and self.scope not in get_args(Scope):
             raise unknown_name("scope", self.scope, get_args(Scope))
         if not isinstance(self.rerotate, bool):
@@ -111,23 +113,25 @@ class Compression:
         if self.eviction is None or self.eviction.across_layers:
             reason = "needs an eviction"
             if self.eviction is not None:
-                reason = f"needs as many entries in every layer, and eviction {self.eviction.name!r} divides them"
-            raise ValueError(f"rerotate {reason}; take for instance streaming_llm, snapkv or h2o")
+                reason = (
+                    f"needs equally many entries in every layer, but eviction {self.eviction.name!r} shares them out"
+                )
+            raise ValueError(f"rerotate {reason}; use streaming_llm, snapkv or h2o, for instance")
         if self.eviction.reads:
             raise ValueError(
-                f"rerotate closes positions that an eviction opens, and {self.eviction.name!r} evicts nothing; leave "
-                "rerotate out, or take for instance streaming_llm, snapkv or h2o"
+                f"rerotate closes gaps that an eviction leaves, but {self.eviction.name!r} evicts nothing; leave "
+                "rerotate out, or use streaming_llm, snapkv or h2o, for instance"
             )
         if self.every is not None:
             raise ValueError(
-                f"rerotate closes the positions of a prompt, and eviction_every={self.every} opens them again while "
+                f"rerotate closes gaps in a prompt's positions, but eviction_every={self.every} opens new ones while "
                 "tokens are decoded; leave one out"
             )
         if self.key_channels < 1:
-            raise ValueError("rerotate turns pairs of key channels, and key_channels cuts single ones; leave one out")
+            raise ValueError("rerotate rotates pairs of key channels, but key_channels cuts single ones; leave one out")
         if self.merging != "none":
             raise ValueError(
-                f"rerotate turns a key by one position, and merge {self.merging!r} makes keys of several; leave one out"
+                f"rerotate rotates a key by its position, but merge {self.merging!r} mixes several; leave one out"
             )
 
     def _check_chunk(self, chunk: int) -> None:
@@ -139,18 +143,18 @@ class Compression:
         if method.across_layers or "second_pass" in method.needs:
             reason = "divides its budget between layers" if method.across_layers else "runs a prompt twice"
             raise ValueError(
-                f"prefill_chunk={chunk}: eviction {method.name!r} {reason} and in chunks a layer is packed before the "
-                "next one runs; leave prefill_chunk out, or take snapkv, h2o or another method that decides by layer"
+                f"prefill_chunk={chunk}: eviction {method.name!r} {reason}, but in chunks a layer is packed before the "
+                "next one runs; leave prefill_chunk out, or use snapkv, h2o or another method that decides by layer"
             )
         if method.observing_rows is None:
             raise ValueError(
-                f"prefill_chunk={chunk} must hold the window in which eviction {method.name!r} observes, and a share "
-                "of the budget says no number of rows; give window as a whole number, or leave prefill_chunk out"
+                f"prefill_chunk={chunk} must cover the rows that eviction {method.name!r} observes, but a share "
+                "of the budget does not say how many; give window as a whole number, or leave prefill_chunk out"
             )
         if chunk < method.observing_rows:
             raise ValueError(
-                f"prefill_chunk={chunk} is smaller than the window of {method.observing_rows} rows in which eviction "
-                f"{method.name!r} observes; take at least {method.observing_rows}"
+                f"prefill_chunk={chunk} is smaller than the {method.observing_rows} rows observed by eviction "
+                f"{method.name!r}; use at least {method.observing_rows}"
             )
 
     def check(self, family: Family) -> None:
@@ -165,13 +169,13 @@ class Compression:
             )
         if self.rerotate and family.tower_positions == "mrope":
             raise ValueError(
-                f"rerotate: {family.name} gives the tokens of an image places in a grid, which cannot be closed up; "
+                f"rerotate: {family.name} places the tokens of an image in a grid, whose gaps cannot be closed; "
                 "leave rerotate out"
             )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
         FORMATS[self.kv_dtype].check_width(
             kept,
-            f"key_channels={self.key_channels} keeps {kept} of {width}; take key_channels={(kept + 1) / width:.6g}, "
+            f"key_channels={self.key_channels} keeps {kept} of {width}; use key_channels={(kept + 1) / width:.6g}, "
             "or kv_dtype int8",
         )
         if self.eviction is None:
@@ -183,10 +187,10 @@ class Compression:
         if self.eviction.needs_image:
             raise ValueError(
                 f"eviction {self.eviction.name!r} reads the attention between text and image and {family.name} sees no "
-                "images; take snapkv, h2o, kvcompose or another method for text"
+                "images; use snapkv, h2o, kvcompose or another method for text"
             )
         if self.scope == "visual":
-            raise ValueError(f"scope 'visual': {family.name} sees no images; take scope 'context' or 'all'")
+            raise ValueError(f"scope 'visual': {family.name} sees no images; use scope 'context' or 'all'")
 
     def _check_windows(self, family: Family) -> None:
         """Refuse what sliding windows do not allow: moving positions, or reading a cache that tokens have grown."""
@@ -196,7 +200,7 @@ class Compression:
             refused = f"eviction {method.name!r}"
         if refused is not None:
             raise ValueError(
-                f"{refused} does not go with the sliding windows of {kind}; leave it out, or take a model without them"
+                f"{refused} does not go with the sliding windows of {kind}; leave it out, or use a model without them"
             )
 
     def check_prompts(self, prompts: Batch) -> None:
@@ -207,7 +211,7 @@ class Compression:
             if not images:
                 raise ValueError(
                     f"eviction {self.eviction.name!r} reads the attention between text and image and {name!r} has no "
-                    "image; take snapkv, h2o, kvcompose or another method for text"
+                    "image; use snapkv, h2o, kvcompose or another method for text"
                 )
 
     @property
@@ -258,7 +262,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
         raise ValueError(
-            f"{clipped(repr(text), 60)} is no budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
+            f"{clipped(repr(text), 60)} is not a budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
         )
     number, unit = float(found[1]), found[2].lower()
     if not unit:
@@ -388,7 +392,7 @@ def compression_of(settings: CompressionSettings) -> Compression:
     if isinstance(keep := given.get("eviction_keep"), str):
         if "eviction_unit" in given:
             raise ValueError(
-                f"eviction_keep={clipped(keep, 40)!r} says its unit itself; leave eviction_unit out, or give a number"
+                f"eviction_keep={clipped(keep, 40)!r} already has a unit; leave eviction_unit out, or give a number"
             )
         given["eviction_keep"], given["eviction_unit"] = parse_keep(keep)
     name, options = given.pop("eviction", None), given.pop("eviction_options", None)

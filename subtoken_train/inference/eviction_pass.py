@@ -103,7 +103,7 @@ def largest_choice(
     kept = choose(low_B)
     if bool(((needed_B := bytes_of(kept)) > allowed).any()):
         raise ValueError(
-            f"eviction_keep={int(allowed)} bytes is too small for what always stays and an entry for each head; "
+            f"eviction_keep={int(allowed)} bytes is too small for what always stays plus one entry per head; "
             f"it needs at least {int(needed_B.max())} bytes"
         )
     return kept

@@ -77,19 +77,19 @@ class FixedStep:
     def _check(self, compile_config: CompileConfig | None, cuda_graph: bool) -> None:
         family = self.backbone.family
         if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: a fixed step is made for one token or more")
+            raise ValueError(f"tokens={self.tokens}: a fixed step needs at least one token")
         if not self.cache.is_filled:
             raise ValueError("a fixed step needs a cache with a prompt; run the prompt first (generate, or prefill)")
         if self.cache.evictor is not None:
             raise ValueError(
-                "eviction_every packs what was decoded, and its storage changes shape; a fixed step has one shape: "
+                "eviction_every packs the decoded tokens, so its storage changes shape; a fixed step has one shape: "
                 "leave eviction_every out, or decode without a fixed step"
             )
         if len({layer.device for layer in self.cache.layers} | {self.device}) > 1:
             raise ValueError("the model's layers are on several devices, and a fixed step runs on one")
         if (cuda_graph or compile_config is not None) and rotary_kind(family.decoder.rotary_emb) == "dynamic":
             raise ValueError(
-                "the rotary embedding is 'dynamic', whose frequencies are made anew on the host for every token; run "
+                "the rotary embedding is 'dynamic', whose frequencies are recomputed on the host for every token; run "
                 "the step without cuda_graph and compile_config"
             )
         if cuda_graph and self.device.type != "cuda":
@@ -130,7 +130,7 @@ class FixedStep:
             ValueError: more steps than there is room for.
         """
         if not self.left:
-            raise ValueError(f"this fixed step was made for {self.tokens} tokens, which came; make it for more")
+            raise ValueError(f"this fixed step was made for {self.tokens} tokens, and has used them; make it for more")
         self.left -= 1
         if self._graph is None:
             logits = self._run(ids_B1)

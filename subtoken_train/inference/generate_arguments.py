@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_hidden_states": ((False,), "no list of hidden states is made"),
     "cache_implementation": (("hybrid",), _OWN_CACHE),  # which transformers leaves out itself
     "prefill_chunk_size": ((), "reducer, routers and eviction read whole prompts"),
-    "token_healing": ((False,), "it writes prompts anew"),
+    "token_healing": ((False,), "it rewrites prompts"),
     "guidance_scale": ((1,), _GUIDED),
     "prompt_lookup_num_tokens": ((), _ASSISTED),
     "assistant_early_exit": ((), _ASSISTED),
@@ -207,7 +207,7 @@ def check_ids(ids: Any, vocabulary: int) -> Tensor:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocabulary:
         raise ValueError(
-            f"input_ids hold {low if low < 0 else high}, but the model knows tokens 0 to {vocabulary - 1}; use its own "
+            f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}; use its own "
             "tokenizer"
         )
     return ids

@@ -44,7 +44,7 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     call = object()
     if _serving.setdefault(id(model), call) is not call:  # in one step, whatever other threads do
         raise ValueError(
-            "this model is generating already; one call at a time: wait for the other one, or load the model twice"
+            "this model is already generating, and runs one call at a time: wait for the other, or load it twice"
         )
     with undoing(partial(_serving.pop, id(model))):
         yield

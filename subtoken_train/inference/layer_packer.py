@@ -103,8 +103,8 @@ class Rerotation:
             first = int(unlike_B.int().argmax())
             fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
             raise ValueError(
-                f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, and what follows "
-                "needs one position; take an eviction and a reducer that keep as many in each, or leave rerotate out"
+                f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows "
+                "needs one position; use an eviction and a reducer that keep as many in each, or leave rerotate out"
             )
         self.count_B = before_B
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)

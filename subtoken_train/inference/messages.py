@@ -45,10 +45,10 @@ def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[M
         else:
             messages, found = _read_mappings(prompt, pictures)
         if (role := messages[-1]["role"]) != "user":
-            raise ValueError(f"the last message is the {role}'s; end with what the user says, which is answered")
+            raise ValueError(f"the last message is the {role}'s; end with what the user says")
     check_characters([each["content"] for each in messages], "the prompt")
     if problem := text_problem(messages[-1]["content"]):
-        raise ValueError(f"the prompt {problem}; write what the model should answer or go on with")
+        raise ValueError(f"the prompt {problem}; write what the model should answer or continue")
     return messages, found
 
 
@@ -96,7 +96,7 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
             own += [] if picture is None else [picture]
         messages.append({"role": str(role), "content": "\n".join(texts)})
     if own and pictures:
-        raise ValueError("pictures stand in the messages and beside them; give them in one place")
+        raise ValueError("pictures are given both in the messages and beside them; give them in one place")
     return messages, own or list(pictures)
 
 
@@ -112,8 +112,8 @@ def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
     picture = part.get(kind)
     if isinstance(picture, str):
         raise ValueError(
-            f"message {number} names the {kind} {shown(picture)}, and no file is opened here; open it, or give it "
-            "beside the prompt"
+            f"message {number} names the {kind} {shown(picture)}, but files are not opened here; open it, or give "
+            "it beside the prompt"
         )
     return _MARKS[kind], picture
 

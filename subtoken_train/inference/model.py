@@ -208,7 +208,7 @@ class SubTokenModel:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
         if cache is not None and past_key_values is not None:
-            raise ValueError("cache and past_key_values are two names of one argument; give one of them")
+            raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
         with serving(self.backbone.family):
             return self._generate(past_key_values if cache is None else cache, context_length, inputs)
 
@@ -351,7 +351,9 @@ class SubTokenModel:
         family = self.backbone.family
         if context is None and (raw or system is not None):
             name = "raw" if raw else "system"
-            raise ValueError(f"{name} is how a context is read; give it with the context, and leave it out to ask on")
+            raise ValueError(
+                f"{name} says how to read a context; give it with the context, and leave it out when asking again"
+            )
         if context is not None:
             contexts = read_contexts(family, context, asked)
             ready = context_batches(self.backbone, self.compression, contexts, raw, system)
@@ -372,7 +374,7 @@ class SubTokenModel:
             ValueError: there is none.
         """
         if self._context is None:
-            raise ValueError("no context was compressed yet; ask(context, questions) does so, or load_cache(path)")
+            raise ValueError("no context has been compressed yet; call ask(context, questions) or load_cache(path)")
         return self._context
 
     def load_cache(self, path: str | Path) -> CompressedContext:
@@ -395,7 +397,9 @@ class SubTokenModel:
         if self.last is None and self._context is not None:
             return self._context.report
         if self.last is None:
-            raise ValueError("nothing was generated yet; cache_report describes the cache of the last call of generate")
+            raise ValueError(
+                "nothing has been generated yet; cache_report describes the cache of the last call of generate"
+            )
         last = self.last
         last.cache.check_filled()
         return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)

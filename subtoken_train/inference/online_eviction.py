@@ -156,7 +156,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
         if compression.unit != "tokens" and least < compression.every:
             raise ValueError(
                 f"eviction_every={compression.every} is more than the budget of {name!r}, whose prompt keeps {least} "
-                f"entries per layer; take eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
+                f"entries per layer; use eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
             )
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         here = layer.device

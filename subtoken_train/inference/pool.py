@@ -233,7 +233,7 @@ def with_selection(
     changed = config if reducer is None else replace(config, reducer=reducer)
     if changed.merged and changed.reducer.frozen_scout:
         raise ValueError(
-            f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights; take the unmerged "
+            f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights; use the unmerged "
             "adapter, or ranking adapted"
         )
     if selector is None or (selector == "none" and config.routing is None):
@@ -241,7 +241,7 @@ def with_selection(
     if selector == "none":
         return replace(changed, routing=None)
     if config.routing is None:
-        raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K to take it at")
+        raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K for it to use")
     free = config.routing.without_router(selector)
     return replace(changed, routing=free if seed is None else replace(free, seed=seed))
 

@@ -50,17 +50,17 @@ def check_reading(backbone: CompressedBackbone, compression: Compression) -> Non
         return
     if compression.unit == "bytes":
         raise ValueError(
-            f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says what a step "
-            "reads: a share such as 0.25, or a number of tokens"
+            f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says how much a "
+            "step reads: a share such as 0.25, or a number of tokens"
         )
     if compression.merging != "none":
-        raise ValueError(f"eviction {method.name!r} lets nothing go that could be merged; leave merge out")
+        raise ValueError(f"eviction {method.name!r} drops nothing that could be merged; leave merge out")
     if compression.key_channels != 1:
-        raise ValueError(f"eviction {method.name!r} reads pages of whole keys; take key_channels=1 with it")
+        raise ValueError(f"eviction {method.name!r} reads pages of whole keys; use key_channels=1 with it")
     if backbone.active_routing is not None:
         raise ValueError(
-            f"eviction {method.name!r} reads pages of whole values, and the routers keep value groups of each entry; "
-            "take an arm without routing (selector none), or another eviction"
+            f"eviction {method.name!r} reads pages of whole values, but the routers keep value groups of each entry; "
+            "use an arm without routing (selector none), or another eviction"
         )
 
 
@@ -151,7 +151,9 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
     """Raise a worded ``ValueError`` where ``prefill`` refuses."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
-        raise ValueError("the prompts have visual tokens and no pixels; a cache's batch lets them go, build it anew")
+        raise ValueError(
+            "the prompts have visual tokens but no pixels; making a cache frees them, so build the batch again"
+        )
     compression.check(family)
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
@@ -309,7 +311,7 @@ def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> Non
         if lengths_B[place] <= bound < needed:
             warnings.warn(
                 f"eviction {eviction.method.name!r} runs further rows after a prompt to score it, past the {bound:,} "
-                "positions that the model was made for; it goes on, and may choose worse; shorten the context, or "
+                "positions that the model was made for; it continues, but may choose worse; shorten the context, or "
                 f"{eviction.method.second_pass_advice}",
                 SubTokenWarning,
                 stacklevel=1,  # one place, whoever asks

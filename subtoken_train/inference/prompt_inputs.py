@@ -245,7 +245,7 @@ def inputs_of(
 def _text_inputs(family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool) -> dict[str, Tensor]:
     """A language model's prompt: with ``regions`` in a chat template, as the text that it is without one."""
     if raw and not isinstance(prompt, str):
-        raise ValueError("a raw prompt is one text that is gone on with; give a text, or leave raw out")
+        raise ValueError("a raw prompt is one text for the model to continue; give a text, or leave raw out")
     if isinstance(prompt, str) and (raw or not family.tokenizer.chat_template):
         encoded = family.tokenizer(prompt, return_tensors="pt")
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
@@ -264,7 +264,7 @@ def picture_list(images: Any) -> list[Picture]:
         return [images]
     if isinstance(images, str | PathLike):
         raise ValueError(
-            f"images={clipped(str(images), 100)!r} is a path, and no file is opened here; open it first: "
+            f"images={clipped(str(images), 100)!r} is a path, but files are not opened here; open it first: "
             "images=[PIL.Image.open(path)]"
         )
     if not isinstance(images, Sequence) or isinstance(images, bytes):

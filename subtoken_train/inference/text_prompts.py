@@ -70,7 +70,7 @@ class QuestionFrame:
         )
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
         if not ids:
-            raise ValueError(f"the question {question[:40]!r} gives no token")
+            raise ValueError(f"the question {question[:40]!r} has no tokens")
         return ids
 
 
@@ -114,8 +114,8 @@ def check_raw(family: Family, raw: bool) -> None:
         raise ValueError(f"raw is for language models; {family.name} is asked in its chat format, leave it out")
     if raw and family.tokenizer.chat_template:
         warnings.warn(
-            "a raw prompt for a model with a chat template: it goes on with the text, and was made to answer chats; "
-            "leave raw out to ask it",
+            "a raw prompt for a model with a chat template: it will continue the text, although it was trained to "
+            "answer chats; leave raw out to ask it",
             SubTokenWarning,
             stacklevel=4,
         )
@@ -187,11 +187,11 @@ def encode_text(
             a prompt that is too long.
     """
     if family.image_token_id is not None:
-        raise ValueError(f"{family.name} is no language model; its prompts are made by its chat format")
+        raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
     moved = prompt[len(prompt.rstrip()) :] if continuations else ""
     kept = prompt.removesuffix(moved) if moved else prompt
     if not kept:
-        raise ValueError("the prompt is empty; a language model needs at least one token to go on from")
+        raise ValueError("the prompt is empty; a language model needs at least one token to continue from")
     if context_characters is not None and not 0 <= context_characters < len(prompt):
         raise ValueError(
             f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}, the prompt's "
@@ -238,7 +238,7 @@ def encode_chat(
     head, _, frame = text_frame(family, context, enable_thinking=False)
     first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked + frame.after + answer_prefix))
     if not first or not second:
-        raise ValueError("the chat template leaves nothing before or nothing after the context; ask with chat: false")
+        raise ValueError("the chat template leaves nothing before or after the context; ask with chat: false")
     total = len(first) + len(second)
     if max_length is not None and total > max_length:
         raise ValueError(_too_long(total, max_length))
@@ -282,7 +282,7 @@ def tokens_before(starts: Sequence[int], character: int) -> int:
 
 
 def _no_offsets() -> ValueError:
-    return ValueError("the tokenizer tells no character offsets; install its fast (tokenizer.json) version")
+    return ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")
 
 
 def check_template(tokenizer: Any) -> None:
@@ -292,7 +292,7 @@ def check_template(tokenizer: Any) -> None:
 
 
 def _too_long(total: int, limit: int | None) -> str:
-    return f"the prompt needs {total} positions and there are {limit}; shorten it, or cut it on the left"
+    return f"the prompt needs {total} positions, but there are {limit}; shorten it, or cut it on the left"
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
@@ -382,7 +382,7 @@ def without_middle(
         half -= (over + 1) // 2
     raise ValueError(
         f"there is room for {limit} tokens of a prompt beside {max_new_tokens} of its answer; raise max_length, or "
-        "take a model of more positions"
+        "use a model with more positions"
     )
 
 

@@ -61,7 +61,7 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
     there = find_spec("triton") is not None
     if forced:
         if forced not in PATHS:
-            raise ValueError(f"{VARIABLE}={forced}: no such path; take one of {', '.join(PATHS)}, or unset it")
+            raise ValueError(f"{VARIABLE}={forced}: no such path; use one of {', '.join(PATHS)}, or unset it")
         if forced == "triton" and not there:
             raise ValueError(
                 f"{VARIABLE}=triton: triton is not installed; pip install 'subtoken_train[gpu]', or unset it"

@@ -132,7 +132,7 @@ class Int4(Int8):
     def store(self, vectors: Tensor) -> Payload:
         """See ``Format.store``."""
         width = vectors.shape[-1]
-        cut = f"the value groups cut heads into pieces of {width} channels; take kv_dtype int8, or fewer groups"
+        cut = f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
         self.check_width(width, cut)
         codes, scale = self._round(vectors)
         codes = (codes + 8).to(torch.uint8)

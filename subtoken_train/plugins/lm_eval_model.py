@@ -54,7 +54,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.family = model.backbone.family
         if self.family.image_token_id is not None:
             raise ValueError(
-                f"{self.family.name} compresses visual tokens, and text tasks have none; take a language model, or "
+                f"{self.family.name} compresses visual tokens, and text tasks have none; use a language model, or "
                 "lmms-eval"
             )
         self.tokenizer = self.family.tokenizer

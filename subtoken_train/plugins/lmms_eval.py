@@ -60,7 +60,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         model = arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is None:
-            raise ValueError(f"{self.family.name} sees no images; take a backbone that does, or lm-eval")
+            raise ValueError(f"{self.family.name} sees no images; use a backbone that does, or lm-eval")
         self._collator = Collator(self.family, MAX_TOKENS, padding_side="left", generation=True)
         self.runner: Runner[Question] = Runner(model, arguments, self._collate, lambda question: len(question.text))
         if (warning := self.runner.counted.warning()) is not None:

@@ -263,7 +263,7 @@ class Reducer:
         if not (self.ranks and self.acts):
             raise ValueError(
                 f"budget 'ranked' follows the token reducer's ranking, but reducer {self.name!r} at "
-                f"keep_ratio={self.keep_ratio:g} ranks nothing; take fastv with keep_ratio below 1, or budget "
+                f"keep_ratio={self.keep_ratio:g} ranks nothing; use fastv with keep_ratio below 1, or budget "
                 "per_token or global"
             )
 
@@ -317,7 +317,7 @@ class TowerReducer(Reducer, ABC):
             allowed = "visionzip or fastv" if "received" in tower else "fastv"
             raise ValueError(
                 f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
-                f"not give; take {allowed}"
+                f"not give; use {allowed}"
             )
 
     @property

@@ -147,6 +147,6 @@ def _check_serves(method: Eviction) -> None:
         why = "merges what it evicts into what stays, and a training pass leaves it out"
     if why is not None:
         raise ValueError(
-            f"eviction {method.name!r} is no context reducer: it {why}; evict with it after training, or take kvzip, "
+            f"eviction {method.name!r} is no context reducer: it {why}; evict with it after training, or use kvzip, "
             "snapkv, compactor or another one that scores a layer's context"
         )

@@ -33,7 +33,7 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(
-            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: take one of "
+            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: use one of "
             f"them, or leave {refused[0]} out"
         )
     return selector
@@ -45,7 +45,7 @@ def check_untrained(selector: str) -> None:
     if selector in SELECTORS and selector not in free:
         raise ValueError(
             f"selector {selector!r} is a router, which chooses by training: give an adapter that was trained with it, "
-            f"or take {', '.join(free)}"
+            f"or use {', '.join(free)}"
         )
     if selector not in free:
         raise unknown_name("selector without training", selector, free)

@@ -77,7 +77,7 @@ class RoutingConfig:
             if getattr(self, setting) != kept:
                 raise _retired(setting, getattr(self, setting), f"leave it out, or set it to {kept!r}")
         if self.fill == "learned":
-            raise _retired("fill", self.fill, "take zero or mean")
+            raise _retired("fill", self.fill, "use zero or mean")
         check_word("fill", self.fill, get_args(Fill))
         check_range("routing seed", self.seed, 0, MAX_SEED)
 
@@ -89,7 +89,7 @@ class RoutingConfig:
         if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
             raise ValueError(
                 f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: "
-                "take 'bilinear', or leave query_rank out"
+                "use 'bilinear', or leave query_rank out"
             )
         if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
             raise ValueError(

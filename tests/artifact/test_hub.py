@@ -145,7 +145,7 @@ def test_commands_take_the_name(session, pushed, hub, tmp_path):
     [
         (None, "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN"),
         ("hf_unknown", "the Hub does not know this token (401)"),
-        ("hf_reader", "the token of 'alice' may only read; take one that may write to alice/new"),
+        ("hf_reader", "the token of 'alice' can only read; use one that can write to alice/new"),
         ("hf_other", "the token of 'bob' may not write to alice/new; allowed: bob/..., lab/..."),
     ],
 )
@@ -221,7 +221,7 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     fit = [*start, *quiet, f"--output_dir={run}"]
     assert "may not write to bob/mine" in refused(session.run(*fit, "--push_to_hub=bob/mine"))
     local = "--model.backbone.path=checkpoints/tiny-llava"
-    assert "is no Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
+    assert "is not a Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
     assert "--private only applies when publishing" in refused(session.run(*fit, "--private"))
     assert not run.exists()
     hub.faults = ["refuse"] * 2

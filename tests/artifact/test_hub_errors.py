@@ -30,7 +30,7 @@ def caused(error, cause):
         (answered(503, "busy"), "the Hub cannot serve this now (503: busy); try again later"),
         (answered(409), "the Hub refused user/name: 409 Error for url"),
         (httpx2.ConnectError("refused"), "(ConnectError: refused); check the network"),
-        (OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set, so nothing is asked of the Hub; unset it"),
+        (OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"),
         (
             caused(LocalEntryNotFoundError("no"), httpx2.ConnectError("down")),
             "user/name@v1 is not in the local cache (",

@@ -66,7 +66,7 @@ def test_llava7b_offline(capsys, no_network):
     ):
         assert line in lines
     assert [line[:3] for line in lines if line[1:3] == "/5"] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
-    machine = "this machine cannot run it: trainer.accelerator gpu: there is none"
+    machine = "this machine cannot run it: trainer.accelerator gpu: this machine has none"
     ready = f"subtoken-train fit {' '.join(LLAVA)}"
     assert lines[-1] == f"ready: {ready}" if torch.cuda.is_available() else lines[-2:] == [f"valid: {ready}", machine]
 
@@ -88,7 +88,7 @@ def test_devices_that_share_weights_hold_less_and_4_bit_weights_are_not_shared(c
     assert {"optimiser state 10.00 MiB", "frozen weights 13.16 GiB", where} <= set(checked(capsys, [*argv, "zero2"]))
     plain = ["--model.gradient_checkpointing", "false"]
     assert "frozen weights 1.64 GiB" in checked(capsys, [*argv, "fsdp2", *plain])
-    assert "take ddp or zero2" in refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
+    assert "use ddp or zero2" in refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
 
 
 def test_qwen25vl_offline(capsys, no_network):

@@ -222,8 +222,12 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
             ["--private"],
             "--private only applies when publishing; add --push-to-hub user/name, or leave it out",
         ),
-        ("joint", ["--push-to-hub", "a/b"], "is no Hub id, so nobody else could load the adapter; train with its Hub"),
-        ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is no Hub name; write user/name"),
+        (
+            "joint",
+            ["--push-to-hub", "a/b"],
+            "is not a Hub id, so nobody else could load the adapter; train with its Hub",
+        ),
+        ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is not a valid Hub name; write user/name"),
         ("joint", ["--backbone", "first"], "backbone 'first' is neither a folder with a config.json nor a model"),
     ],
 )

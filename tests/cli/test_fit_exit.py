@@ -45,7 +45,7 @@ def test_one_message_names_the_last_good_checkpoint(tmp_path, capsys, error, cod
     ended(error, tmp_path)
     said = capsys.readouterr().err
     assert f"last good checkpoint: {tmp_path}/checkpoints/step-3\n" in said
-    assert f"go on with: subtoken-train fit --config {tmp_path}/recipe.yaml --resume\n" in said
+    assert f"continue with: subtoken-train fit --config {tmp_path}/recipe.yaml --resume\n" in said
     assert said.count("\n") == 4
 
 

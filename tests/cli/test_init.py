@@ -94,7 +94,7 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     inits(capsys, "mine", "--seed", 3, "--overwrite")
     assert (out / "train.json").read_bytes() != before["train.json"]
     (out / "variant.yaml").write_text("mine")
-    assert "holds what a folder that init wrote has not (variant.yaml)" in refused(
+    assert "holds files that do not belong to a folder that init wrote (variant.yaml)" in refused(
         capsys, "init", "mine", "--overwrite"
     )
     assert (out / "variant.yaml").read_text() == "mine"

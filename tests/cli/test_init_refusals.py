@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_read(mine, capsys, monkeypatch):
 @pytest.mark.parametrize("out", ["mine", "mine/out", "."])
 def test_a_target_that_lies_in_the_data_or_around_it(mine, capsys, out):
     own_images(mine)
-    assert f"--out {out} and the data mine lie in each other" in refused(capsys, "init", "mine", "--out", out)
+    assert f"--out {out} and the data mine are inside each other" in refused(capsys, "init", "mine", "--out", out)
 
 
 def test_a_target_that_another_command_wrote(mine, capsys, tmp_path):
@@ -228,7 +228,7 @@ def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
 @pytest.mark.parametrize(
     ("backbone", "words"),
     [
-        ("llama7b", "your data are images, and backbone 'llama7b' reads texts alone; take one of internvl8b"),
+        ("llama7b", "your data are images, and backbone 'llama7b' reads texts alone; use one of internvl8b"),
         ("llava7", "unknown backbone 'llava7'. Did you mean 'llava7b'?"),
         ("../x", "unknown backbone '../x'"),
     ],

@@ -29,10 +29,10 @@ ADVICE = {
     "EROFS": "nothing can be written there; name another place",
     "ELOOP": "its links lead round in a circle; name the file itself",
     "ENOSPC": "nothing that was there is lost: make room, or write elsewhere",
-    "ENOTDIR": "a part of that path is a file; look at its spelling",
+    "ENOTDIR": "a part of that path is a file; check its spelling",
     "EACCES": "this user may not; change its rights, or name another place",
     "EISDIR": "name a file",
-    "ENOENT": "look at its spelling, and at the folder that you are in",
+    "ENOENT": "check its spelling, and the folder that you are in",
     "ENXIO": "nobody answers there; name a regular file",
 }
 

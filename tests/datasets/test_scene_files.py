@@ -72,7 +72,7 @@ def test_an_existing_folder_is_kept_unless_told(tmp_path):
     write_scenes(folder, train=2, dev=1, test=1, overwrite=True)
     assert len(InstructionRecords(folder / "train.json")) == 2
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"holds what a folder of scenes has not \(thesis.tex\)"):
+    with pytest.raises(ValueError, match=r"holds files that do not belong to a folder of scenes \(thesis.tex\)"):
         write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
     assert (folder / "thesis.tex").exists()
 

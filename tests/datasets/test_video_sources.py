@@ -129,7 +129,7 @@ def test_what_is_no_video_is_refused(tmp_path):
             open_video(VideoSource(path), "x")
     sizes = frames(tmp_path / "sizes", 1)
     Image.new("RGB", (4, 6)).save(sizes / "b.png")
-    with pytest.raises(ValueError, match=r"record 'x': the frames of a video have several sizes, 6 x 4 and 4 x 6"):
+    with pytest.raises(ValueError, match=r"record 'x': the frames of a video have different sizes, 6 x 4 and 4 x 6"):
         open_video(VideoSource(sizes), "x")
 
 

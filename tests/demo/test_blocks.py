@@ -111,7 +111,7 @@ def test_ask_and_move_the_slider(page):
 def test_refusals_are_words(page, tmp_path):
     words = page.locator("#words textarea")
     page.click("#ask")
-    playwright.expect(words).to_have_value("there is no picture; upload one, or take one of the examples")
+    playwright.expect(words).to_have_value("there is no picture; upload one, or use one of the examples")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
     page.locator("#picture input[type=file]").set_input_files(str(broken))

@@ -91,7 +91,7 @@ def launched(monkeypatch):
     ("error", "listens", "words"),
     [
         (OSError("Cannot find empty port"), False, "--port 45678 of 127.0.0.1 is in use"),
-        (OSError("refused"), True, "does not reach its own page there, on port 45678; take 127.0.0.1"),
+        (OSError("refused"), True, "does not reach its own page there, on port 45678; use 127.0.0.1"),
         (ValueError("a link must be created: share=True"), True, "--host 127.0.0.1: this machine does not reach"),
         (ValueError("a setting"), False, "^a setting$"),
     ],

@@ -82,7 +82,7 @@ def test_an_eviction_spares_the_backbone(models, asked):
     [
         ("  ", None, "0.5", "^the prompt is empty"),
         ("is there a 7 ?", "snpakv", "0.5", "unknown eviction method 'snpakv'. Did you mean 'snapkv'?"),
-        ("is there a 7 ?", "snapkv", "", "'' is no budget; write a fraction"),
+        ("is there a 7 ?", "snapkv", "", "'' is not a budget; write a fraction"),
         ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
         ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes is too small for"),
     ],
@@ -125,7 +125,7 @@ def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tm
         ("nowhere", None, "nowhere is not an adapter folder"),
         (ROUTED, "nowhere", "nowhere is not an adapter folder"),
         (text, None, "is of a language model, and the page shows pictures; ask it with 'subtoken-train generate"),
-        (ROUTED, str(vlm_adapter), r"are not on one backbone \(path .*tiny-llava and .*backbone\); take an anchor"),
+        (ROUTED, str(vlm_adapter), r"are not on one backbone \(path .*tiny-llava and .*backbone\); use an anchor"),
         (ROUTED, text, r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -182,7 +182,7 @@ def test_a_context_that_does_not_fit_twice_is_scored_with_a_warning():
     family = text_family(layers=2, max_position_embeddings=60)
     batch = text_batch([(31, 5, 0)])
     options = {"max_new_tokens": 2, "protocol": "context_first"}
-    words = "'kvcompose' runs further rows .* past the 60 positions .*; shorten the context, or take the option task="
+    words = "'kvcompose' runs further rows .* past the 60 positions .*; shorten the context, or use the option task="
     with pytest.warns(SubTokenWarning, match=words):
         generate_batch(compress(family).eval(), batch, compression=Compression(KVCOMPOSE, 0.5), **options)
     causal = Compression(build_eviction("kvcompose", task="causal"), 0.5)

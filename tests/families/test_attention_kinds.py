@@ -36,7 +36,7 @@ REFUSED = {
     "chunks": (LlamaConfig(**SIZES, attention_chunk_size=8), "llama with layers of chunked_attention is not supported"),
     "linear": (
         LlamaConfig(**SIZES, layer_types=["full_attention", "linear_attention"]),
-        "llama with layers of linear_attention is not supported: they keep a state of their own",
+        "llama with layers of linear_attention is not supported: they keep a state instead of keys and values",
     ),
     "no length": (MistralConfig(**SIZES, sliding_window=0), "sliding_window=0 must be a whole number of at least 1"),
 }
@@ -67,7 +67,7 @@ def test_windows_are_read_layer_by_layer(text, windows):
 def test_beside_images_known_windows_alone_are_served():
     gemma = Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
     assert layer_windows(gemma) == [8, None]
-    with pytest.raises(ValueError, match="beside images, served are those of mistral, qwen2, qwen3"):
+    with pytest.raises(ValueError, match="with images, they are supported only for mistral, qwen2, qwen3"):
         layer_windows(vlm(gemma))
 
 

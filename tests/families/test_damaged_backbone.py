@@ -101,7 +101,7 @@ UNFIT = {
     ),
     "empty": (
         _weights(b""),
-        "cannot be read: model.safetensors is no safetensors file, or cut off: a header of 0 in 0",
+        "cannot be read: model.safetensors is not a safetensors file, or is cut off: a header of 0 in 0",
     ),
     "header of exabytes": (_weights(struct.pack("<Q", 2**60) + b"{}"), "a header of 1,152,921,504,606,846,976 in 10 b"),
     "tensor of terabytes": (_weights(struct.pack("<Q", len(ABSURD)) + ABSURD), "is not a whole safetensors file"),
@@ -111,7 +111,7 @@ UNFIT = {
         _json("config.json", text_config={}),
         r"do not fit its config.json: \d+ tensors have another sh",
     ),
-    "another family": (_json("config.json", model_type="llama"), "it has a text_config, and its model_type 'llama' kn"),
+    "another family": (_json("config.json", model_type="llama"), "it has a text_config, but its model_type 'llama'"),
 }
 
 
@@ -147,7 +147,7 @@ ILL_TYPED = [
     ("tokenizer_config.json", "chat_template", 5, "chat_template is 5; it must be"),
     ("processor_config.json", "image_processor", {"crop_size": {"height": 10**9, "width": 96}}, "must be 1 to 16,384"),
     ("processor_config.json", "image_processor", {"size": {"shortest_edge": [1]}}, "size.shortest_edge is"),
-    ("processor_config.json", "image_processor", {"size": {}}, "it must say height and width, or an edge"),
+    ("processor_config.json", "image_processor", {"size": {}}, "it must give height and width, or an edge"),
     ("processor_config.json", "image_processor", {"image_std": [0.5, 0.0, 0.5]}, "image_std is 0.0; it must be"),
     ("processor_config.json", "image_processor", {"image_mean": 0}, "image_mean is 0; it must be a list"),
     ("processor_config.json", "image_processor", {"resample": 77}, "resample is 77; it must be 0 to 5"),

@@ -70,8 +70,8 @@ def with_sinks(family):
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("gemma3", no_window, "random tokens have other logits"),
-        ("gemma3", window_everywhere, "random tokens have other logits"),
+        ("gemma3", no_window, "the logits of random tokens differ"),
+        ("gemma3", window_everywhere, "the logits of random tokens differ"),
         ("smollm3", unturned, "the queries of layer 0 are not those of its projection, its norm and its rotary"),
         ("granite", with_sinks, "layer 1 hands its attention s_aux"),
     ],
@@ -89,7 +89,7 @@ REFUSED = {
     "GPT2": "gpt2 (GPT2LMHeadModel) is not supported: its decoder (model.model) has no layers and no norm",
     "GptOss": "in layer 0 heads have sinks",
     "Gemma2": "it caps attention scores (attn_logit_softcapping)",
-    "Qwen3_5Text": "qwen3_5_text with layers of linear_attention is not supported: they keep a state of their own",
+    "Qwen3_5Text": "qwen3_5_text with layers of linear_attention is not supported: they keep a state instead of keys",
     "DeepseekV3": "in layer 0 self_attn is of",
 }
 

@@ -15,7 +15,7 @@ from tests.support.helpers import save_backbone
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
-WORDS = r"the weights of backbone .* hold NaN or infinity in {} tensors, first {}; .* get the backbone anew, or choose"
+WORDS = r"the weights of backbone .* hold NaN or infinity in {} tensors, first {}; .* download it again, or choose"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -68,11 +68,11 @@ def test_a_header_is_enough_to_lay_it_out(file, monkeypatch):
     [
         ({"architecture": "clip"}, "vision tower of a model that sees"),
         ({"general__type": "mmproj"}, "vision tower of a model that sees"),
-        ({"general__type": "adapter"}, "is a LoRA, no model"),
+        ({"general__type": "adapter"}, "is a LoRA, not a model"),
         ({"split__count": 3}, "one of 3 parts; join them"),
         (
             {"architecture": "qwen2vl"},
-            "architecture 'qwen2vl', which transformers does not read from GGUF; take",
+            "architecture 'qwen2vl', which transformers does not read from GGUF; use",
         ),
         ({"architecture": "mamba"}, "mamba"),
         ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
@@ -89,7 +89,7 @@ def test_damaged_files_are_refused(file, tmp_path, capsys):
     for number, content in enumerate((b"", b"GGUF", b"PK" + whole[2:], whole[:2000], whole[:-64])):
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"no GGUF file, or is damaged or cut off .* get it anew"):
+        with pytest.raises(ValueError, match=r"not a GGUF file, or is damaged or cut off .* download it again"):
             family_class(BackboneConfig(str(path)))
     assert main(["generate", "--backbone", str(path), "--prompt", "hi"]) == 2
     assert "cut off" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_damaged_files_are_refused(file, tmp_path, capsys):
 
 def test_names_that_are_no_file(tmp_path, file):
     for path, words in {
-        "gone/x.gguf": "is not there",
+        "gone/x.gguf": "does not exist",
         str(file.parent): r"a folder of GGUF files; name one of them: .*model\.gguf",
         "someone/model-7B-GGUF": r"fetch one of them \('hf download",
     }.items():

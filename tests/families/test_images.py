@@ -26,7 +26,7 @@ def test_a_square_image_is_returned_as_it_is():
 
 @pytest.mark.parametrize("thing", [None, 5, "a.png"])
 def test_what_is_no_image_is_refused_in_words(thing):
-    with pytest.raises(ValueError, match=r"^image 1 is no image; open it with PIL first$"):
+    with pytest.raises(ValueError, match=r"^image 1 is not an image; open it with PIL first$"):
         to_rgb(thing, "image 1")
 
 
@@ -40,9 +40,9 @@ def test_a_video_is_images_or_a_tensor_of_them():
 
 
 BAD = {
-    "has no frame; give at least one": ([], 1.0),
-    "several sizes, 6 x 4 and 4 x 6 pixels": ([Image.new("RGB", (6, 4)), Image.new("RGB", (4, 6))], 1.0),
-    "frame 1 of a video is no image": (["a.png"], 1.0),
+    "has no frames; give at least one": ([], 1.0),
+    "different sizes, 6 x 4 and 4 x 6 pixels": ([Image.new("RGB", (6, 4)), Image.new("RGB", (4, 6))], 1.0),
+    "frame 1 of a video is not an image": (["a.png"], 1.0),
     "fps=0 of a video": ([Image.new("RGB", (6, 4))], 0),
     "fps=nan of a video": ([Image.new("RGB", (6, 4))], float("nan")),
     "fps='2' of a video": ([Image.new("RGB", (6, 4))], "2"),

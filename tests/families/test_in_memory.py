@@ -152,10 +152,10 @@ def unknown():
 MODELS = {
     "a name": (lambda: "meta-llama/Llama-3.1-8B", "model is a str, not a model of transformers"),
     "a module": (lambda: torch.nn.Linear(2, 2).eval(), "model is a Linear, not a model of transformers"),
-    "no head": (lambda: text_family().model.model, "model is a LlamaModel; llama is served as LlamaForCausalLM"),
+    "no head": (lambda: text_family().model.model, "model is a LlamaModel; llama is supported as LlamaForCausalLM"),
     "unknown": (unknown, r"gpt2 \(GPT2LMHeadModel\) is not supported: its decoder \(model.model\) has no layers"),
     "remote code": (remote, r"OwnLlama runs code of its own \(trust_remote_code\)"),
-    "a class of one's own": (subclass, "model is a MyLlama; llama is served as LlamaForCausalLM"),
+    "a class of one's own": (subclass, "model is a MyLlama; llama is supported as LlamaForCausalLM"),
     "peft": (lambda: with_lora(True), r"wrapped by peft.*merge_and_unload\(\)"),
     "peft inside": (lambda: with_lora(False), r"wrapped by peft.*merge_and_unload\(\)"),
     "training": (in_training, r"LlamaForCausalLM is in training mode.*model\.eval\(\)"),

@@ -40,7 +40,7 @@ def test_system_texts_stand_once(settings, system):
 def test_plain_is_an_image_and_its_caption():
     assert text_of([Turn("<image>\nDescribe it.", "A cat.")], template="plain") == ("<s><image>A cat.\n", ["A cat.\n"])
     assert text_of([Turn("Describe it. <image>")], template="plain") == ("<s><image>\nDescribe it.\n", [])
-    with pytest.raises(ValueError, match=r"one image and its caption, not 3 turns; take 'vicuna_v1'"):
+    with pytest.raises(ValueError, match=r"one image and its caption, not 3 turns; use 'vicuna_v1'"):
         text_of(template="plain")
     with pytest.raises(ValueError, match=r"the caption of one image, and the turn shows 2"):
         text_of([Turn("<image>\n<image>\n", "A cat.")], template="plain")
@@ -74,7 +74,7 @@ def test_an_adapter_remembers_its_mode(tmp_path):
             "of template 'vicuna_v1', not of 'plain'; remove it",
         ),
         ({"template": "llava_v1", "system": "vicuna_v1"}, "is the text of template 'vicuna_v1', not of 'llava_v1'"),
-        ({"template": "llava_v1", "system": "none"}, "differs by its system text alone; remove system"),
+        ({"template": "llava_v1", "system": "none"}, "differs only in its system text; remove system"),
     ],
 )
 def test_names_that_do_not_go_together(settings, message):

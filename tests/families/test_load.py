@@ -195,6 +195,6 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
 def test_a_checkpoint_in_its_authors_own_format_names_the_one_to_take(tmp_path, kind, taken, load):
     code = {"AutoConfig": "configuration_own.OwnConfig"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
-    words = rf"in its authors' own format .model_type '{kind}'., which needs remote code; take .*{taken}"
+    words = rf"in its authors' own format .model_type '{kind}'., which needs remote code; use .*{taken}"
     with pytest.raises(ValueError, match=words):
         load(BackboneConfig(str(tmp_path)))

@@ -106,7 +106,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_exif_leaves_the_picture_as_it_is_stored_and_says_so(damage):
     encoded = content(UPRIGHT, "PNG", exif=DAMAGED[damage])
-    with pytest.warns(SubTokenWarning, match=r"^record 'one': image row 1: its EXIF is damaged .* as it is stored$"):
+    with pytest.warns(SubTokenWarning, match=r"^record 'one': image row 1: its EXIF is damaged .* as stored$"):
         image = open_image(EncodedImage(lambda: encoded, "row 1"), "one")
     assert np.array_equal(np.asarray(image), UPRIGHT)
 
@@ -173,7 +173,7 @@ def test_what_is_no_number_is_refused_in_words(number):
 
 
 def test_an_image_without_a_pixel_is_refused_in_words():
-    with pytest.raises(ValueError, match=r"^image 1 cannot be read \(it has no pixel\)"):
+    with pytest.raises(ValueError, match=r"^image 1 cannot be read \(it has no pixels\)"):
         to_rgb(Image.new("RGB", (0, 4)), "image 1")
 
 

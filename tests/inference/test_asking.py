@@ -127,7 +127,7 @@ def test_a_system_prompt_stands_beside_pictures_as_in_a_chat(name):
     said = model.ask(PICTURES, QUESTIONS, system=told["content"], max_new_tokens=5)
     assert said == [model.chat([told, each], PICTURES, max_new_tokens=5, do_sample=False) for each in asked]
     assert said != model.ask(PICTURES, QUESTIONS, max_new_tokens=5)
-    with pytest.raises(ValueError, match="the system prompt holds <image> or <video>"):
+    with pytest.raises(ValueError, match="the system prompt contains <image> or <video>"):
         model.ask(PICTURES, QUESTIONS, system="look at <image>")
 
 
@@ -207,7 +207,7 @@ def test_what_reads_the_question_is_refused(name):
     model = asking(**levels)
     with pytest.raises(ValueError, match=f"ask compresses before any question is seen, but .*{words}.*; use generate"):
         model.ask(contexts_of(model)[0], QUESTIONS)
-    with pytest.raises(ValueError, match=r"no context was compressed yet; ask\(context, questions\)"):
+    with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
         _ = model.cache
 
 
@@ -259,7 +259,7 @@ def test_pictures_and_texts_are_not_mixed_up():
     for question in ("<image> what ?", "what <image> ?"):
         with pytest.raises(ValueError, match="a question holds <image>; all pictures belong to the context"):
             model.ask(PICTURES[0], [question])
-    with pytest.raises(ValueError, match="image 2 is no image; open it with PIL first"):
+    with pytest.raises(ValueError, match="image 2 is not an image; open it with PIL first"):
         model.ask([PICTURES[0], "a.png"], QUESTIONS)
 
 

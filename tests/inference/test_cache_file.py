@@ -135,7 +135,7 @@ MODELS = {
     "adapter": (other_adapter, r"was made with no adapter, and this model has adapter \w{12}"),
     "bf16": (lambda m: asking(family="llama", **IN_BF16), "is in 'float32' and the model in bfloat16"),
     "eviction": (lambda m: asking(family="llama", **{**PLAIN, "eviction": "snapkv"}), "another compression: eviction"),
-    "keep": (other_settings(keep=0.25), r"another compression: keep 0\.5, and this model has 0\.25; make the model"),
+    "keep": (other_settings(keep=0.25), r"another compression: keep 0\.5, and this model has 0\.25; build the model"),
     "reducer": (
         lambda m: asking(family="llama", **{**PLAIN, "reducer": "compactor", "eviction": "h2o"}),
         "another token reducer: ",
@@ -150,7 +150,7 @@ def test_another_model_is_refused(name, saved):
     with pytest.raises(ValueError, match=words) as error:
         model.load_cache(saved[2])
     assert len(str(error.value)) < 500
-    with pytest.raises(ValueError, match="no context was compressed yet"):
+    with pytest.raises(ValueError, match="no context has been compressed yet"):
         model.ask(None, QUESTIONS)
 
 
@@ -256,7 +256,7 @@ def test_a_cache_that_could_not_be_read_is_not_written(tmp_path):
     model = asking(family="llama", **{**PLAIN, "selector": "linear"})
     with torch.autocast("cpu", torch.bfloat16):
         model.ask(TEXTS[0], [])
-    with pytest.raises(ValueError, match=r"is not saved, since it could not be read again: .*without torch\.autocast"):
+    with pytest.raises(ValueError, match=r"is not saved, because it could not be read back: .*without torch\.autocast"):
         model.cache.save(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
@@ -365,5 +365,5 @@ def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
     with pytest.warns(SubTokenWarning, match=r"was saved by version 0\.2, which did not note the tokenizer"):
         other.load_cache(tmp_path / "1")
     assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
-    with pytest.raises(ValueError, match="no cache of this model: its model names no tokenizer"):
+    with pytest.raises(ValueError, match="not a cache of this model: its model names no tokenizer"):
         other.load_cache(tmp_path / "2")

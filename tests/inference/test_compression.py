@@ -50,28 +50,31 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
         (
             {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
-            "prefill_chunk=63 is smaller than the window of 64 rows in which eviction 'snapkv' observes; take at least",
+            "prefill_chunk=63 is smaller than the 64 rows observed by eviction 'snapkv'; use at least",
         ),
         (
             {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
-            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers and in chunks a layer is packed",
+            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers, but in chunks a layer is packed",
         ),
         ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
         (
             {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
-            "smaller than the window of 64 rows in",
+            "smaller than the 64 rows observed by",
         ),
         (
             {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
             "'kvzip' runs a prompt twice",
         ),
         ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
-        ({"rerotate": True, "merge": "pivot"}, "rerotate turns a key by one position, and merge 'pivot' makes keys of"),
-        ({"rerotate": True, "key_channels": 0.5}, "rerotate turns pairs of key channels, and key_channels cuts single"),
-        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; take for instance streaming_llm"),
+        ({"rerotate": True, "merge": "pivot"}, "rerotate rotates a key by its position, but merge 'pivot' mixes"),
+        (
+            {"rerotate": True, "key_channels": 0.5},
+            "rerotate rotates pairs of key channels, but key_channels cuts single",
+        ),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
         (
             {"rerotate": True, "eviction": build_eviction("pyramidkv")},
-            "rerotate needs as many entries in every layer, and eviction 'pyramidkv' divides them",
+            "rerotate needs equally many entries in every layer, but eviction 'pyramidkv' shares them out",
         ),
     ],
 )
@@ -84,7 +87,7 @@ def test_methods_for_images_are_refused_by_language_models():
     family = text_family()
     with pytest.raises(ValueError, match=r"'first_visual' reads the attention between text and image and a language"):
         Compression(FirstVisual(), 0.5).check(family)
-    with pytest.raises(ValueError, match=r"scope 'visual': a .* sees no images; take scope 'context' or 'all'"):
+    with pytest.raises(ValueError, match=r"scope 'visual': a .* sees no images; use scope 'context' or 'all'"):
         Compression(FirstEntries(), 0.5, scope="visual").check(family)
     Compression(FirstEntries(), 0.5, scope="context").check(family)
 
@@ -100,7 +103,7 @@ def test_evicted_entries_go_where_the_method_or_the_user_says():
 def test_four_bits_need_an_even_number_of_key_channels():
     family = text_family()
     width = family.shape.head_dim
-    with pytest.raises(ValueError, match=rf"keeps {width - 1} of {width}; take key_channels=1, or kv_dtype int8"):
+    with pytest.raises(ValueError, match=rf"keeps {width - 1} of {width}; use key_channels=1, or kv_dtype int8"):
         Compression(key_channels=1 - 1 / width, kv_dtype="int4").check(family)
     Compression(key_channels=1 - 1 / width, kv_dtype="int8").check(family)
 

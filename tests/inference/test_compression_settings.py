@@ -26,12 +26,12 @@ def test_a_budget_may_be_written_as_the_command_line_has_it(text, keep, unit):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"eviction_keep": "some"}, "'some' is no budget; write a fraction"),
-        ({"eviction_keep": "x" * 5000}, r"^'x{56}\.\.\. is no budget"),
+        ({"eviction_keep": "some"}, "'some' is not a budget; write a fraction"),
+        ({"eviction_keep": "x" * 5000}, r"^'x{56}\.\.\. is not a budget"),
         ({"eviction_keep": "64 pages"}, "unknown unit of a budget 'pages'"),
         ({"eviction_keep": "64"}, r"eviction_keep=64.0 must lie in \(0, 1\]"),
         ({"eviction_keep": "0.5tokens"}, "eviction_keep=0.5 tokens must be a whole number"),
-        ({"eviction_keep": "64tokens", "eviction_unit": "tokens"}, "eviction_keep='64tokens' says its unit itself"),
+        ({"eviction_keep": "64tokens", "eviction_unit": "tokens"}, "eviction_keep='64tokens' already has a unit"),
         ({"eviction_keep": "64tokens", "eviction": None}, "eviction_keep=64.0 needs an eviction method"),
     ],
 )

@@ -133,7 +133,7 @@ def test_streamer_and_stopping_criteria():
 
 def test_faults_leave_a_model_that_serves_the_next_call():
     model = model_of()
-    with pytest.raises(ValueError, match="nothing was generated yet"):
+    with pytest.raises(ValueError, match="nothing has been generated yet"):
         model.cache_report()
     inputs = inputs_of(model, "one")
     good = model.generate(**inputs, max_new_tokens=3, do_sample=False)
@@ -294,7 +294,7 @@ def test_a_fork_made_while_another_thread_generates_can_generate(place):
         same = torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), expected)
         os._exit(0 if back and same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with pytest.raises(ValueError, match="is generating already"):  # here it does
+    with pytest.raises(ValueError, match="is already generating"):  # here it does
         model.generate(**inputs, max_new_tokens=3)
     seen.set()
     thread.join(60)
@@ -359,7 +359,7 @@ def test_a_call_within_a_call_is_refused():
     model = model_of()
     inputs = inputs_of(model, "one")
     nested = StoppingCriteriaList([lambda *_: model.generate(**inputs, max_new_tokens=2)])
-    with pytest.raises(ValueError, match="is generating already; one call at a time"):
+    with pytest.raises(ValueError, match="is already generating, and runs one call at a time"):
         model.generate(**inputs, max_new_tokens=3, stopping_criteria=nested)
 
 
@@ -372,5 +372,5 @@ def test_what_describes_a_prompt_is_small_and_counted():
     held = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     report = model.cache_report()
     assert report.plan_bytes == held > 0
-    with pytest.raises(ValueError, match="visual tokens and no pixels; a cache's batch lets them go"):
+    with pytest.raises(ValueError, match="visual tokens but no pixels; making a cache frees them"):
         generate_greedy(model.backbone, batch, 2, model.compression)

@@ -87,5 +87,5 @@ def test_samples_become_batches_of_their_regions(family):
         query = batch.input_ids_BN[0, told == Region.QUERY]
         assert family.tokenizer.decode(query).strip() == ("Who ran?]>" if chat else "Who ran?")
         assert 24 <= len(told) <= 40
-    with pytest.raises(ValueError, match=r"sample 'a': the prompt needs \d+ positions and there are 30"):
+    with pytest.raises(ValueError, match=r"sample 'a': the prompt needs \d+ positions, but there are 30"):
         model_inputs([replace(sample, cut_middle=False)], family, "text", 30)

@@ -150,7 +150,7 @@ def test_ask_keeps_what_the_template_writes_first():
     token = model.backbone.family.shape.token_bytes
     assert dense.cache_report().payload_bytes == (len(system) + context) * token
     assert model.cache_report().payload_bytes == (len(system) + context // 4) * token
-    with pytest.raises(ValueError, match="raw is how a context is read"):
+    with pytest.raises(ValueError, match="raw says how to read a context"):
         model.ask(None, ["x"], raw=True)
 
 
@@ -209,7 +209,7 @@ def test_a_system_prompt_that_cannot_be_told_is_refused():
     with pytest.raises(ValueError, match="does not write what the system says"):
         chatting("{{ messages[-1].content }}").ask(LONG, ["x"], system="Be brief.")
     model.ask(LONG, [])
-    with pytest.raises(ValueError, match="system is how a context is read; give it with the context"):
+    with pytest.raises(ValueError, match="system says how to read a context; give it with the context"):
         model.ask(None, ["x"], system="Be brief.")
 
 
@@ -290,7 +290,10 @@ REFUSED = {
     "part": (said([{"type": "audio", "audio": 3}]), "message 1 has a part .*audio.*; parts are text, image or video"),
     "text part": (said([{"type": "text"}]), "message 1 has a part"),
     "image url": (said([{"type": "image_url", "image_url": {"url": "x"}}]), "message 1 has a part"),
-    "path": (said([{"type": "image", "image": "a.png"}]), "message 1 names the image 'a.png', and no file is opened"),
+    "path": (
+        said([{"type": "image", "image": "a.png"}]),
+        "message 1 names the image 'a.png', but files are not opened",
+    ),
     "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
     "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
     "answered": ([Turn("hi", "ho")], "the last message is the assistant's; end with what the user says"),

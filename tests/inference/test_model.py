@@ -67,12 +67,12 @@ def test_one_picture_is_given_as_it_is(vlm):
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        ("a.png", r"^images='a.png' is a path, and no file is opened here; open it first: images=\[PIL.Image.open"),
+        ("a.png", r"^images='a.png' is a path, but files are not opened here; open it first: images=\[PIL.Image.open"),
         (Path("a.png"), "^images='a.png' is a path"),
         (None, "^images of type NoneType; give an image"),
         (np.zeros((4, 4, 3), np.uint8), "^images of type ndarray; give an image"),
-        ([np.zeros((4, 4, 3), np.uint8)], "^image 1 is no image; open it with PIL first"),
-        (["a.png"], "^image 1 is no image; open it with PIL first"),
+        ([np.zeros((4, 4, 3), np.uint8)], "^image 1 is not an image; open it with PIL first"),
+        (["a.png"], "^image 1 is not an image; open it with PIL first"),
     ],
 )
 def test_what_is_no_picture_is_refused_in_words(vlm, llm, images, words):
@@ -237,8 +237,11 @@ MISTAKES = {
     "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
     "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
-    "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names of one argument; give one of"),
-    "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing was generated yet"),
+    "two caches": (
+        lambda m: tokens(m, cache=m.last, past_key_values=m.last),
+        "two names for the same argument; give one of",
+    ),
+    "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing has been generated yet"),
 }
 
 

@@ -257,7 +257,7 @@ def test_sampled_sequences_of_a_prompt_are_evicted_each_for_itself():
         ({"every": 0}, "eviction_every=0 must be a whole number of at least 1"),
         ({"every": -3}, "eviction_every=-3 must be a whole number of at least 1"),
         ({"every": True}, "eviction_every=True must be a whole number"),
-        ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; take 10 or less"),
+        ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; use 10 or less"),
         ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an eviction method"),
         ({"eviction": build_eviction("knorm")}, "'knorm', as it is set, cannot evict .* these can: streaming_llm, h2o"),
         ({"eviction": build_eviction("pyramidkv")}, "'pyramidkv', as it is set, cannot evict while tokens are decoded"),

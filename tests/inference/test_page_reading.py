@@ -113,7 +113,7 @@ def test_the_report_tells_what_is_stored_and_what_is_read():
     assert (pages - report.unread_bytes // (2 * entry * 4)) in read
     assert report.index_bytes == 2 * (pages * entry + pages)
     held = report.total_bytes - report.slack_bytes
-    assert f"; a step of decoding reads {held - report.unread_bytes:,} of them" in str(report)
+    assert f"; a decoding step reads {held - report.unread_bytes:,} of them" in str(report)
 
 
 def test_beams_take_their_pages_along():
@@ -136,8 +136,8 @@ def test_beams_take_their_pages_along():
             "reads pages of whole values.*selector none",
         ),
         (Compression(build_eviction("quest_steps"), 9000, "bytes"), None, "frees no bytes.*a share such as 0.25"),
-        (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "whole keys; take key_channels=1"),
-        (Compression(build_eviction("quest_steps"), 0.5, merge="pivot"), None, "nothing go that could be merged"),
+        (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "whole keys; use key_channels=1"),
+        (Compression(build_eviction("quest_steps"), 0.5, merge="pivot"), None, "drops nothing that could be merged"),
     ],
 )
 def test_what_it_does_not_go_with(compression, routing, words):

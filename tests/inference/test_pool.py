@@ -99,7 +99,7 @@ def test_merged_weights_rank_with_their_lora_or_not_at_all(places):
     """Without the LoRA they cannot run, so a frozen ranking would quietly be the adapted one."""
     pool = ModelPool("cpu")
     frozen = build_reducer("fastv", 0.25, ranking="frozen")
-    with pytest.raises(ValueError, match=r"ranks without the LoRA, which .*merged.* take the unmerged"):
+    with pytest.raises(ValueError, match=r"ranks without the LoRA, which .*merged.* use the unmerged"):
         pool.get(places["merged"], reducer=frozen)
     assert pool.get(places["tokens"], reducer=frozen).reducer.frozen_scout
 

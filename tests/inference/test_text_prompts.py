@@ -96,12 +96,12 @@ def test_long_prompts_are_cut_only_if_asked():
     room = len(full.continuations[0]) - 1
     fits = len(full.input_ids) + room
     assert encode_text(family, TEXT, [" one two three"], 40, max_length=fits) == full
-    with pytest.raises(ValueError, match=f"needs {fits} positions and there are {fits - 3}"):
+    with pytest.raises(ValueError, match=f"needs {fits} positions, but there are {fits - 3}"):
         encode_text(family, TEXT, [" one two three"], 40, max_length=fits - 3)
     cut = encode_text(family, TEXT, [" one two three"], 40, max_length=fits - 3, truncate_left=True)
     assert (cut.input_ids, cut.dropped_tokens) == (full.input_ids[3:], 3)
     assert (cut.context_length, cut.continuations) == (full.context_length - 3, full.continuations)
-    with pytest.raises(ValueError, match="positions and there are 3"):
+    with pytest.raises(ValueError, match="positions, but there are 3"):
         encode_text(family, TEXT, [" one two three four five six"], max_length=3, truncate_left=True)
     long = encode_text(family, TEXT * 100)
     assert (len(long.input_ids) > 1024, long.dropped_tokens) == (True, 0)
@@ -126,7 +126,7 @@ def test_mistakes_are_worded(prompt, words, characters, message):
 
 
 def test_other_models_and_slow_tokenizers_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="llava is no language model"):
+    with pytest.raises(ValueError, match="llava is not a language model"):
         encode_text(family_of("llava"), "A")
     monkeypatch.setattr(type(small().tokenizer), "is_fast", False)
     with pytest.raises(ValueError, match="no character offsets"):

@@ -91,7 +91,7 @@ WRONG_IDS = {
     "flat": (IDS[0], r"must be whole numbers \[batch, tokens\], int64 or int32, not \[4\] of int64"),
     "float": (IDS.float(), r"not \[2, 4\] of float32"),
     "bool": (IDS.bool(), r"not \[2, 4\] of bool"),
-    "large": (IDS * 9, "input_ids hold 99, but the model knows tokens 0 to 89; use its own tokenizer"),
+    "large": (IDS * 9, "input_ids hold 99, but the model's tokens are 0 to 89; use its own tokenizer"),
     "negative": (-IDS, "input_ids hold -11, but"),
 }
 

@@ -44,7 +44,7 @@ def test_a_forced_path_is_taken_and_said(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("forced", "installed", "words"),
     [
-        ("fast", True, "take one of reference, cpu, triton"),
+        ("fast", True, "use one of reference, cpu, triton"),
         ("triton", False, "triton is not installed"),
         ("triton", True, "lies on 'cpu'"),
     ],

@@ -78,7 +78,7 @@ def test_wrong_arguments_are_worded(given, message):
 
 
 def test_an_empty_budget_is_none():
-    with pytest.raises(ValueError, match="'' is no budget"):
+    with pytest.raises(ValueError, match="'' is not a budget"):
         read_arguments({"backbone": "x", "eviction": "snapkv", "eviction_keep": ""}).model()
 
 

@@ -100,7 +100,7 @@ REFUSED = "reducer 'fastervlm' ranks by a class token's attention, which the vis
 def test_a_tower_without_a_class_token_is_refused_before_weights_are_read(tmp_path, monkeypatch):
     qwen_family().model.config.save_pretrained(tmp_path)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(ValueError, match=REFUSED + "; take visionzip or fastv"):
+    with pytest.raises(ValueError, match=REFUSED + "; use visionzip or fastv"):
         load_backbone(tmp_path, backbone=BackboneConfig(), reducer=build_reducer("fastervlm", 0.5))
 
 
@@ -113,5 +113,5 @@ def test_check_names_what_fits_instead(capsys):
 
 def test_a_class_token_that_is_a_visual_token_ranks_nothing(tiny_family):
     tiny_family.model.config.vision_feature_select_strategy = "full"
-    with pytest.raises(ValueError, match=r"'visionzip' ranks by the attention .* llava does not give; take fastv"):
+    with pytest.raises(ValueError, match=r"'visionzip' ranks by the attention .* llava does not give; use fastv"):
         compress(tiny_family, name="visionzip", keep_ratio=0.5)

@@ -122,7 +122,7 @@ def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad
 
 @pytest.mark.parametrize("reducer", [{}, {"name": "fastv", "keep_ratio": 1.0}], ids=["none", "everything"])
 def test_a_ranked_budget_needs_a_ranking(tiny_family, reducer):
-    with pytest.raises(ValueError, match=r"budget 'ranked' follows .*keep_ratio=1 ranks nothing; take fastv with"):
+    with pytest.raises(ValueError, match=r"budget 'ranked' follows .*keep_ratio=1 ranks nothing; use fastv with"):
         compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
 
 

@@ -163,7 +163,7 @@ def test_nothing_dropped_nothing_filled():
 
 
 def test_a_learned_fill_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"routing fill 'learned' is gone, .*; take zero or mean, or use version 0\.2"):
+    with pytest.raises(ValueError, match=r"routing fill 'learned' is gone, .*; use zero or mean, or use version 0\.2"):
         RoutingConfig(fill="learned")
 
 

@@ -192,7 +192,7 @@ def test_unknown_names_name_the_nearest():
 )
 def test_controls_refuse_what_belongs_to_routers(name, option):
     (word,) = option
-    message = rf"{word} needs a learned router \(linear, mlp or bilinear\), not '{name}': take .*, or leave {word} out"
+    message = rf"{word} needs a learned router \(linear, mlp or bilinear\), not '{name}': use .*, or leave {word} out"
     with pytest.raises(ValueError, match=message):
         build(name, **option)
 
@@ -205,7 +205,7 @@ def test_wrong_settings_are_worded():
         RoutingConfig(temperature=2.0)
     with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
         RoutingConfig(query_rank=0)
-    with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: take"):
+    with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"):
         RoutingConfig("mlp", query_rank=4).check(shape)
     with pytest.raises(ValueError, match=r"unknown routing feature 'norms'\. Did you mean 'norm'\?"):
         RoutingConfig(features=("norms",))

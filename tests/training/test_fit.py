@@ -94,7 +94,7 @@ def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"last good checkpoint: {tmp_path / 'run' / 'checkpoints' / 'step-'}" in stderr
-    assert f"go on with: subtoken-train fit --config {tmp_path / 'run' / 'recipe.yaml'} --resume" in stderr
+    assert f"continue with: subtoken-train fit --config {tmp_path / 'run' / 'recipe.yaml'} --resume" in stderr
     assert "Traceback" not in stderr
     assert last_state(tmp_path / "run")["global_step"] > 0
 

@@ -149,5 +149,5 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
         if task.options.get("chat") is True and arm.chat_template is False:
             raise ValueError(
                 f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
-                "leave chat out, or take an instruct model"
+                "leave chat out, or use an instruct model"
             )

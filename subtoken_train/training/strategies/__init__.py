@@ -100,18 +100,18 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     if issubclass(kind, ZeroStrategy):
         if precision not in PRECISIONS:
             raise ValueError(
-                f"trainer.precision {precision} would round LoRA and routers under ZeRO; take one of "
+                f"trainer.precision {precision} would round LoRA and routers under ZeRO; use one of "
                 f"{', '.join(PRECISIONS)}"
             )
     elif issubclass(kind, _BARE) and not issubclass(kind, Fsdp2Strategy):
         raise ValueError(
             f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation "
-            f"windows; take one of {', '.join(STRATEGIES)}"
+            f"windows; use one of {', '.join(STRATEGIES)}"
         )
     if issubclass(kind, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
         # seen: processes reduce in different orders as soon as one has a text-only batch and another images
         raise ValueError(
-            "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; take ddp, zero2 or zero3, "
+            "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; use ddp, zero2 or zero3, "
             "or set it to false"
         )
     if not issubclass(kind, ZeroStrategy | Fsdp2Strategy):
@@ -119,17 +119,17 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     if module.distillation_config is not None:
         raise ValueError(
             "model.distillation runs every layer twice in a step, for its teacher too, which is not tried under ZeRO "
-            "and FSDP2; take trainer.strategy ddp, or set model.distillation: null"
+            "and FSDP2; use trainer.strategy ddp, or set model.distillation: null"
         )
     if module.routing_config is not None and "attention" in module.routing_config.features:
         raise ValueError(
             "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
-            "and FSDP2; take trainer.strategy ddp, or leave attention out"
+            "and FSDP2; use trainer.strategy ddp, or leave attention out"
         )
     if (optimizer := module.optimizer_config.name) != "adamw":
         raise ValueError(
             f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; "
-            "take adamw, or trainer.strategy ddp"
+            "use adamw, or trainer.strategy ddp"
         )
 
 
@@ -141,5 +141,5 @@ def check_parts(kind: type[Strategy], parts: CompressedBackbone) -> None:
     """
     if issubclass(kind, Fsdp2Strategy) and parts.splits:
         raise ValueError(
-            "trainer.strategy fsdp2 cannot train a language model whose context is compressed; take ddp, zero2 or zero3"
+            "trainer.strategy fsdp2 cannot train a language model whose context is compressed; use ddp, zero2 or zero3"
         )

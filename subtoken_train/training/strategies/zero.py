@@ -109,7 +109,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         if find_spec("deepspeed") is None:
             raise ValueError(
                 "trainer.strategy needs DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]', or "
-                "take trainer.strategy ddp"
+                "use trainer.strategy ddp"
             )
         super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
         self._hf_config: Any = None
@@ -121,7 +121,7 @@ class ZeroStrategy(DeepSpeedStrategy):
             ValueError: no GPU, or not the machine's first ones.
         """
         if not isinstance(self.accelerator, CUDAAccelerator):
-            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2 on a CPU")
+            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
         assert self.parallel_devices is not None
         try:
             _validate_device_index_selection(self.parallel_devices)

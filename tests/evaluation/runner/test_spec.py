@@ -85,7 +85,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"adapter": "a", "protocol": "blind"}]}, "unknown protocol 'blind'"),
         ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "arm a: reducer and keep_ratio go together"),
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs groups, S and K"),
-        ({**GRID, "arms": [{"adapter": "a", "groups": "8,2"}]}, "groups is of a backbone alone; a is an adapter"),
+        ({**GRID, "arms": [{"adapter": "a", "groups": "8,2"}]}, "groups is for a backbone alone; a is an adapter"),
         ({**GRID, "arms": [{"adapter": 3}]}, "adapter of an arm must be text; got 3"),
         ({**GRID, "arms": [{"adapter": "a", "name": "../a"}]}, "also names a file"),
         ({**GRID, "arms": [{"adapter": "a", "selector": "value_norm", "seed": 1}]}, "that draws: random or static"),

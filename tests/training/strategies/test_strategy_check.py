@@ -51,7 +51,7 @@ def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
 
 def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
     line = refused(capsys, *arena.argv("new", "--trainer.devices=1", strategy="zero2"))
-    assert "ZeRO runs on CUDA GPUs; take trainer.strategy ddp or fsdp2" in line
+    assert "ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2" in line
     assert not (arena.folder / "new").exists()
 
 
@@ -121,7 +121,7 @@ def test_fsdp2_recomputes_no_routers():
 def test_a_teacher_is_not_for_weights_that_are_shared_out():
     for kind in (ZeroStrategy, Fsdp2Strategy):
         with pytest.raises(
-            ValueError, match=r"model\.distillation runs every layer twice .* take trainer\.strategy ddp"
+            ValueError, match=r"model\.distillation runs every layer twice .* use trainer\.strategy ddp"
         ):
             check_kind(kind, "32-true", module(distillation=object()))
     check_kind(DDPStrategy, "32-true", module(distillation=object()))
@@ -129,13 +129,13 @@ def test_a_teacher_is_not_for_weights_that_are_shared_out():
 
 @pytest.mark.parametrize("kind", [ZeroStrategy, Fsdp2Strategy])
 def test_attention_as_a_feature_is_for_whole_weights(kind):
-    with pytest.raises(ValueError, match=r"features attention .* take trainer\.strategy ddp, or leave attention out"):
+    with pytest.raises(ValueError, match=r"features attention .* use trainer\.strategy ddp, or leave attention out"):
         check_kind(kind, "32-true", module(features=("norm", "attention")))
     check_kind(kind, "32-true", module(features=("norm",)))
 
 
 def test_an_eight_bit_optimiser_is_for_whole_tensors():
-    with pytest.raises(ValueError, match=r"take adamw, or trainer\.strategy ddp"):
+    with pytest.raises(ValueError, match=r"use adamw, or trainer\.strategy ddp"):
         check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit"))
 
 
