@@ -135,7 +135,7 @@ def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
         return [None] * messages
     for name in LABELS:
         if row.get(name) is not None and row[name] is not True:
-            why = "it is a bad answer" if row[name] is False else "it is no answer to learn"
+            why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
             raise ValueError(f"it has {name} {shown(row[name])}: {why} (KTO, classes), which is not trained; drop it")
     switches: list[bool | None] = [None] * messages
     for name in SWITCHES:
@@ -167,8 +167,8 @@ def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | N
     learnt = beside if own is None else own
     if learnt and turn["from"] != "gpt":
         raise ValueError(
-            f"message {number}, which is no answer, is to be learnt; only answers are: set its switch to false or "
-            "leave it out"
+            f"message {number}, which is not an answer, is marked to be learnt; only answers are: set its switch to "
+            "false or leave it out"
         )
     return turn if learnt is not False else {**turn, "loss": False}
 
@@ -243,7 +243,7 @@ def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, An
     if turns[0]["from"] == "system":
         told, turns = [*told, turns[0]], turns[1:]
     if not all(isinstance(turn["value"], str) for turn in told) or any(turn["from"] == "system" for turn in turns):
-        raise ValueError("a system message is no text, or not the first; one, at the start, is read")
+        raise ValueError("a system message is not text, or is not the first; only one, at the start, is read")
     told = [turn for turn in told if turn["value"].strip()]
     if not told:
         return turns

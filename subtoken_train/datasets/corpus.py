@@ -172,7 +172,7 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
         if not document.text.strip():
             continue
         if problem := text_problem(document.text):
-            raise ValueError(f"{source.name}, document {number}: it {problem}; mend it, or drop it")
+            raise ValueError(f"{source.name}, document {number}: it {problem}; fix it, or drop it")
         yield document
 
 

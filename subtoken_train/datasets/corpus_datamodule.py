@@ -117,7 +117,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
             raise ValueError(
                 f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
-                f"(it is {limit}): its passes have no length that an epoch could be a part of"
+                f"(it is {limit}): its passes have no fixed length for epochs to count"
             )
 
     def records_to_show(self) -> Iterator[TextSample]:

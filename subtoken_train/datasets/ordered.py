@@ -423,7 +423,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             if order.get(name) != saved:  # a count of batches would mean another place in the data
                 raise ValueError(
                     f"the checkpoint counts in another order of the data ({name}: {saved}, here {order.get(name)}); "
-                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start anew"
+                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start over"
                 )
         self._order = order
 

@@ -117,7 +117,7 @@ def read_texts(own: OwnFolder) -> list[str]:
         if "\0" in text:
             raise ValueError(f"{own.path / name} holds NUL characters, so it is not text; remove it")
         if text.strip() and (problem := text_problem(text)):
-            raise ValueError(f"{own.path / name} {problem}; mend it, or move it away")
+            raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
         texts.append(text)
     if not any(text.strip() for text in texts):
         raise ValueError(f"the texts of {own.path} are empty")

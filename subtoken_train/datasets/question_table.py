@@ -190,7 +190,7 @@ def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not header:
                 header = [cell.strip() for cell in cells]
                 if twice := [name for name in header if header.count(name) > 1]:
-                    raise ValueError(f"{path}: column {clipped(repr(twice[0]), 60)} is there twice; rename one")
+                    raise ValueError(f"{path}: column {clipped(repr(twice[0]), 60)} appears twice; rename one")
                 continue
             if len(cells) != len(header):
                 raise ValueError(f"{place} has {len(cells)} cells, and the first line {len(header)}; quote texts")
@@ -267,7 +267,8 @@ def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> 
     value = "" if value is None else value
     if not isinstance(value, str):
         raise ValueError(
-            f"{place}: column {clipped(repr(column), 60)} is {shown(value)}, which is no text; fill it or drop the line"
+            f"{place}: column {clipped(repr(column), 60)} is {shown(value)}, which is not text; "
+            "fill it or drop the line"
         )
     if (problem := text_problem(value)) and not (empty and not value.strip()):
         raise ValueError(f"{place}: column {clipped(repr(column), 60)} {problem}; fill it, or drop the line")

@@ -59,7 +59,7 @@ _PAIRS = "preferences are not trained; write the answer to learn as the last mes
 _FRAME = "it changes the chat format, which is the backbone's own here; drop it"
 _ELSEWHERE = "it is not read; name pictures in image or images, videos in video or videos"
 _SIZES = "it changes what is seen and is not obeyed (data.max_image_pixels and backbone.max_pixels are); drop it"
-_REASONS = "it is no part of the answer here; write it into the answer, or drop it"
+_REASONS = "it is not part of the answer here; write it into the answer, or drop it"
 
 FIELDS = (
     Fields(("id",), "record", "read", "all", "names the record in messages"),

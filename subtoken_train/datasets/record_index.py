@@ -332,4 +332,4 @@ def _open(path: Path) -> pa.ipc.RecordBatchFileReader:
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
     except pa.ArrowInvalid as error:
-        raise ValueError(f"the index {path} cannot be read ({error}); delete it, and it is made anew") from None
+        raise ValueError(f"the index {path} cannot be read ({error}); delete it, and it will be rebuilt") from None

@@ -46,7 +46,7 @@ def refuse_video_file(name: str) -> str | None:
         return None
     folder = path.with_suffix("")
     return (
-        f"video {name[:120]!r} is a video's file, and none is decoded here; make a folder of frames: mkdir {folder} && "
+        f"video {name[:120]!r} is a video file, which is not decoded here; make a folder of frames: mkdir {folder} && "
         f"ffmpeg -i {name[:120]} -vf fps=1 {folder}/%06d.jpg"
     )
 

@@ -151,7 +151,7 @@ def watch_generation(
     """
     assert compression.eviction is not None
     if compression.eviction.reads:
-        raise ValueError(f"eviction {compression.eviction.name!r} lets nothing go that could be read later")
+        raise ValueError(f"eviction {compression.eviction.name!r} drops nothing that could be read later")
     if compression.every is not None:
         raise ValueError(
             f"eviction_every={compression.every}: what a prompt's eviction lets go is watched while nothing is "

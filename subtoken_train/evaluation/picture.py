@@ -66,7 +66,7 @@ def check_places(backbone: CompressedBackbone) -> None:
     """Raise a worded ``ValueError`` where what a reducer leaves has no place in the picture."""
     if backbone.placeless:
         raise ValueError(
-            f"{backbone.reducer.name} on {backbone.family.name} counts its tokens anew, so they have no place in the "
+            f"{backbone.reducer.name} on {backbone.family.name} renumbers its tokens, so they have no place in the "
             "picture; leave the drawing out"
         )
 
@@ -81,7 +81,7 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
         return height // merge, width // merge
     side = math.isqrt(tokens)
     if side * side != tokens:
-        raise ValueError(f"{tokens} visual tokens are no square: this tower's class token is among them")
+        raise ValueError(f"{tokens} visual tokens do not form a square: this tower's class token is among them")
     return side, side
 
 

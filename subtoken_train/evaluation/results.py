@@ -178,7 +178,7 @@ class SampleRecord(Measured):
         try:
             record = typed(cls, parse_json(line, "line"), "line")
         except ValueError as error:
-            raise ValueError(f"{place} is no record of a sample ({error})") from None
+            raise ValueError(f"{place} is not a record of a sample ({error})") from None
         for name in _COUNTS:
             check_range(f"{place}: {name}", getattr(record, name), name == "batch_size")
         if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
@@ -205,7 +205,7 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
             if line.endswith(b"\n"):
                 record = SampleRecord.parse(line, f"{path}, line {number}")
                 if record.id in found:
-                    raise ValueError(f"{path}, line {number}: sample {record.id!r} is there twice; remove one of them")
+                    raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
     return found
 
@@ -242,5 +242,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE:
-                raise ValueError(f"{path} has a line of more than {MAX_LINE:,} bytes, which is no record of a sample")
+                raise ValueError(
+                    f"{path} has a line of more than {MAX_LINE:,} bytes, which is not a record of a sample"
+                )
             yield line

@@ -72,5 +72,5 @@ def _noted(state: Path, key: str) -> Any:
         return read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)
     if file is None:
-        raise ValueError(f"{state} is no whole DeepSpeed checkpoint: it holds no *_model_states.pt")
+        raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
     return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)

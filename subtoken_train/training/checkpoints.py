@@ -79,7 +79,7 @@ def read_marker(checkpoint: Path) -> Marker:
     """
     path = checkpoint / MARKER
     if not path.is_file() or checkpoint.suffix == PARTIAL:
-        raise ValueError(f"{checkpoint} is no complete checkpoint (no {MARKER} in it); use another one of the run")
+        raise ValueError(f"{checkpoint} is not a complete checkpoint (no {MARKER} in it); use another one of the run")
     try:
         content = checked(dict[str, Any], read_json(path), "it")
         version = checked(int, content.get("schema_version"), "schema_version")
@@ -90,7 +90,7 @@ def read_marker(checkpoint: Path) -> Marker:
             return marker
     except ValueError as error:
         raise ValueError(
-            f"{path} cannot be read ({error}); remove {checkpoint} to go on from an older checkpoint"
+            f"{path} cannot be read ({error}); remove {checkpoint} to continue from an older checkpoint"
         ) from None
     raise ValueError(
         f"{checkpoint} was written in layout {version}; this version of subtoken_train reads up to {SCHEMA_VERSION}: "

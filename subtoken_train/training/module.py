@@ -252,7 +252,7 @@ class SubTokenModule(L.LightningModule):
         if digest != self.first_stage_digest:
             raise ValueError(
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
-                "anew with --overwrite"
+                "over with --overwrite"
             )
 
     def _teacher_logits(self, batch: Batch) -> Tensor:

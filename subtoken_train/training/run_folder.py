@@ -131,7 +131,7 @@ def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
     try:
         lock.acquire(timeout=LOCK_SECONDS if seconds is None else seconds)
     except Timeout:
-        raise ValueError(f"another 'fit' writes into {folder}; wait for it, or choose another --output_dir") from None
+        raise ValueError(f"another 'fit' is writing to {folder}; wait for it, or choose another --output_dir") from None
     return lock
 
 
@@ -291,12 +291,14 @@ class RunFolder:
             ValueError: a run that was not asked to go, files that no run of ours wrote, or another process at work.
         """
         if "\0" in str(self.folder):
-            raise ValueError(f"{self.folder} holds a NUL character, and no folder has such a name")
+            raise ValueError(f"{self.folder} contains a NUL character, which no folder name can")
         if not self.folder.is_dir():
             if self.folder.exists():
                 raise ValueError(f"{self.folder} is a file; choose another --output_dir")
             if ".." in self.folder.parts:  # making it would make what it leads through
-                raise ValueError(f"{self.folder} leads through a folder that is not there; choose another --output_dir")
+                raise ValueError(
+                    f"{self.folder} leads through a folder that does not exist; choose another --output_dir"
+                )
             return
         if self.staged:
             check_replaceable(self.folder)
@@ -309,7 +311,7 @@ class RunFolder:
     def _check_free(self, marked: bool) -> None:
         if not has_work(self.folder):
             if not marked and any(item.name != LOCK_FILE for item in self.folder.iterdir()):
-                raise ValueError(f"{self.folder} holds files and is no run; choose another --output_dir")
+                raise ValueError(f"{self.folder} holds files but is not a run; choose another --output_dir")
         elif marked:
             aside = f"; the run before it is in {', '.join(map(str, self.replaced()))}" if self.replaced() else ""
             raise ValueError(f"{self.folder} holds a run; pass --overwrite, --resume, or another --output_dir{aside}")
@@ -386,7 +388,7 @@ class RunFolder:
         if not self._standing:
             return f"the run that was there is where it was: {self.folder}"
         if old := self.replaced():
-            return f"the run that was there is in {', '.join(map(str, old))}, and goes once this one is whole"
+            return f"the run that was there is in {', '.join(map(str, old))}, and is deleted once this one is complete"
         return ""
 
     def _mark(self) -> None:

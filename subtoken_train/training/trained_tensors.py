@@ -56,7 +56,7 @@ def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
             raise _unreadable(state, f"it has no {key} as training writes it")
     for name, tensor in content["state_dict"].items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise _unreadable(state, f"{str(name)[:80]} is no tensor of numbers that can be trained")
+            raise _unreadable(state, f"{str(name)[:80]} is not a tensor of trainable numbers")
         if not torch.isfinite(tensor).all():
             raise _unreadable(state, f"tensor {name[:80]} holds NaN or infinity")
     return content
@@ -203,7 +203,7 @@ def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
             str(folder), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True
         )
     except Exception as error:  # whatever its reader raises for broken parts
-        raise ValueError(f"{folder} is no whole DeepSpeed checkpoint: {str(error)[:200]}") from error
+        raise ValueError(f"{folder} is not a complete DeepSpeed checkpoint: {str(error)[:200]}") from error
     return whole
 
 

@@ -267,7 +267,7 @@ def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     assert "99" in refused(capsys, "export", checkpoint, out)
     (checkpoint / "COMPLETE").unlink()
     assert "no complete checkpoint" in refused(capsys, "export", copy, out)
-    assert "is no complete checkpoint" in refused(capsys, "export", checkpoint, out)
+    assert "is not a complete checkpoint" in refused(capsys, "export", checkpoint, out)
     assert not out.exists()
 
 

@@ -178,7 +178,7 @@ def test_a_folder_that_is_no_run_is_kept(capsys, tmp_path):
     kept.parent.mkdir()
     kept.write_text("mine")
     line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(kept.parent)], tmp_path)
-    assert "holds files and is no run; choose another --output_dir" in line
+    assert "holds files but is not a run; choose another --output_dir" in line
     assert kept.read_text() == "mine"
 
 

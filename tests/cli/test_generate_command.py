@@ -181,7 +181,7 @@ def test_mistakes_that_the_vision_model_finds(capsys, dummy_evictions, vlm_adapt
 def test_merged_tokens_have_no_place_in_the_picture(capsys, vlm_adapter, picture):
     argv = ["--backbone", vlm_adapter.parent / "backbone", "--reducer", "visionzip", "--keep-ratio", 0.5]
     message = refused(capsys, "generate", *argv, "--image", picture, "--prompt", "hi", "--show", "a.png")
-    assert "visionzip on llava counts its tokens anew" in message
+    assert "visionzip on llava renumbers its tokens" in message
 
 
 def test_mistakes_that_the_language_model_finds(capsys, dummy_evictions, text_adapter, picture):

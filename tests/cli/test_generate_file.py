@@ -116,7 +116,7 @@ def test_other_prompts_or_settings_are_refused(vlm_adapter, asked, tmp_path, cap
     assert output.read_bytes() == before
     (tmp_path / "mine.jsonl").write_text("{}\n")
     code, err = call(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
-    assert (code, "has no mine.jsonl.records to go on with" in err) == (2, True)
+    assert (code, "has no mine.jsonl.records to continue from" in err) == (2, True)
 
 
 def test_a_language_model_answers_texts(tmp_path, capsys):
@@ -161,7 +161,7 @@ def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
         ({"prompt": "x", "messages": []}, "line 2: prompt and messages are given"),
         ({"messages": []}, "line 2: the prompt has no message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
-        ({"prompt": 3}, "line 2: prompt is 3, and a text is wanted"),
+        ({"prompt": 3}, "line 2: prompt is 3, but must be a text"),
         ({"promt": "x"}, "line 2: unknown key 'promt'. Did you mean 'prompt'?"),
         ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),
         ({"prompt": "x", "image": "a.png", "images": []}, "line 2: image and images are given"),
@@ -169,10 +169,10 @@ def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
         ({"prompt": "x", "image": "none.png"}, "none.png is missing; check the path"),
         ({"prompt": "x", "image": "../a.png"}, "line 2: image '../a.png' lies outside of"),
         ({"prompt": "<image> x"}, "line 2: 1 <image> in the prompt, 0 images; write one for each"),
-        ({"prompt": "x", "id": "a"}, "line 2: id 'a' is there twice, first in"),
+        ({"prompt": "x", "id": "a"}, "line 2: id 'a' appears twice, first in"),
         ({"prompt": "x", "id": [1]}, "line 2: id is"),
         ({"prompt": "x", "id": True}, "line 2: id is True"),
-        ("x", "line 2: a JSON object is wanted"),
+        ("x", "line 2: expected a JSON object"),
     ],
 )
 def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):

@@ -97,7 +97,7 @@ def test_wrong_input(results, tmp_path, capsys, monkeypatch):
     )
     samples = results / "lora_only" / "gqa" / "samples-0-of-1.jsonl"
     samples.write_text("{}\n")
-    assert f"{samples}, line 1 is no record of a sample" in refused(capsys, "report", results)
+    assert f"{samples}, line 1 is not a record of a sample" in refused(capsys, "report", results)
     write_run(tmp_path / "strange", facts("a"), "popes", answers(range(9)))
     assert "unknown task 'popes'. Did you mean 'pope'?" in refused(capsys, "report", tmp_path / "strange")
     assert not (results / "report").exists()

@@ -84,7 +84,7 @@ def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
     source = CorpusSource(str(path))
     rows = iterate_documents(load_rows(source), source)
     assert next(rows).text == "one"
-    with pytest.raises(ValueError, match=re.escape(f"{path}, document 4: it {BLANK[text]}; mend it, or drop it")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}, document 4: it {BLANK[text]}; fix it, or drop it")):
         next(rows)
     path.unlink()
     (tmp_path / "a.txt").write_text("a text")

@@ -77,7 +77,7 @@ REFUSED = {
     "message 2, an answer, is empty": said(("user", "hi"), ("assistant", " ")),
     "turns come from human, gpt, gpt": said(("user", "hi"), ("assistant", "a"), ("assistant", "b")),
     "turns come from human, human, gpt": said(("user", "hi"), ("user", "you"), ("assistant", "b")),
-    "a system message is no text, or not the first": said(("user", "hi"), ("system", "x"), ("assistant", "a")),
+    "a system message is not text, or is not the first": said(("user", "hi"), ("system", "x"), ("assistant", "a")),
     "message 2 is an empty list; write a text": said(("user", "hi"), ("assistant", [])),
     "message 1 has a part {'type': 'input_audio'}": said(("user", [{"type": "input_audio"}]), ("assistant", "a")),
     "message 1 names the image 'https://x/a.jpg'; save it": said(

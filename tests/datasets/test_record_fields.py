@@ -132,7 +132,7 @@ REFUSED = {
     "message 2 has loss 'false'; true or 1": {"messages": with_message(1, loss="false")},
     "message 2 has weight [1, 0]; true or 1": {"messages": with_message(1, weight=[1, 0])},
     "message 2 has loss and weight, which contradict": {"messages": with_message(1, loss=False, weight=1)},
-    "message 1, which is no answer, is to be learnt": {"messages": with_message(0, train=True)},
+    "message 1, which is not an answer, is marked to be learnt": {"messages": with_message(0, train=True)},
     "no answer of it is learnt": {"messages": [{**message, "loss": False} for message in TALK]},
     "it has loss False, so that nothing of it is learnt": {"messages": TALK, "loss": False},
     "it has weight 0.5; true or 1": {"messages": TALK, "weight": 0.5},
@@ -142,7 +142,7 @@ REFUSED = {
     },
     "it has label False: it is a bad answer": {"messages": TALK, "label": False},
     "it has kto_tag False: it is a bad answer": {"messages": TALK, "kto_tag": False},
-    "it has label 2: it is no answer to learn": {"messages": TALK, "label": 2},
+    "it has label 2: it is not an answer to learn": {"messages": TALK, "label": 2},
     "message 2 has 'train_detail', [{'begin_offset': 0,": {
         "messages": with_message(1, train_detail=[{"begin_offset": 0, "end_offset": 3, "train": False}])
     },
@@ -171,7 +171,7 @@ REFUSED = {
     },
     "videos are named in video and in videos": {"messages": TALK, "video": "a", "videos": ["b"]},
     "videos is [5]; a folder of frames": {"messages": TALK, "videos": [5]},
-    "video 'a.mp4' is a video's file": {"messages": TALK, "videos": ["a.mp4"]},
+    "video 'a.mp4' is a video file": {"messages": TALK, "videos": ["a.mp4"]},
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_a_list_named_jsonl_and_lines_named_json(tmp_path):
     with pytest.raises(ValueError, match=r"a list of records is needed; put it in brackets, or name the file .jsonl"):
         InstructionRecords(tmp_path / "a.json")
     (tmp_path / "p.jsonl").write_text(json.dumps([{"prompt": "a"}], indent=1))
-    with pytest.raises(ValueError, match=r"p.jsonl is one JSON list; one JSON object a line is wanted"):
+    with pytest.raises(ValueError, match=r"p.jsonl is one JSON list, not one JSON object per line"):
         TextPrompts(source=tmp_path / "p.jsonl").samples()
 
 

@@ -121,7 +121,7 @@ def test_what_is_no_video_is_refused(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     for path, words in (
-        (tmp_path / "a.mp4", "is a video's file, and none is decoded here; .*ffmpeg"),
+        (tmp_path / "a.mp4", "is a video file, which is not decoded here; .*ffmpeg"),
         (empty, "has no frames; extract some: ffmpeg"),
         (tmp_path / "none", "has no frames"),
     ):

@@ -106,7 +106,7 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("quest_steps", {}, "eviction 'quest_steps' lets nothing go that could be read later"),
+        ("quest_steps", {}, "eviction 'quest_steps' drops nothing that could be read later"),
         ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: what a prompt's eviction lets go is watched while"),
     ],
 )

@@ -95,7 +95,9 @@ def test_qwen_grids_follow_the_image(tmp_path):
 
 
 def test_what_is_not_drawn(tiny_family):
-    with pytest.raises(ValueError, match="65 visual tokens are no square: this tower's class token is among them"):
+    with pytest.raises(
+        ValueError, match="65 visual tokens do not form a square: this tower's class token is among them"
+    ):
         visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
     with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
         visual_grid(next_family(), make_batch([(1, 6)]))

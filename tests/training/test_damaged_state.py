@@ -75,8 +75,8 @@ def test_every_cut_and_every_flipped_bit_is_found(checkpoint):
         ([1], "has no state_dict"),
         ({}, "has no state_dict"),
         (state(state_dict=[]), "has no state_dict"),
-        (state(state_dict={"a": 1}), "a is no tensor of numbers that can be trained"),
-        (state(state_dict={"a": torch.ones(4, 4, dtype=torch.int32)}), "no tensor of numbers"),
+        (state(state_dict={"a": 1}), "a is not a tensor of trainable numbers"),
+        (state(state_dict={"a": torch.ones(4, 4, dtype=torch.int32)}), "not a tensor of"),
         (state(state_dict={"a": torch.full((4, 4), float("nan"))}), "tensor a holds NaN"),
         (state(state_dict={"a": torch.ones(5)}), "does not fit this recipe"),
         (state(state_dict={}), "does not fit this recipe"),
@@ -118,7 +118,7 @@ def test_code_in_a_state_is_not_run(checkpoint, tmp_path):
 )
 def test_markers_are_typed(checkpoint, place, value):
     put(checkpoint, "COMPLETE", place, value)
-    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to go on from an older checkpoint"):
+    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to continue from an older checkpoint"):
         read_marker(checkpoint)
 
 

@@ -56,7 +56,7 @@ def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, fini
     assert interrupted_fit(tiny_run("--overwrite", "--trainer.max_steps=4", "--model.lora.rank=4"), after_step=2) == 130
     said = capsys.readouterr().err
     (aside,) = finished.parent.glob("run.replaced-*")
-    assert f"the run that was there is in {aside}, and goes once this one is whole" in said
+    assert f"the run that was there is in {aside}, and is deleted once this one is complete" in said
     assert f"continue with: subtoken-train fit --config {finished / 'recipe.yaml'} --resume" in said
     assert rank(aside) == 8
     assert {name: old[name] for name in content(aside) if name.suffix != ".json"}.items() <= old.items()

@@ -43,7 +43,7 @@ def test_runs_without_a_marker_are_never_replaced_and_can_be_resumed(tmp_path):
 def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     (tmp_path / "run" / content).parent.mkdir(parents=True)
     (tmp_path / "run" / content).write_text("mine")
-    with pytest.raises(ValueError, match="holds files and is no run"):
+    with pytest.raises(ValueError, match="holds files but is not a run"):
         RunFolder(tmp_path / "run", tmp_path / "run").check(resume=False)
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
 
@@ -53,20 +53,20 @@ def test_a_link_to_somebodys_folder_stays(tmp_path):
     (tmp_path / "theirs" / "notes").write_text("mine")
     (tmp_path / "run").symlink_to("theirs")
     run = RunFolder(tmp_path / "run", tmp_path / "run")
-    with pytest.raises(ValueError, match="holds files and is no run"):
+    with pytest.raises(ValueError, match="holds files but is not a run"):
         run.check(resume=False)
     run.close(keep=False)
     assert (tmp_path / "run").is_symlink()
 
 
 def test_no_folder_has_a_name_with_a_nul():
-    with pytest.raises(ValueError, match="holds a NUL character"):
+    with pytest.raises(ValueError, match="contains a NUL character"):
         RunFolder(Path("a\0b"), Path("a\0b")).check(resume=False)
 
 
 def test_a_path_through_a_folder_that_is_not_there_makes_none(tmp_path):
     run = RunFolder(tmp_path / "run" / ".." / "other", tmp_path / "run" / ".." / "other")
-    with pytest.raises(ValueError, match="leads through a folder that is not there"):
+    with pytest.raises(ValueError, match="leads through a folder that does not exist"):
         run.check(resume=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -101,7 +101,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path, resume):
     run = made_run(tmp_path / "run")
     lock = lock_run(run)
     second = RunFolder(run, run if resume else place_beside(run))
-    with pytest.raises(ValueError, match=r"another 'fit' writes into .*run; wait for it"):
+    with pytest.raises(ValueError, match=r"another 'fit' is writing to .*run; wait for it"):
         second.check(resume)
     lock.release()
     second.check(resume)
@@ -113,7 +113,7 @@ def test_two_first_runs_do_not_share_a_folder(tmp_path):
     for new in (first, second):
         new.check(resume=False)
     first.open(resume=False)
-    with pytest.raises(ValueError, match="another 'fit' writes into"):
+    with pytest.raises(ValueError, match="another 'fit' is writing to"):
         second.open(resume=False)
     second.close(keep=False)
     checkpoint(first.place, "first")

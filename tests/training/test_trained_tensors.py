@@ -32,7 +32,7 @@ def test_of_a_checkpoint_file(tiny_run, tmp_path):
 def test_what_is_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         trained_tensors(tmp_path / "nowhere.ckpt")
-    with pytest.raises(ValueError, match="no whole DeepSpeed checkpoint"):
+    with pytest.raises(ValueError, match="not a complete DeepSpeed checkpoint"):
         trained_tensors(tmp_path)
     torch.save({"state_dict": {"a": torch.empty(0)}}, tmp_path / "empty.ckpt")
     with pytest.raises(ValueError, match="tensor a is empty"):

@@ -85,7 +85,7 @@ def compare_paper(arms: Sequence[ArmResults], path: Path) -> list[PaperCompariso
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
     except ValueError as error:
-        raise ValueError(f"{path} is no file of printed tables ({error})") from None
+        raise ValueError(f"{path} is not a file of printed tables ({error})") from None
     return [_comparison(arm, anchor_of(arm, arms), row, rows) for arm in arms for row in rows if _same_method(arm, row)]
 
 

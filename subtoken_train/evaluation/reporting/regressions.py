@@ -224,7 +224,7 @@ def _answer(name: str, run: Run, record: SampleRecord, image: Image.Image | None
     score = float(run.scores_n[run.ids.index(record.id)])
     bits = None if record.kept_visual is None else kept_bits(record.kept_visual, run.grid_bits)
     if bits is None:
-        words = "" if record.kept_visual is None else "kept tokens are no square grid: not drawn"
+        words = "" if record.kept_visual is None else "kept tokens do not form a square grid: not drawn"
         small = None if image is None else image.copy()
         if small is not None:
             small.thumbnail((SIDE, SIDE))

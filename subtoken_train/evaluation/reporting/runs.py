@@ -207,7 +207,7 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
     runs = arm.runs.setdefault(run.manifest.task, {})
     if facts.seed in runs:
         raise ValueError(
-            f"arm {name}, seed {facts.seed} is twice on {run.manifest.task}: {runs[facts.seed].folder} and "
+            f"arm {name}, seed {facts.seed} appears twice on {run.manifest.task}: {runs[facts.seed].folder} and "
             f"{run.folder}; name one of them"
         )
     for other_run in runs.values():

@@ -351,7 +351,7 @@ def _run(run: Any, place: str) -> dict[str, Any]:
         if len(figures) != len(made["kinds"]) or all(figure is None for figure in figures):
             raise ValueError(f"{place}.measures.{name} must have a figure or null for every question, and one figure")
         if not name.isidentifier():
-            raise ValueError(f"{place}.measures: {shown(name)} is no name of a measure, such as token_accuracy")
+            raise ValueError(f"{place}.measures: {shown(name)} is not the name of a measure, such as token_accuracy")
     return made
 
 

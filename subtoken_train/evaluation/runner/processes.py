@@ -102,7 +102,7 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"another evaluation writes into {folder}; wait for it, or choose another") from None
+        raise ValueError(f"another evaluation is writing to {folder}; wait for it, or choose another") from None
     try:
         yield
     except BaseException:

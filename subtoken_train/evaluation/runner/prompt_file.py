@@ -140,14 +140,14 @@ def answer_file(
     """
     folder = records_folder(output)
     if output.exists() and not folder.is_dir():
-        raise ValueError(f"{output} exists and has no {folder.name} to go on with; name another --output")
+        raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
     family = family_named(path, None if spec.adapter is None else spec.backbone)
     kind = PicturePrompts if family.sees_images else TextPrompts
     task = kind(max_new_tokens, images_outside_folder, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
     if raw and (family.sees_images or any(sample.messages for sample in samples)):
-        raise ValueError("raw prompts are texts that a language model goes on with: no images, no messages")
+        raise ValueError("raw prompts are texts for a language model to continue: no images, no messages")
     pool = ModelPool(device)
     arm = describe_arm(spec, pool)
     with alone(folder, ONE):

@@ -31,7 +31,7 @@ class FileRow(NamedTuple):
         """Return the text of a cell; a ``ValueError`` where it holds none."""
         value = self.values[column]
         if not isinstance(value, str):
-            raise ValueError(f"{self.place}: {column} is {value!r}, and a text is wanted; fetch the file again")
+            raise ValueError(f"{self.place}: {column} is {value!r}, but must be a text; fetch the file again")
         return value
 
     def texts(self, column: str) -> list[str]:
@@ -42,7 +42,7 @@ class FileRow(NamedTuple):
             texts = [text for text in given if isinstance(text, str)]
             if len(texts) == len(given):
                 return texts
-        raise ValueError(f"{self.place}: {column} is {found!r}, and a list of texts is wanted; fetch the file again")
+        raise ValueError(f"{self.place}: {column} is {found!r}, but must be a list of texts; fetch the file again")
 
     def image(self, column: str = "image") -> tuple[ImageSource]:
         """Return the row's image; a ``ValueError`` where it has none."""
@@ -80,7 +80,7 @@ def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
     seen: dict[str, str] = {}
     for name, place in ids:
         if name in seen:
-            raise ValueError(f"{place}: id {name!r} is there twice, first in {seen[name]}; keep one")
+            raise ValueError(f"{place}: id {name!r} appears twice, first in {seen[name]}; keep one")
         seen[name] = place
 
 
@@ -107,7 +107,7 @@ def benchmark_text(path: Path) -> str:
         raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise ValueError(f"{path}, line {line}: holds a NUL character, so it is no text; {CUT_OFF}")
+        raise ValueError(f"{path}, line {line}: holds a NUL character, so it is not text; {CUT_OFF}")
     return text
 
 
@@ -140,7 +140,7 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines go."""
     text = benchmark_text(path)
     if text.lstrip().startswith("["):
-        raise ValueError(f"{path} is one JSON list; one JSON object a line is wanted: write a line for each of them")
+        raise ValueError(f"{path} is one JSON list, not one JSON object per line: write a line for each of them")
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         place = f"{path}, line {number}"
@@ -164,11 +164,11 @@ def _parsed(text: str, place: str) -> Any:
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
     if not isinstance(values, dict):
-        raise ValueError(f"{place}: a JSON object is wanted, got {shown(values)}")
+        raise ValueError(f"{place}: expected a JSON object, got {shown(values)}")
     check_columns(place, columns, list(values))
     for name, kinds in _NAMES.items():
         if not isinstance(values.get(name), kinds) or isinstance(values.get(name), bool):
-            raise ValueError(f"{place}: {name} is {shown(values[name])}; a text is wanted, or a number; {CUT_OFF}")
+            raise ValueError(f"{place}: {name} is {shown(values[name])}; it must be a text or a number; {CUT_OFF}")
     return FileRow(values, place)
 
 

@@ -109,7 +109,7 @@ class LocalQuestions(Task):
             raise ValueError(f"{place}: there is an image; use the task local")
         answers = _listed(values["answers"])
         if values["metric"] == "vqa" and len(answers) < _FEWEST_PEOPLE:
-            raise ValueError(f"{place}: metric vqa wants {_FEWEST_PEOPLE} people's answers or more, got {len(answers)}")
+            raise ValueError(f"{place}: metric vqa needs {_FEWEST_PEOPLE} people's answers or more, got {len(answers)}")
         return Sample(
             id=str(values.get("id", number)),
             prompt=_prompt(values["question"], len(names), place),

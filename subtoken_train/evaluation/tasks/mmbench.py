@@ -112,4 +112,4 @@ def _index(row: FileRow) -> int:
     try:
         return int(row.values["index"])
     except ValueError:
-        raise ValueError(f"{row.place}: index {row.values['index']!r} is no number") from None
+        raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number") from None

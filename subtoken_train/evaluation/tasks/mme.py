@@ -158,7 +158,7 @@ class MME(ImageQuestions):
                 for line in read_lines(path):
                     question, tab, answer = line.values["text"].partition("\t")
                     if not tab:
-                        raise ValueError(f"{line.place}: a question, a tab and an answer are wanted")
+                        raise ValueError(f"{line.place}: expected a question, a tab and an answer")
                     values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
                     rows.append(FileRow({**values, "question": question, "answer": answer}, line.place))
         return rows
@@ -171,4 +171,4 @@ class MME(ImageQuestions):
         for (_, pair), two in pairs.items():
             if len({row.values["question"] for row in two}) != 2 or len(two) != 2:
                 places = "; ".join(row.place for row in two)
-                raise ValueError(f"{places}: image {pair} has {len(two)} questions, and two different ones are wanted")
+                raise ValueError(f"{places}: image {pair} has {len(two)} questions, but needs two different ones")

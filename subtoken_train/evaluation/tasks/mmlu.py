@@ -119,6 +119,6 @@ def _answer(row: FileRow) -> int:
     answer, choices = row.values["answer"], row.values["choices"]
     if len(choices) != len(LETTERS) or answer not in range(len(LETTERS)):
         raise ValueError(
-            f"{row.place}: {len(choices)} choices with answer {answer}; 4 are wanted, and A to D or 0 to 3"
+            f"{row.place}: {len(choices)} choices with answer {answer}; it needs 4 choices, and A to D or 0 to 3"
         )
     return int(answer)

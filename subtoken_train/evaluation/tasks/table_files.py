@@ -87,7 +87,7 @@ def _row(
     path: Path, delimiter: str, names: list[str], image: str | None, offset: int, place: str, cells: Sequence[str]
 ) -> FileRow:
     if len(cells) != len(names):
-        raise ValueError(f"{place}: {len(cells)} cells, {len(names)} are wanted; {CUT_OFF}")
+        raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
     values: dict[str, Any] = dict(zip(names, cells, strict=True))
     if image and len(values[image]) > SHORT:
         values[image] = EncodedImage(partial(_decoded_cell, path, offset, delimiter, names.index(image), place), place)
@@ -102,7 +102,7 @@ def _decoded_cell(path: Path, offset: int, delimiter: str, column: int, place: s
     try:
         return base64.b64decode(cell, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"image {place} is no base64 text ({error}); {CUT_OFF}") from None
+        raise ValueError(f"image {place} is not base64 text ({error}); {CUT_OFF}") from None
 
 
 @contextmanager

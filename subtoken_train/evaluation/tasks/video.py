@@ -74,7 +74,9 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     rows = []
     for record in records:
         if not isinstance(record.prediction, str) or "index" not in record.reference:
-            raise ValueError(f"sample {record.id!r} is no answer to a video question; only their tasks have a judge")
+            raise ValueError(
+                f"sample {record.id!r} is not an answer to a video question; only their tasks have a judge"
+            )
         rows.append({**record.reference, "prediction": record.prediction})
     if not rows:
         raise ValueError(f"no answers to write to {path}; evaluate the task first")
@@ -107,7 +109,7 @@ class MMBenchVideo(VideoTask):
         unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
             if not row.values["index"].isdecimal():
-                raise ValueError(f"{row.place}: index {row.values['index']!r} is no number")
+                raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
         chosen = self.frames_of(row.values["video"] for row in rows)
         samples = []
         for row in rows:

@@ -130,7 +130,7 @@ class EarlyStoppingConfig:
             raise unknown_name("early_stopping.monitor", self.monitor, scores)
         better = VALIDATION_SCORES.get(self.monitor, "max")
         if self.mode not in (None, better):
-            raise ValueError(f"early_stopping.mode is {self.mode!r}, but {self.monitor} wants {better!r}; leave it out")
+            raise ValueError(f"early_stopping.mode is {self.mode!r}, but {self.monitor} needs {better!r}; leave it out")
         return better
 
 

@@ -75,7 +75,7 @@ class Throughput(Callback):
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
         self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
         if self._peak is None:
-            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) are not known")
+            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
         else:
             self._flops = flops_of(pl_module)
         self._restart()

@@ -50,7 +50,7 @@ def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None
     extra = _read_settings(config) if isinstance(config, str) else config or {}
     for key, ours in _RECIPE_SAYS.items():
         if key in extra:
-            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe says in {ours}; remove it there")
+            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe sets in {ours}; remove it there")
     if stage not in (1, 2, 3):
         raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
     zero: dict[str, Any] = {
@@ -78,7 +78,7 @@ def _read_settings(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} cannot be read: {error}") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} are no JSON object")
+        raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} are not a JSON object")
     return settings
 
 

@@ -85,7 +85,7 @@ def test_runs_that_do_not_belong_together(tmp_path):
     write_run(tmp_path / "two", facts("a", seed=1), "pope", answers(range(3)), digest="other")
     assert "arm a answered different samples of pope in" in refused(tmp_path / "one", tmp_path / "two")
     write_run(tmp_path / "three", facts("a", seed=0), "pope", answers(range(3)))
-    assert "arm a, seed 0 is twice on pope" in refused(tmp_path / "one", tmp_path / "three")
+    assert "arm a, seed 0 appears twice on pope" in refused(tmp_path / "one", tmp_path / "three")
     write_run(tmp_path / "four", facts("a", 0.5, seed=3), "pope", answers(range(3)))
     assert "arm a has acts in prefill, but - elsewhere" in refused(tmp_path / "one", tmp_path / "four")
     write_run(tmp_path / "five", facts("a", seed=4, anchor="b"), "pope", answers(range(3)))

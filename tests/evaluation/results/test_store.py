@@ -1,4 +1,4 @@
-"""Records survive: they are read back as written, a torn line is no record, and nothing is there twice."""
+"""Records survive: they are read back as written, a torn line is no record, and nothing appears twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_record_is_one_line_and_reads_back(name, prediction):
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", "no json", RECORD.line().replace('"id"', '"name"')])
 def test_what_is_no_record_names_its_place(line):
-    with pytest.raises(ValueError, match="here is no record of a sample"):
+    with pytest.raises(ValueError, match="here is not a record of a sample"):
         SampleRecord.parse(line, "here")
 
 
@@ -86,10 +86,10 @@ def test_a_huge_file_without_a_line_is_not_read_to_its_end(tmp_path):
 def test_a_sample_twice_and_a_broken_line_name_their_places(tmp_path):
     for rank in (0, 1):
         SampleWriter(tmp_path, rank, 2).append([RECORD])
-    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 1: sample 'a' is there twice"):
+    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 1: sample 'a' appears twice"):
         read_samples(tmp_path)
     (tmp_path / "samples-1-of-2.jsonl").write_text(replace(RECORD, id="b").line() + "{}\n")
-    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 2 is no record"):
+    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 2 is not a record"):
         read_samples(tmp_path)
 
 

@@ -340,7 +340,7 @@ def test_measures_pair_where_both_have_them():
             ([{"measures": {"digit_f1": figures}}], "mine", "must have a figure or null")
             for figures in ([0.5], [None] * 4, [0.5] * 5)
         ),
-        ([{"measures": {"a | b": [0.5] * 4}}], "mine", "'a | b' is no name of a measure"),
+        ([{"measures": {"a | b": [0.5] * 4}}], "mine", "'a | b' is not the name of a measure"),
         ([{"measures": []}], "mine", r"measures is \[\]; it must be"),
         ([{"measures": {"digit_f1": [True] * 4}}], "mine", r"measures.digit_f1\[0\] is"),
     ],

@@ -72,7 +72,7 @@ def test_what_was_answered_and_what_was_there_stays(tmp_path):
 
 def test_two_runs_are_refused_and_the_first_is_not_disturbed(tmp_path):
     with alone(tmp_path / "new", ONE):
-        with pytest.raises(ValueError, match="another evaluation writes into"), alone(tmp_path / "new", ONE):
+        with pytest.raises(ValueError, match="another evaluation is writing to"), alone(tmp_path / "new", ONE):
             pass
         assert (tmp_path / "new").is_dir()
     assert (tmp_path / "new").is_dir()

@@ -190,7 +190,7 @@ def test_an_unreadable_image_stops_the_run_and_finished_samples_stay(tmp_path):
 def test_only_one_run_writes_into_a_folder(scenes, tmp_path):
     from filelock import FileLock
 
-    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation writes into"):
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
         run_grid(scenes_grid(scenes, tmp_path, ROUTED))
 
 

@@ -35,7 +35,7 @@ def test_captions_that_cannot_be_scored(tmp_path):
     """None at all, and one that is no list, which would be taken letter by letter."""
     words = "no answers, so this is another split's file; use that of 'val'"
     refused(words, "textcaps", parquet(tmp_path / "a", "textcaps", ("one", [])))
-    words = r"row 1: caption_str is 'A dog\.', and a list of texts is wanted"
+    words = r"row 1: caption_str is 'A dog\.', but must be a list of texts"
     refused(words, "textcaps", parquet(tmp_path / "b", "textcaps", ("one", "A dog.")))
 
 

@@ -30,7 +30,7 @@ def test_mistakes(tmp_path):
     folder = parquet(tmp_path, [{"question": "Why?", "imageId": "n7"}])
     refused(r"parquet, row 1: image n7 is not in testdev_balanced_images", "gqa", folder)
     folder = parquet(tmp_path, [{"question": "Why?", "id": "1"}, {"question": "Who?", "id": "1"}])
-    refused(r"row 2: id '1' is there twice, first in .*row 1", "gqa", folder)
+    refused(r"row 2: id '1' appears twice, first in .*row 1", "gqa", folder)
     folder = parquet(tmp_path, [{"question": "Why?"}, {"question": "Who?", "answer": None}])
     refused(r"row 2: no answers, so this is another split's file; use that of 'testdev'", "gqa", folder)
     (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')

@@ -60,11 +60,11 @@ def test_what_no_file_may_be(tmp_path, name):
     refused(rf"task {name}: .* has no .*\.parquet\. .*hf download", name, tmp_path)
     asked = {"question": "What?"}
     refused("parquet, row 2: the row has no image", name, parquet(tmp_path, name, [asked, {**asked, "image": None}]))
-    words = "parquet, row 2: question is None, and a text is wanted; fetch the file"
+    words = "parquet, row 2: question is None, but must be a text; fetch the file"
     refused(words, name, parquet(tmp_path, name, [asked, {"question": None}]))
     if column:
         parquet(tmp_path, name, [asked, asked, {**asked, column: "0"}])
-        refused(r"parquet, row 3: id '0' is there twice, first in .*parquet, row 1", name, tmp_path)
+        refused(r"parquet, row 3: id '0' appears twice, first in .*parquet, row 1", name, tmp_path)
     refused(f"has no column .*{next(iter(row))}", name, write_rows(tmp_path, f"{stem}-00000-of-00001", [asked]))
     path = tmp_path / f"{stem}-00000-of-00001.parquet"
     path.write_bytes(path.read_bytes()[:-20])
@@ -75,7 +75,7 @@ def test_what_no_file_may_be(tmp_path, name):
     ("name", "document", "words"),
     [
         *(
-            ("docvqa", {"answers": answers}, rf"answers is {shown}.*, and a list of texts is wanted")
+            ("docvqa", {"answers": answers}, rf"answers is {shown}.*, but must be a list of texts")
             for answers, shown in [
                 (["x", None], r"\['x', None\]"),
                 ("yes", "'yes'"),

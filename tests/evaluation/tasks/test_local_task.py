@@ -53,7 +53,7 @@ def test_modality_is_the_tasks(tmp_path):
         (without(answers=[1]), r"answers must be a text or a list of texts, got \[1\]"),
         (without(question=""), "question must be a text that is not empty"),
         (without(metric="cider"), "unknown metric 'cider'. Allowed: anls, contains, exact_match, relaxed, vqa"),
-        (without(metric="vqa"), "metric vqa wants 4 people's answers or more, got 2"),
+        (without(metric="vqa"), "metric vqa needs 4 people's answers or more, got 2"),
         (without(id=None), "id must be a text or a number, got None"),
         (without(image=3), "image must be a text or a list of texts, got 3"),
         (without(images="a.png"), "unknown key 'images'. Did you mean 'image'?"),
@@ -68,7 +68,7 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 def test_files(tmp_path):
     refused(r"task local needs a source. write a .jsonl file", "local")
     refused(r"has 0 .jsonl files; name the file that is meant", "local", tmp_path)
-    refused("line 2: id '1' is there twice, first in", "local", write(tmp_path, LINE, LINE | {"id": "1"}))
+    refused("line 2: id '1' appears twice, first in", "local", write(tmp_path, LINE, LINE | {"id": "1"}))
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_all_sets(tmp_path):
     ("name", "row", "message"),
     [
         ("lcc", {"answers": []}, r"lcc\.jsonl, line 2: no answers"),
-        ("lcc", {"answers": [3]}, r"line 2: answers is \[3\], and a list of texts is wanted"),
-        ("lcc", {"context": None}, r"line 2: context is None, and a text is wanted"),
+        ("lcc", {"answers": [3]}, r"line 2: answers is \[3\], but must be a list of texts"),
+        ("lcc", {"context": None}, r"line 2: context is None, but must be a text"),
         ("lcc", {"dataset": "trec"}, r"line 2: dataset is 'trec', in the file of 'lcc'"),
-        ("trec", {}, r"line 2: all_classes is None, and a list of texts is wanted"),
+        ("trec", {}, r"line 2: all_classes is None, but must be a list of texts"),
         ("passage_retrieval_en", {}, r"line 2: an answer names no paragraph: 'cat'"),
     ],
 )
@@ -100,7 +100,7 @@ def test_files_that_are_none(tmp_path):
     path.write_text(path.read_text()[:-9])
     refused(r"lcc\.jsonl, line 1", "longbench", tmp_path, sets=["lcc"])
     path.write_text("[" * 100_000)
-    refused(r"lcc\.jsonl is one JSON list; one JSON object a line", "longbench", tmp_path, sets=["lcc"])
+    refused(r"lcc\.jsonl is one JSON list, not one JSON object per line", "longbench", tmp_path, sets=["lcc"])
 
 
 CLASSES = ["human", "other", "Number", "number of", "Number of dogs"]

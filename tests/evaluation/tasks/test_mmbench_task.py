@@ -72,7 +72,7 @@ def test_reference_prompts(shared, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{}, {"index": 0}], r"id '0' is there twice, first in"),
+        ([{}, {"index": 0}], r"id '0' appears twice, first in"),
         ([{}, {"answer": "C"}], r"the answer is 'C', and the options are A, B"),
         ([{}, {"answer": "nan"}], r"(row 2|line 3): no answers, so this is another split's file; use that of 'dev'"),
     ],
@@ -84,7 +84,7 @@ def test_mistakes(tmp_path, write, rows, message):
 def test_mistakes_of_tables(tmp_path):
     refused(r"has no en/dev-\*\.parquet", "mmbench", tmp_path)
     table(tmp_path, [{"index": "x"}])
-    refused(r"20230712\.tsv, line 2: index 'x' is no number", "mmbench", tmp_path)
+    refused(r"20230712\.tsv, line 2: index 'x' is not a number", "mmbench", tmp_path)
     cut = tmp_path / "mmbench_dev_20230712.tsv"
     cut.write_text(cut.read_text().rpartition("\t")[0])
-    refused(r"20230712\.tsv, line 2: 11 cells, 12 are wanted; the file may be cut off", "mmbench", tmp_path)
+    refused(r"20230712\.tsv, line 2: 11 cells, but 12 columns; the file may be cut off", "mmbench", tmp_path)

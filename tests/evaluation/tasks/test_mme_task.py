@@ -49,9 +49,9 @@ def test_all_real_questions(shared, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (PAIR[:1], r"parquet, row 1: image code_reasoning/0020\.png has 1 questions, and two different ones"),
+        (PAIR[:1], r"parquet, row 1: image code_reasoning/0020\.png has 1 questions, but needs two different ones"),
         ([*PAIR, PAIR[0]], r"row 1; .*row 2; .*row 3: image code_reasoning/0020\.png has 3 questions"),
-        ([PAIR[0], PAIR[0]], r"has 2 questions, and two different ones are wanted"),
+        ([PAIR[0], PAIR[0]], r"has 2 questions, but needs two different ones"),
         ([PAIR[0], {**PAIR[1], "answer": None}], r"row 2: no answers, so this is another split's file; use that of"),
         ([{**PAIR[0], "answer": "maybe"}], r"row 1: category 'code_reasoning' with answer 'maybe'; the categories are"),
         ([{**PAIR[0], "category": "reading"}], r"row 1: category 'reading' with answer 'yes'"),
@@ -64,4 +64,4 @@ def test_mistakes(tmp_path, rows, message):
 def test_a_line_without_an_answer(tmp_path):
     (tmp_path / "OCR").mkdir()
     (tmp_path / "OCR" / "1.txt").write_text("Is it?\tYes\nIs it not?\n")
-    refused(r"1\.txt, line 2: a question, a tab and an answer are wanted", "mme", tmp_path)
+    refused(r"1\.txt, line 2: expected a question, a tab and an answer", "mme", tmp_path)

@@ -92,9 +92,11 @@ def test_too_few_examples(tmp_path, write):
 def test_mistakes(tmp_path):
     refused(r"has no all/dev-\*\.parquet", "mmlu", tmp_path)
     mmlu_numbers(tmp_path, SUBJECT, {**SPLITS, "test": [("What?", 4)]})
-    refused(r"physics_test\.csv, line 2: 4 choices with answer -?\d; 4 are wanted", "mmlu", tmp_path, num_fewshot=0)
+    refused(
+        r"physics_test\.csv, line 2: 4 choices with answer -?\d; it needs 4 choices", "mmlu", tmp_path, num_fewshot=0
+    )
     path = tmp_path / "test" / f"{SUBJECT}_test.csv"
     path.write_text(path.read_text().rpartition(",")[0])
-    refused(r"physics_test\.csv, line 2: 5 cells, 6 are wanted", "mmlu", tmp_path, num_fewshot=0)
+    refused(r"physics_test\.csv, line 2: 5 cells, but 6 columns", "mmlu", tmp_path, num_fewshot=0)
     path.unlink()
     refused(r"test has no \*_test\.csv", "mmlu", tmp_path, num_fewshot=0)

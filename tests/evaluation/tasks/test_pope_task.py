@@ -79,7 +79,7 @@ def test_mistakes(tmp_path):
     refused(r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par", "pope", tmp_path)
     own_form(tmp_path, [{}, {}])
     refused(
-        r"random\.json, line 2: id 'random/1' is there twice, first in .* line 1", "pope", tmp_path, category="random"
+        r"random\.json, line 2: id 'random/1' appears twice, first in .* line 1", "pope", tmp_path, category="random"
     )
     own_form(tmp_path, [{}, {"label": "maybe"}])
     refused(r"random\.json, line 2: the answer is 'maybe'; POPE's are yes and no", "pope", tmp_path, category="random")

@@ -67,7 +67,7 @@ def test_mistakes(tmp_path):
         r"problems\.json, '8': the answer is '1', which is none of the 2 choices", "scienceqa", tmp_path, subset="full"
     )
     own_form(tmp_path, {"8": {**PROBLEM, "image": None}}, ["8", "8"])
-    refused(r"splits\.json, test\[1\]: id '8' is there twice, first in .*test\[0\]; keep one", "scienceqa", tmp_path)
+    refused(r"splits\.json, test\[1\]: id '8' appears twice, first in .*test\[0\]; keep one", "scienceqa", tmp_path)
     (tmp_path / "pid_splits.json").write_text('{"val": []}')
     refused(r"pid_splits\.json has no list 'test'", "scienceqa", tmp_path)
     (tmp_path / "problems.json").unlink()

@@ -33,10 +33,10 @@ def test_json_lines_with_their_places(write):
     ("text", "message"),
     [
         ('{"a": 1}\n{"a": ', r"file\.txt, line 2: invalid JSON \(.*\); the file may be cut off"),
-        ('{"a": 1}\n[1]\n', r"file\.txt, line 2: a JSON object is wanted, got \[1"),
+        ('{"a": 1}\n[1]\n', r"file\.txt, line 2: expected a JSON object, got \[1"),
         ('{"a": 1}\n{"b": 1}\n', r"file\.txt, line 2: no column a; it has b"),
         (b'{"a": 1}\n{"a": "\xff"}\n', r"file\.txt, line 2: not UTF-8"),
-        ('{"a": 1}\n{"a": "\0"}\n', r"file\.txt, line 2: holds a NUL character, so it is no text; the file may be"),
+        ('{"a": 1}\n{"a": "\0"}\n', r"file\.txt, line 2: holds a NUL character, so it is not text; the file may be"),
     ],
 )
 def test_bad_json_lines(write, text, message):
@@ -82,7 +82,7 @@ def test_base64_images_are_read_when_asked_for(write):
 
 def test_a_cell_that_is_no_image(write):
     (row,) = read_table(write(f"index\timage\n1\t{'?!' * 40}\n"), ["index"], "\t", image="image")
-    with pytest.raises(ValueError, match=r"file\.txt, line 2 is no base64 text"):
+    with pytest.raises(ValueError, match=r"file\.txt, line 2 is not base64 text"):
         row.values["image"].read()
 
 
@@ -109,7 +109,7 @@ def test_lines_and_named_objects(write):
     [
         ("", "is empty"),
         ("a,c\n1,2\n", r"file\.txt: no column b; it has a, c"),
-        ("a,b\n1,2\n3\n", r"file\.txt, line 3: 1 cells, 2 are wanted; the file may be cut off"),
+        ("a,b\n1,2\n3\n", r"file\.txt, line 3: 1 cells, but 2 columns; the file may be cut off"),
         ('a,b\n1,2\n3,"4', r"file\.txt, line 3: unexpected end of data"),
         (b"a,b\n1,\xff\n", r"file\.txt is not UTF-8"),
     ],
@@ -123,5 +123,5 @@ def test_bad_tables(write, text, message):
 def test_names_that_are_none(tmp_path, name, value):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"rows": [{"id": 1}, {name: value}]}))
-    with pytest.raises(ValueError, match=rf"a\.json, rows\[1\]: {name} is .*; a text is wanted"):
+    with pytest.raises(ValueError, match=rf"a\.json, rows\[1\]: {name} is .*; it must be a text"):
         read_entries(path, "rows")

@@ -109,7 +109,7 @@ def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
     [
         ([*LINES, LINES[0]], NOTED, r"ocr\.jsonl, line 4: .*no \(further\) answers for question 'What is the brand"),
         (LINES, NOTED[1:], r"line 2: .*val\.json has no .* of image 'b9dc400eb20bad64'; .* of the same split"),
-        (LINES, [*NOTED, NOTED[0]], r"data\[3\]: id '34603' is there twice, first in .*data\[0\]"),
+        (LINES, [*NOTED, NOTED[0]], r"data\[3\]: id '34603' appears twice, first in .*data\[0\]"),
         (LINES, [*NOTED[1:], DATA[0]], r"data\[2\]: no answers, so this is another split's file; use .*'validation'"),
         ([{**LINES[0], "text": "What?"}], NOTED, r"line 1: a text must have a line each for the question"),
         ([{"question_id": "x", "text": "What?"}], NOTED, r"line 1: no column image"),

@@ -58,8 +58,8 @@ def test_splits_of_the_server(split):
     [
         (ASKED, NOTED[:1], r"questions\[0\]: question 262148000 is not in .*annotations\.json; .* of the same split"),
         (ASKED[:1], NOTED, r"annotations\[0\]: question 393225000 is not in .*questions\.json; .* of the same split"),
-        ([*ASKED, ASKED[0]], NOTED, r"questions\[2\]: id '262148000' is there twice, first in .*questions\[0\]"),
-        (ASKED, [*NOTED, NOTED[0]], r"annotations\[2\]: id '393225000' is there twice"),
+        ([*ASKED, ASKED[0]], NOTED, r"questions\[2\]: id '262148000' appears twice, first in .*questions\[0\]"),
+        (ASKED, [*NOTED, NOTED[0]], r"annotations\[2\]: id '393225000' appears twice"),
         (ASKED, [NOTED[0], {**NOTED[1], "answers": []}], r"annotations\[1\]: no answers, so this is another split's"),
         (ASKED, [{"question_id": 1}], r"annotations\[0\]: no column answers, answer_type"),
     ],

@@ -39,7 +39,7 @@ def test_a_part_needs_a_limit(two):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": "a"}, "task birds, sample 2: id 'a' is there twice, first in task birds, sample 1"),
+        ({"id": "a"}, "task birds, sample 2: id 'a' appears twice, first in task birds, sample 1"),
         ({"prompt": "What?"}, "sample 'b': 0 <image> in the prompt for 1 images"),
         ({"context_characters": 99}, "sample 'b': context_characters 99 lies outside its prompt of 13"),
     ],

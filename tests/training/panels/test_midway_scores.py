@@ -41,7 +41,7 @@ def test_the_mode_follows_from_the_monitor(monitor, mode, expected):
         ),
         (EarlyStoppingConfig("eval/accuracy"), ["val/loss"], "Allowed: val/loss"),
         (EarlyStoppingConfig("val/loss"), [], "the run makes no scores; add an evaluation band or validation data"),
-        (EarlyStoppingConfig("val/loss", mode="max"), ALL, "early_stopping.mode is 'max', but val/loss wants 'min'"),
+        (EarlyStoppingConfig("val/loss", mode="max"), ALL, "early_stopping.mode is 'max', but val/loss needs 'min'"),
     ],
 )
 def test_mistakes(config, scores, message):

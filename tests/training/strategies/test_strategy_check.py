@@ -86,7 +86,7 @@ def test_more_processes_than_gpus(monkeypatch, devices):
     every=3,
 )
 def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, value, where):
-    with pytest.raises(ValueError, match=f"{key!r}, which the recipe says in {where}; remove it there"):
+    with pytest.raises(ValueError, match=f"{key!r}, which the recipe sets in {where}; remove it there"):
         zero_settings(2, False, {key: value})
     overlay = tmp_path / "overlay.yaml"
     settings = {"class_path": "subtoken_train.training.strategies.zero.ZeroStrategy"}
@@ -104,7 +104,7 @@ def test_deepspeed_settings_file(tmp_path):
     assert settings["zero_optimization"]["offload_param"] == {"device": "cpu"}
     assert settings["steps_per_print"] == 5
     path.write_text("[1]")
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         zero_settings(3, False, str(path))
     with pytest.raises(ValueError, match="cannot be read"):
         zero_settings(3, False, str(tmp_path / "nowhere.json"))
