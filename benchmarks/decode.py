@@ -92,7 +92,7 @@ def filled(
             marks = torch.zeros(1, entries, groups[0], dtype=torch.bool, device=key.device).scatter_(2, chosen, True)
             marks[:, entries - whole :] = True
         keep = torch.ones(1, 1, entries, dtype=torch.bool, device=key.device)
-        layer.fill(pack_layer(key, value, layer_plan(keep, marks), Packing()), entries, key)
+        layer.store_prompt(pack_layer(key, value, layer_plan(keep, marks), Packing()), entries, key)
     cache.next_position = torch.tensor([[entries]], device=key.device)
     cache.origin_B = torch.zeros(1, dtype=torch.long, device=key.device)
     return cache

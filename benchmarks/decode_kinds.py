@@ -39,7 +39,7 @@ def filled(counts: list[int], routed: bool, form: Format = MODEL) -> PackedCache
         if routed:
             chosen = torch.rand(batch, length, GROUPS).argsort(-1)[..., :KEPT]
             groups = torch.zeros(batch, length, GROUPS, dtype=torch.bool).scatter_(2, chosen, True)
-        layer.fill(pack_layer(key, value, layer_plan(keep[:, None], groups), Packing(form=form)), length, key)
+        layer.store_prompt(pack_layer(key, value, layer_plan(keep[:, None], groups), Packing(form=form)), length, key)
     cache.next_position = torch.full((batch, 1), length)
     cache.origin_B = torch.zeros(batch, dtype=torch.long)
     return cache

@@ -77,7 +77,7 @@ def compression_of(arm: dict[str, Any]) -> Compression:
 
 def held_bytes(cache: PackedCache) -> int:
     """Bytes of all tensors of a cache."""
-    records = sum(layer.record.nbytes for layer in cache.layers if layer.record is not None)
+    records = sum(layer.eviction_state.nbytes for layer in cache.layers if layer.eviction_state is not None)
     return records + sum(layer.payload_bytes + layer.index_bytes + sum(layer.tail_bytes) for layer in cache.layers)
 
 

@@ -41,7 +41,7 @@ def measure(entries: int, group: int, rounds: int) -> dict[str, Any]:
     def layer_of(budget: float) -> PackedLayer:
         layer = PackedLayer()
         reading = PageReading(16, 1, everything, torch.tensor([int(entries * budget)]))
-        layer.fill(with_pages(blocks, reading), entries, keys)
+        layer.store_prompt(with_pages(blocks, reading), entries, keys)
         layer.chooses_pages = True
         layer.update(new, new)
         return layer

@@ -41,7 +41,7 @@ def filled(decoder: Decoder, counts: list[list[int]], routed: bool) -> PackedCac
             chosen = torch.rand(1, length, GROUPS).argsort(-1)[..., :KEPT]
             groups = torch.zeros(1, length, GROUPS, dtype=torch.bool).scatter_(2, chosen, True)
         keep = keep[:1] if len(set(counts_h)) == 1 else keep
-        layer.fill(pack_layer(key, value, layer_plan(keep[None], groups), Packing()), length, key)
+        layer.store_prompt(pack_layer(key, value, layer_plan(keep[None], groups), Packing()), length, key)
     cache.next_position = torch.tensor([[max(map(max, counts))]])
     cache.origin_B = torch.zeros(1, dtype=torch.long)
     return cache

@@ -62,7 +62,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.appends = False
 
     @property
-    def is_filled(self) -> bool:
+    def holds_prompt(self) -> bool:
         """Return whether the cache holds a prompt."""
         return self.next_position is not None
 
@@ -71,9 +71,9 @@ class PackedCache(Cache):  # type: ignore[misc]
         """Tokens of the unreduced prompt, padding included."""
         return self.layers[0].prompt_length
 
-    def check_filled(self) -> None:
+    def check_holds_prompt(self) -> None:
         """Raise a worded ``ValueError`` if the cache holds no prompt."""
-        if not self.is_filled:
+        if not self.holds_prompt:
             raise ValueError(
                 "the cache is empty (no prompt was put in, or reset() took it out); generate from the whole prompt, "
                 "without past_key_values"
@@ -105,9 +105,9 @@ class PackedCache(Cache):  # type: ignore[misc]
         The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
 
         Raises:
-            ValueError: see ``check_filled``.
+            ValueError: see ``check_holds_prompt``.
         """
-        self.check_filled()
+        self.check_holds_prompt()
         own = PackedCache(len(self.layers))
         own.workspace, own.layers = self.workspace, [layer.branch() for layer in self.layers]
         own.next_position, own.origin_B, own.evictor = self.next_position, self.origin_B, copy(self.evictor)

@@ -1,6 +1,6 @@
 """Entries of packed blocks while tokens are evicted: which they are, and keeping some of them and of a tail.
 
-An ``EntryRecord`` knows of every stored entry which token it is, and who asked last.
+An ``EvictionState`` knows of every stored entry which token it is, and who asked last.
 
 What was stored stays as it was stored: of rounded vectors and of pieces some are *selected*, none is rounded again. A
 tail's entries become whole entries. A row's stored entries are counted part after part: their *order of storage*.
@@ -33,7 +33,7 @@ STAYS = 128
 
 
 @dataclass
-class EntryRecord:
+class EvictionState:
     """Decode-time eviction state of one layer's entries.
 
     Attributes:
@@ -67,8 +67,8 @@ class EntryRecord:
         budget_B: Tensor,
         observed: int | None,
         carried_BkM: Tensor | None,
-    ) -> EntryRecord:
-        """Build the record of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first.
+    ) -> EvictionState:
+        """Build the state of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first.
 
         Args:
             plan: what was packed.
@@ -108,8 +108,8 @@ class EntryRecord:
             carried,
         )
 
-    def copy(self) -> EntryRecord:
-        """Return an independent record of the same entries."""
+    def copy(self) -> EvictionState:
+        """Return an independent state of the same entries."""
         return replace(self, queries=deque(self.queries))
 
     def note(self, query_BHqd: Tensor) -> None:
@@ -176,7 +176,7 @@ class EntryRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors of the record."""
+        """Bytes of all tensors of the state."""
         parts = [self.place_RM, self.region_RM, self.seen_B, self.budget_B, *self.queries]
         return sum(part.nbytes for part in parts) + (0 if self.carried_RkN is None else self.carried_RkN.nbytes)
 

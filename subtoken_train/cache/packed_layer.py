@@ -1,10 +1,10 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
-The prompt's entries are put in once, by ``fill``; what comes after it (generated tokens, a further turn) is appended
-in full to a tail, in tensors that have room in advance: by whole slacks, or all at once where it is known how many
-tokens will come. While a step has *one shape* (``inference/fixed_step.py``) the number of tokens is read from the
+The prompt's entries are put in once, by ``store_prompt``; what comes after it (generated tokens, a further turn) is
+appended in full to a tail, in tensors that have room in advance: by whole slacks, or all at once where it is known how
+many tokens will come. While a step has *one shape* (``inference/fixed_step.py``) the number of tokens is read from the
 device: tokens are written at the places that it says, and attention reads the whole room. Where tokens are evicted
-while decoding, a *record* says of each entry which one it is, and ``keep`` packs what stays of the tail.
+while decoding, an *eviction state* says which token each entry is, and ``keep`` packs what stays of the tail.
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
-from subtoken_train.cache.entries import EntryRecord, keep_entries
+from subtoken_train.cache.entries import EvictionState, keep_entries
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
@@ -44,10 +44,10 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         tail_start_B: see ``Tail``.
         written: see ``Tail``; shared by all layers of a cache, which counts it up before a step.
         fused: state of the fused kernels, with the scratch of the cache that the layer belongs to.
-        filler: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
+        fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
         prompt_length: tokens of the unreduced prompt, padding included.
         settled_length: tokens that were in the tail before it was packed.
-        record: which token each entry is; None where nothing is evicted while decoding.
+        eviction_state: which token each entry is; None where nothing is evicted while decoding.
         begins_B: position of the tail's first token, in a layer with a window.
         extent: positions from the oldest entry of any sample to the latest first token of a tail.
     """
@@ -61,10 +61,10 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.tail_start_B: Tensor | None = None
         self.written: Tensor | None = None
         self.fused = FusedState(workspace or Workspace())
-        self.filler: Fill | None = None
+        self.fill: Fill | None = None
         self.blocks = []
         self.prompt_length = self.settled_length = 0
-        self.record: EntryRecord | None = None
+        self.eviction_state: EvictionState | None = None
         self.chooses_pages = False
         self.window: int | None = None
         self.begins_B: Tensor | None = None
@@ -150,7 +150,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Build the table of the fused kernels, so that no step has to; nothing where other kernels run."""
         if choose_kernel(self.device.type).path == "triton" and unserved(self.blocks, self.keys) is None:
             batch, kv_heads, _, width = self.keys.shape
-            self.fused.table_of(self.blocks, batch, kv_heads, width, self.filler)
+            self.fused.table_of(self.blocks, batch, kv_heads, width, self.fill)
 
     @property
     def payload_bytes(self) -> int:
@@ -160,7 +160,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def fill_bytes(self) -> int:
         """Bytes of the fill vectors, equal for every sample."""
-        return 0 if self.filler is None else self.filler.nbytes
+        return 0 if self.fill is None else self.fill.nbytes
 
     @property
     def index_bytes(self) -> int:
@@ -172,21 +172,23 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
         return sum(block.unread_bytes for block in self.blocks)
 
-    def fill(self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor, filler: Fill | None = None) -> None:
+    def store_prompt(
+        self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor, fill: Fill | None = None
+    ) -> None:
         """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
         assert not self.blocks
         self.lazy_initialization(like_BhNd, like_BhNd)
-        self.filler = filler
+        self.fill = fill
         self.blocks, self.prompt_length = blocks, prompt_length
 
     def branch(self) -> PackedLayer:
         """Return a layer that shares the prompt, which neither changes, and has an empty tail of its own."""
         assert self.tail_length == self.settled_length == 0
         own = PackedLayer(self.fused.workspace)
-        own.fill(self.blocks, self.prompt_length, self.keys, self.filler)
+        own.store_prompt(self.blocks, self.prompt_length, self.keys, self.fill)
         own.fused.table = self.fused.table
         own.window, own.begins_B, own.extent = self.window, self.begins_B, self.extent
-        own.record = None if self.record is None else self.record.copy()
+        own.eviction_state = None if self.eviction_state is None else self.eviction_state.copy()
         return own
 
     def begin_tail(self, position_B: Tensor) -> None:
@@ -200,14 +202,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Append [B, h, q, d] states to the tail; return the layer twice, in place of keys and values."""
         if not self.is_initialized:
-            raise ValueError("a packed cache is filled before it grows; SubTokenModel.generate makes and fills it")
+            raise ValueError("a packed cache needs a prompt before it grows; SubTokenModel.generate stores it")
         self.write(key_states, value_states)
         return self, self
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attend from the last q tokens to everything stored, [B, H, q, d]; call ``update`` first."""
-        if self.record is not None:
-            self.record.note(query_BHqd)
+        if self.eviction_state is not None:
+            self.eviction_state.note(query_BHqd)
         blocks = self.blocks
         if not self.chooses_pages:
             blocks = [block.in_full for block in blocks]
@@ -216,7 +218,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
             reach = Reach(self.window, first_B)
-        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.filler)
+        return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
 
     def get_seq_length(self) -> int:
         """Return the number of tokens seen, padding and evicted ones included."""
@@ -237,7 +239,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
                 prompt is packed and cannot be shortened. Always, where tokens are evicted while decoding.
         """
-        if self.record is not None:
+        if self.eviction_state is not None:
             raise ValueError(
                 "eviction_every lets tokens go for good: a cache cannot be taken back to an earlier one; leave it out "
                 "to crop the cache"
@@ -287,32 +289,32 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
         """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
         if with_prompt:
-            self.filler = None if self.filler is None else self.filler.select(samples)
+            self.fill = None if self.fill is None else self.fill.select(samples)
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:
             self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
         if self.begins_B is not None:
             self.begins_B = self.begins_B.index_select(0, samples.to(self.begins_B.device))
-        if self.record is not None:
-            self.record.select(samples.to(self.keys.device))
+        if self.eviction_state is not None:
+            self.eviction_state.select(samples.to(self.keys.device))
 
     def tail_rows(self) -> BlockPart:
-        """Return the tail by the record's rows: samples, or heads of samples."""
-        assert self.record is not None
+        """Return the tail by the eviction state's rows: samples, or heads of samples."""
+        assert self.eviction_state is not None
         used = [tail[:, :, : self.tail_length] for tail in (self.keys, self.values)]
-        if len(self.record.place_RM) != len(self.keys):
+        if len(self.eviction_state.place_RM) != len(self.keys):
             used = [tail.flatten(0, 1)[:, None] for tail in used]
         keys, values = (Payload(tail, None, tail.dtype, MODEL) for tail in used)
         return BlockPart(keys, values)
 
     def keep(self, keep_RN: Tensor, settles_B: Tensor, form: Format) -> None:
         """Keep the marked entries, see ``keep_entries``; the tail is packed and begins anew."""
-        assert self.record is not None
+        assert self.eviction_state is not None
         tail = self.tail_rows()
         settles_R = settles_B.repeat_interleave(len(keep_RN) // len(settles_B))
         self.blocks = keep_entries(self.blocks, keep_RN, tail, settles_R, form)
-        self.record.keep(keep_RN, self.tail_length, self.tail_start_B)
+        self.eviction_state.keep(keep_RN, self.tail_length, self.tail_start_B)
         self.settled_length += self.tail_length
         self.clear()
 

@@ -220,10 +220,10 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
     for number, layer in enumerate(cache.layers):
         assert layer.tail_length == layer.settled_length == 0
         blocks = [_write_block(f"{number}.{i}.", block, tensors) for i, block in enumerate(layer.blocks)]
-        filler = layer.filler
-        if filler is not None:
-            tensors[f"{number}.fill"] = filler.vectors_Bhd if filler.stored else filler.vectors_Bhd[:1]
-        layers.append(LayerRecord(blocks, None if filler is None else "stored" if filler.stored else "weight"))
+        fill = layer.fill
+        if fill is not None:
+            tensors[f"{number}.fill"] = fill.vectors_Bhd if fill.stored else fill.vectors_Bhd[:1]
+        layers.append(LayerRecord(blocks, None if fill is None else "stored" if fill.stored else "weight"))
     return PackedRecord(cache.prompt_length, layers), {name: each.contiguous() for name, each in tensors.items()}
 
 
@@ -277,7 +277,7 @@ def packed_cache(
         check_rows(f"layer {number}", blocks, shape.batch, shape.kv_heads)
         fill = _read_fill(f"{number}.fill", own.fill, reader, shape)
         like = torch.empty(shape.batch, shape.kv_heads, 0, shape.width, dtype=shape.dtype, device=device)
-        layer.fill(on_device(blocks, device), record.prompt_length, like, on_device(fill, device))
+        layer.store_prompt(on_device(blocks, device), record.prompt_length, like, on_device(fill, device))
     reader.check_all_taken()
     cache.next_position = position.to(devices[0])
     cache.origin_B = torch.arange(shape.batch, device=devices[0])

@@ -87,8 +87,8 @@ class CacheHeader:
 
 
 @dataclass(frozen=True)
-class _Record(CacheHeader):
-    """The whole record."""
+class _CacheRecord(CacheHeader):
+    """The record of a cache file: its header, version and packed layers."""
 
     version: int
     packed: PackedRecord
@@ -150,7 +150,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
     if digest != _digest(text, tensors):
         raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress again")
-    record = typed(_Record, content, str(path))
+    record = typed(_CacheRecord, content, str(path))
     try:
         if record.version > 1 and record.model.tokenizer is None:
             raise ValueError("its model names no tokenizer")

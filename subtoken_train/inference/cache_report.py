@@ -133,7 +133,7 @@ def report(
         slack_bytes=sum(slack for _, slack in tail),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
         plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
-        statistics_bytes=sum(layer.record.nbytes for layer in layers if layer.record is not None),
+        statistics_bytes=sum(layer.eviction_state.nbytes for layer in layers if layer.eviction_state is not None),
         kernel_bytes=cache.kernel_bytes,
         evictions=0 if cache.evictor is None else cache.evictor.evictions,
         unread_bytes=sum(layer.unread_bytes for layer in layers),

@@ -78,7 +78,7 @@ class FixedStep:
         family = self.backbone.family
         if self.tokens < 1:
             raise ValueError(f"tokens={self.tokens}: a fixed step needs at least one token")
-        if not self.cache.is_filled:
+        if not self.cache.holds_prompt:
             raise ValueError("a fixed step needs a cache with a prompt; run the prompt first (generate, or prefill)")
         if self.cache.evictor is not None:
             raise ValueError(

@@ -86,7 +86,7 @@ def compressed(
         ValueError: as ``prefill``; or a decoded token's logits are NaN or infinite.
     """
     model, watch = backbone.model, _LogitWatch()
-    if cache.is_filled and room is not None:
+    if cache.holds_prompt and room is not None:
         cache.reserve(room)
 
     def forward(input_ids: Tensor, attention_mask: Tensor | None = None, **further: Any) -> CausalLMOutputWithPast:
@@ -95,7 +95,7 @@ def compressed(
                 "the model was called with another cache while it generated; a logits processor or criterion that runs "
                 "the model itself does not go with a compressed cache"
             )
-        if cache.is_filled:
+        if cache.holds_prompt:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
             logits = watch.looked_at(decode(backbone, input_ids, cache), at_once=cache.evictor is not None)
         else:

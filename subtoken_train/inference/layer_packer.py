@@ -203,12 +203,12 @@ class LayerPacker:
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
         blocks = pack_layer(keys, values, here, self.packing, places, counts, rounded)
-        filler = None if own_fill is None else self._filler(blocks, own_fill, len(keys))
-        kept.filled = filler is not None and filler.stored
-        packed.fill(blocks, self.prompt_length, keys, filler)
+        fill = None if own_fill is None else self._fill(blocks, own_fill, len(keys))
+        kept.filled = fill is not None and fill.stored
+        packed.store_prompt(blocks, self.prompt_length, keys, fill)
         packed.window = None if window is None else window.size
 
-    def _filler(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
+    def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
         """Return the vectors that stand for pieces not stored; None where all are stored."""
         if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
             return None

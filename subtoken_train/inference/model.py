@@ -255,7 +255,7 @@ class SubTokenModel:
         """The prompt of a cache that a call goes on with."""
         if self.last is None or self.last.cache is not past:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
-        past.check_filled()
+        past.check_holds_prompt()
         if self.last.beams > 1:
             raise ValueError(
                 "past_key_values was left by a beam search: its rows are running beams, not the answers that were "
@@ -401,5 +401,5 @@ class SubTokenModel:
                 "nothing has been generated yet; cache_report describes the cache of the last call of generate"
             )
         last = self.last
-        last.cache.check_filled()
+        last.cache.check_holds_prompt()
         return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)

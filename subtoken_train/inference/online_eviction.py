@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.entries import STAYS, EntryRecord, read_keys, read_values
+from subtoken_train.cache.entries import STAYS, EvictionState, read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.moving import on_device
@@ -45,13 +45,13 @@ class HeldLayer:
     Attributes:
         layer: the layer.
         order_RM: where in the order of storage each of the stored entries is.
-        place_RN: see ``EntryRecord``.
+        place_RN: see ``EvictionState``.
         regions_RN: ``Region`` codes; padding is no entry.
         competes_RN: entries that compete, bool.
     """
 
     layer: PackedLayer
-    record: EntryRecord
+    state: EvictionState
     order_RM: Tensor
     place_RN: Tensor
     regions_RN: Tensor
@@ -59,24 +59,24 @@ class HeldLayer:
 
     @classmethod
     def of(cls, layer: PackedLayer) -> HeldLayer:
-        """Lay out the entries of a layer that has a record."""
-        record = layer.record
-        assert record is not None
-        place_RN, code_RN = record.with_tail(layer.tail_length, layer.tail_start_B)
-        stored_RM = place_RN[:, : record.place_RM.shape[1]]
+        """Lay out the entries of a layer that has a state."""
+        state = layer.eviction_state
+        assert state is not None
+        place_RN, code_RN = state.with_tail(layer.tail_length, layer.tail_start_B)
+        stored_RM = place_RN[:, : state.place_RM.shape[1]]
         order_RM = stored_RM.masked_fill(stored_RM < 0, torch.iinfo(torch.int64).max).sort(dim=-1, stable=True).indices
         place_RN, code_RN = _arranged(place_RN, order_RM), _arranged(code_RN, order_RM)
         regions_RN = code_RN % STAYS
-        return cls(layer, record, order_RM, place_RN, regions_RN, (regions_RN != Region.PADDING) & (code_RN < STAYS))
+        return cls(layer, state, order_RM, place_RN, regions_RN, (regions_RN != Region.PADDING) & (code_RN < STAYS))
 
     @property
     def heads(self) -> int:
         """Rows of a sample."""
-        return len(self.place_RN) // len(self.record.seen_B)
+        return len(self.place_RN) // len(self.state.seen_B)
 
     def budget(self) -> Tensor:
         """Competing entries that may stay of each row, int64 [R]."""
-        return self.record.budget_B.repeat_interleave(self.heads)
+        return self.state.budget_B.repeat_interleave(self.heads)
 
     def needs(self) -> Tensor:
         """Samples with more competing entries than may stay, bool [B]."""
@@ -84,13 +84,13 @@ class HeldLayer:
 
     def view(self, number: int, scale: float, method: Eviction) -> OnlineView:
         """The layer as its method sees it, read back for the purpose."""
-        record, tail = self.record, self.layer.tail_rows()
+        state, tail = self.state, self.layer.tail_rows()
         rows, tail_length = len(self.place_RN), tail.entries
         keys = self._dense(read_keys(self.layer.blocks, rows), tail.keys.read())
         values = keys[:, :, :0]  # the view gives them to nobody
         if OnlineView.reads_values(method.needs):
-            values = self._dense(read_values(self.layer.blocks, rows, self.layer.filler), tail.payloads[1].read())
-        carried = record.carried(tail_length)
+            values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), tail.payloads[1].read())
+        carried = state.carried(tail_length)
         return OnlineView(
             number,
             self._queries(keys),
@@ -112,16 +112,16 @@ class HeldLayer:
         return torch.cat([stored_RcMd.gather(2, index), tail_RcTd.to(stored_RcMd.dtype)], 2)
 
     def _queries(self, keys_RcNd: Tensor) -> Tensor:
-        if not self.record.queries:
+        if not self.state.queries:
             return keys_RcNd[:, :, :0]
-        query_BHnd = torch.cat(list(self.record.queries), 2)
-        if self.record.observed is not None:
-            query_BHnd = query_BHnd[:, :, -self.record.observed :]
+        query_BHnd = torch.cat(list(self.state.queries), 2)
+        if self.state.observed is not None:
+            query_BHnd = query_BHnd[:, :, -self.state.observed :]
         return query_BHnd.reshape(len(self.place_RN), -1, *query_BHnd.shape[2:])
 
     def carry(self, carried_RkN: Tensor | None) -> None:
         """Note what the method said of the entries of its view."""
-        self.record.carry(None if carried_RkN is None else _arranged(carried_RkN, self.order_RM.argsort(-1)))
+        self.state.carry(None if carried_RkN is None else _arranged(carried_RkN, self.order_RM.argsort(-1)))
 
     def keep(self, keep_RN: Tensor, settles_B: Tensor, form: Format) -> None:
         """Keep the marked entries of the view."""
@@ -160,7 +160,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             )
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         here = layer.device
-        layer.record = EntryRecord.of_prompt(
+        layer.eviction_state = EvictionState.of_prompt(
             on_device(kept, here),
             own.regions_BM.to(here),
             own.competes_BM.to(here),
@@ -198,8 +198,8 @@ class OnlineEviction:
     def before_append(self, cache: PackedCache) -> None:
         """Evict if it is time; tokens of the prompt that were appended after its context are not counted."""
         first = cache.layers[0]
-        assert first.record is not None
-        generated = first.tail_length - first.record.given
+        assert first.eviction_state is not None
+        generated = first.tail_length - first.eviction_state.given
         if generated < self.due:
             return
         layers = [HeldLayer.of(layer) for layer in cache.layers]
@@ -209,7 +209,7 @@ class OnlineEviction:
         scores: list[Scores] = []
         for number, layer in enumerate(layers):
             carried = None
-            if evicts or layer.record.carried_RkN is not None:
+            if evicts or layer.state.carried_RkN is not None:
                 found = self.method.score(layer.view(number, self.scales[number], self.method))
                 scores.append(on_device(found, home))
                 carried = found.carried

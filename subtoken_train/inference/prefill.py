@@ -390,8 +390,8 @@ def append_rest(
     """
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
-        if layer.record is not None:
-            layer.record.given = length
+        if layer.eviction_state is not None:
+            layer.eviction_state.given = length
     size = chunk or length
     assert cache.next_position is not None
     with backbone.family.as_long_as(cache.next_position - padding_B[:, None] + length):

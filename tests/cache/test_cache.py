@@ -139,11 +139,11 @@ def test_lengths_are_those_of_the_unreduced_prompt():
 def test_an_empty_layer_refuses_to_grow_and_reset_empties():
     layer = PackedLayer()
     assert layer.tail_bytes == (0, 0)
-    with pytest.raises(ValueError, match="is filled before it grows"):
+    with pytest.raises(ValueError, match="needs a prompt before it grows"):
         layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
     cache, _ = filled("shared")
     cache.reset()
-    assert not cache.is_filled
+    assert not cache.holds_prompt
     assert cache.get_seq_length() == 0
 
 

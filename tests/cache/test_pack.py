@@ -99,6 +99,6 @@ def test_index_is_at_most_half_a_percent(kv_heads, name, entries, layout):
     groups = torch.rand(1, entries, 16, generator=torch.Generator().manual_seed(0)).argsort(-1) < 4
     keep = torch.ones(1, 1, entries, dtype=torch.bool)
     layer = PackedLayer()
-    layer.fill(pack_layer(key, key, layer_plan(keep, groups), Packing(layout)), entries, key)
+    layer.store_prompt(pack_layer(key, key, layer_plan(keep, groups), Packing(layout)), entries, key)
     assert layer.payload_bytes == entries * kv_heads * 128 * 2 * 5 // 4
     assert layer.index_bytes <= 0.005 * layer.payload_bytes, name

@@ -42,8 +42,8 @@ def allocated(cache):
     storages = {}
     for layer in cache.layers:
         tensors = [x for block in layer.blocks for payload in block.payloads for x in (payload.data, payload.scale)]
-        if layer.filler is not None and layer.filler.stored:
-            tensors.append(layer.filler.vectors_Bhd)
+        if layer.fill is not None and layer.fill.stored:
+            tensors.append(layer.fill.vectors_Bhd)
         for tensor in tensors:
             if tensor is not None and tensor.numel():
                 storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -100,7 +100,7 @@ def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
     gated = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill="mean")
     for routing, batch in ((gated, make_batch(MIXED)), (RoutingConfig(fill="mean"), make_batch([(0, 8), (0, 6)]))):
         backbone, prompts, opened, cache = filled(tiny_family, routing, batch=batch)
-        assert all(layer.filler is None for layer in cache.layers)
+        assert all(layer.fill is None for layer in cache.layers)
         found = report(backbone, prompts, opened.plan, cache)
         assert allocated(cache) == found.payload_bytes == found.ledger.bytes_of(with_index=False)
         backbone.detach()

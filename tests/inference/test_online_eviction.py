@@ -81,7 +81,7 @@ def check(cell: dict[str, str], steps: int = 18) -> None:
     assert same
     if run.cache.evictor.evictions:
         for layer in run.cache.layers:
-            assert layer.tail_length <= int(cell["every"]) + layer.record.given
+            assert layer.tail_length <= int(cell["every"]) + layer.eviction_state.given
         held = torch.stack([x.view(len(run.truths), -1).amax(-1) for x in run.held[-1]])
         assert bool((held.sum(0) <= int(cell["keep"]) * len(held)).all())
         if cell["eviction"] != "kvcompose":
@@ -117,7 +117,7 @@ def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precisio
     again = 0
     for _ in range(14):
         for number, layer in enumerate(cache.layers):
-            place = layer.record.place_RM
+            place = layer.eviction_state.place_RM
             keys, values = read_keys(layer.blocks, len(place)), read_values(layer.blocks, len(place))
             for row, entry in (place >= 0).nonzero().tolist():
                 name, pair = (
@@ -226,7 +226,7 @@ def test_generate_and_the_report():
         assert report.evictions == (new - 2) // 4
         assert report.dense_bytes == (out.shape[1] - 1) * shape.token_bytes
         layers = model.last.cache.layers
-        held = sum(layer.record.nbytes for layer in layers)
+        held = sum(layer.eviction_state.nbytes for layer in layers)
         assert report.statistics_bytes == held > 0
         assert f"{report.evictions} evictions while decoding, statistics {held:,} bytes" in str(report)
         sizes.append(report.total_bytes - report.slack_bytes)

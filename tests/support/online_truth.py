@@ -98,20 +98,20 @@ def decoded_online(backbone, batch, steps, compression, protocol="query_aware", 
             note_lost(run, tap, run.calls[-1])
         run.tokens.append(new)
         run.calls.append(run.calls[-1] + new.shape[1])
-        run.held.append([competing(layer) for layer in cache.layers if layer.record is not None])
+        run.held.append([competing(layer) for layer in cache.layers if layer.eviction_state is not None])
     return run
 
 
 def competing(layer) -> torch.Tensor:
     """Stored competing entries of each row."""
-    region = layer.record.region_RM
+    region = layer.eviction_state.region_RM
     return ((region > 0) & (region < 128)).sum(-1)
 
 
 def note_lost(run: OnlineRun, tap, appended: int) -> None:
     """Everything that came before this call's tokens and is in no record is lost."""
     for number, layer in enumerate(run.cache.layers):
-        record, kv_heads = layer.record, layer.keys.shape[1]
+        record, kv_heads = layer.eviction_state, layer.keys.shape[1]
         for sample, truth in enumerate(run.truths):
             columns = columns_of(tap, number, sample)
             row = truth.position.shape[-1] + appended
