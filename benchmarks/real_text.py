@@ -101,6 +101,22 @@ METHODS: dict[str, dict[str, Any]] = {
     "chunk(snapkv)": {},
 }
 """Notation, and settings that differ from a method's own; calibrated methods are left out."""
+NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
+BRIEF = {
+    "full cache": "everything in bf16",
+    "int8 of everything": "everything in int8",
+    "kvzip 42% in int8": "**KVzip, 42 % of the entries in int8**",
+    "kvzip 21.9%": "KVzip, 21.9 % of the entries",
+    "kvzip 25.0%, 12 of 16 value groups by norm": "KVzip, 25 %, 12 of 16 value groups",
+    "compactor 21.9%": "Compactor, 21.9 %",
+    "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
+    "snapkv 21.9%": "SnapKV, 21.9 %",
+    "kvzip 47% in int4": "**KVzip, 47 % in int4**",
+    "kvzip 24% in int8": "KVzip, 24 % in int8",
+    "kvzip 14.3%, 12 of 16 value groups by norm": "KVzip, 14.3 %, 12 of 16 value groups",
+    "kvzip 12.5%": "KVzip, 12.5 %",
+}
+"""Arms of README's table, and their words."""
 GROUPS = (16, 12)
 CUT = 0.125
 """Of a token's bytes, that 12 of 16 value groups or three quarters of the key channels leave out, nearly."""
@@ -369,7 +385,36 @@ def tables(records: Records) -> str:
             parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, full, _fact_cell))
     if blind:
         parts.append(_by_budget("text that follows: nats a token above", blind, whole, full, _text_cell))
+    cut = [name for name in blind if name.startswith("kvzip,")]
+    if cut and "kvzip" in whole:
+        parts.append(_beside_whole(cut, whole))
     return "\n\n".join(parts)
+
+
+def _beside_whole(names: Sequence[str], rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
+    """Write what cut tokens lose more than whole ones of the same bytes."""
+    lines = ["| less KVzip's whole tokens, nats | 50 % | 21.9 % | 12.5 % |", "|---|---|---|---|"]
+    for name in names:
+        pairs = [(rows[name][budget], rows["kvzip"][budget]) for budget in range(len(ENTRIES))]
+        lines.append(f"| {name}: a fact | {' | '.join(signed_cell(facts_lost(*pair), 2) for pair in pairs)} |")
+        lines.append(f"| {name}: a token of text | {' | '.join(signed_cell(text_lost(*pair), 3) for pair in pairs)} |")
+    return "\n".join(lines)
+
+
+def brief() -> str:
+    """Write README's table: what a reader may choose between, on the models that have records."""
+    found = {name: {each["arm"]: each for each in read(OUT / f"{name}.jsonl")} for name in NAMES}
+    head = "".join(f" {words}: codes said | text, nats a token above full |" for words in NAMES.values())
+    lines = [f"| | bytes |{head}", "|---|---|" + "---|---|" * len(NAMES)]
+    for arm, words in BRIEF.items():
+        own = [(records.get(arm), records["full cache"]) for records in found.values()]
+        share = np.mean(next(record["share"] for record, _ in own if record))
+        cells = [
+            f"{np.mean(record['exact']):.0%} | {text_lost(record, full).mean():+.3f}" if record else " | "
+            for record, full in own
+        ]
+        lines.append(f"| {words} | {share:.1%} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def facts_lost(own: Mapping[str, Any], full: Mapping[str, Any]) -> npt.NDArray[np.float64]:
@@ -441,6 +486,7 @@ def main() -> None:
         run(args.model, args.dtype, args.source, args.arms, args.contexts)
     for file in sorted(OUT.glob("*.jsonl")):
         put(PAGE, file.stem, tables({record["arm"]: record for record in read(file)}))
+    put(ROOT / "README.md", "real", brief())
 
 
 if __name__ == "__main__":

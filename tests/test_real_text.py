@@ -6,7 +6,20 @@ import pytest
 import torch
 
 from benchmarks import real_text_trained
-from benchmarks.real_text import CONTEXTS, FACTS, OUT, PAGE, Arm, arms, compressed, contexts, measure, read, tables
+from benchmarks.real_text import (
+    CONTEXTS,
+    FACTS,
+    OUT,
+    PAGE,
+    Arm,
+    arms,
+    brief,
+    compressed,
+    contexts,
+    measure,
+    read,
+    tables,
+)
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -71,3 +84,7 @@ def test_trained_arms_are_asked_the_same_and_make_the_page():
     assert len({(each["loss"], each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 3
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
     assert places.shown(PAGE, "trained") == real_text_trained.table(records)
+
+
+def test_readme_shows_the_records():
+    assert places.shown(places.ROOT / "README.md", "real") == brief()
