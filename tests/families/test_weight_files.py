@@ -23,7 +23,7 @@ def test_weights_of_whole_numbers_are_refused(tmp_path, dtype):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors")
-    words = f"{name} is of {str(dtype).removeprefix('torch.')}, but its config.json names no quantisation"
+    words = f"{name} is of type {str(dtype).removeprefix('torch.')}, but its config.json names no quantisation"
     with pytest.raises(ValueError, match=words):
         check_weights(family_class(config), config)
     content = json.loads((folder / "config.json").read_text())

@@ -156,5 +156,5 @@ def test_memory_of_each_gpu():
 
 def test_weights_left_on_a_disk_are_refused():
     left = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "disk", "lm_head": "cpu"})
-    with pytest.raises(ValueError, match=r"2 parts do not fit on the GPUs .first lm_head.*not served"):
+    with pytest.raises(ValueError, match=r"2 parts do not fit on the GPUs .first lm_head.*not supported"):
         check_whole(left, "some/model")
