@@ -111,7 +111,7 @@ BRIEF = {
     "compactor 21.9%": "Compactor, 21.9 %",
     "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
     "snapkv 21.9%": "SnapKV, 21.9 %",
-    "kvzip 47% in int4": "**KVzip, 47 % in int4**",
+    "kvzip 47% in int4": "KVzip, 47 % in int4",
     "kvzip 24% in int8": "KVzip, 24 % in int8",
     "kvzip 14.3%, 12 of 16 value groups by norm": "KVzip, 14.3 %, 12 of 16 value groups",
     "kvzip 12.5%": "KVzip, 12.5 %",
