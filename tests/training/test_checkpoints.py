@@ -43,7 +43,7 @@ def test_what_is_not_whole_is_ignored_and_named(tmp_path):
     assert newest_complete(tmp_path) == tmp_path / "step-1"
     assert [folder.name for folder in incomplete(tmp_path)] == ["step-2", "step-3.partial", "step-4.partial"]
     for name in ("step-2", "step-4.partial", "absent"):
-        with pytest.raises(ValueError, match="no complete checkpoint"):
+        with pytest.raises(ValueError, match="not a complete checkpoint"):
             checkpoints.state_path(tmp_path / name)
 
 
