@@ -34,12 +34,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import put
 from benchmarks.pairs import cell, hardware, middle, ratio, write
 from benchmarks.peer_side import KEPT, SHAPE, random_weights
 from benchmarks.workers import ROOT, Worker, in_turns
 
 RECORD, PAGE = ROOT / "benchmarks/results/speed/peers-cpu-float32.json", ROOT / "docs/speed.md"
-START, END = "<!-- peers:start -->", "<!-- peers:end -->"
 ROUNDS = {2048: 15, 8192: 5, 32768: 1}
 """Tokens of the context -> rounds of whole passes; a method that one side alone runs gets one."""
 DECODE_ROUNDS, STEPS, WARMUP = 20, 8, 1
@@ -195,9 +195,7 @@ def main() -> None:
         write(record, args.out)
         print(table(record), flush=True)
     if args.out == RECORD:
-        before, rest = PAGE.read_text(encoding="utf-8").split(START + "\n")
-        made = table(json.loads(RECORD.read_text(encoding="utf-8")))
-        PAGE.write_text(f"{before}{START}\n{made}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        put(PAGE, "peers", table(json.loads(RECORD.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
