@@ -54,7 +54,7 @@ def add_run(folder: Path, record: Mapping[str, Any]) -> None:
         names = dict.fromkeys(name for row in rows for name in row)
         staged = path.with_suffix(".staged")
         table = pa.table({name: [row.get(name) for row in rows] for name in names})
-        pq.write_table(table, staged, compression="zstd", compression_level=19)
+        pq.write_table(table, staged, compression="brotli", compression_level=11, data_page_size=1 << 26)
         os.replace(staged, path)
 
 
