@@ -120,10 +120,10 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
     source = {"name": str(tmp_path / "chat.jsonl"), "documents": "conversations"}
     lengths = {"block_length": 128, "context_length": 64, "prefix_tokens": 8}
     out = shown(capsys, language_model({"train": source, **lengths}))
-    runs = re.findall(r"  answer   (trained|masked) +\d+  (.*)\n", out)
-    assert any(kind == "masked" and "is imported" in text for kind, text in runs)
-    assert not any(kind == "trained" and "imported" in text for kind, text in runs)
-    assert any(kind == "trained" and "bound" in text for kind, text in runs)
+    runs = re.findall(r"  (query|answer) +(trained|masked) +\d+  (.*)\n", out)
+    assert any(kind == "masked" and "is imported" in text for _, kind, text in runs)
+    assert not any(kind == "trained" and "imported" in text for _, kind, text in runs)
+    assert any((region, kind) == ("answer", "trained") and "bound" in text for region, kind, text in runs)
 
 
 @sampled(
