@@ -26,7 +26,7 @@ from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import FusedState, Workspace, unserved
 from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import Fill, Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 
 SLACK = 64  # tokens by which a full tail grows
 
@@ -217,7 +217,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.window is not None and self.extent + self.reach_length > self.window:
             assert self.begins_B is not None
             first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
-            reach = Reach(self.window, first_B)
+            reach = CacheWindow(self.window, first_B)
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
 
     def get_seq_length(self) -> int:

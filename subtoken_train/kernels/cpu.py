@@ -26,7 +26,7 @@ from torch import Tensor
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import Payload, Picked
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, read_pages
-from subtoken_train.kernels.tail import Fill, Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 
 
 class Integers:
@@ -203,7 +203,7 @@ def packed_attention(
     blocks: Sequence[Block],
     tail: Tail,
     scale: float,
-    reach: Reach | None = None,
+    reach: CacheWindow | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``."""
@@ -236,7 +236,7 @@ def _by_block(
     rows: int,
     states: Sequence[Tensor],
     own_q: Tensor | None,
-    reach: Reach | None,
+    reach: CacheWindow | None,
     per_sample: int,
 ) -> tuple[Tensor, Tensor]:
     """Call ``_attend`` for blocks that hold some of the rows each, and join what it returns.
@@ -271,7 +271,7 @@ def _attend(
     scaled_xGd: Tensor,
     last_xTG: Tensor,
     own_q: Tensor | None,
-    reach: Reach | None,
+    reach: CacheWindow | None,
     fill_x1d: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights of a block's tails, [x, T, G], and its value sums, [x, G, d] (None: no entries).

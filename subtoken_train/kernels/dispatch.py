@@ -19,7 +19,7 @@ from subtoken_train.kernels.native import native_attention, serves
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, unserved
 from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import Fill, Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 
 
 def attend(
@@ -27,7 +27,7 @@ def attend(
     blocks: Sequence[Block],
     tail: Tail,
     scale: float,
-    reach: Reach | None = None,
+    reach: CacheWindow | None = None,
     state: FusedState | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
@@ -74,7 +74,7 @@ def _fused(
     blocks: Sequence[Block],
     tail: Tail,
     scale: float,
-    reach: Reach | None,
+    reach: CacheWindow | None,
     state: FusedState,
     fill: Fill | None,
 ) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels.storage import Block, RoutedValues, dense_keys, dense_values, read_pages
-from subtoken_train.kernels.tail import Fill, Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 
 
 def reference_attention(
@@ -22,7 +22,7 @@ def reference_attention(
     blocks: Sequence[Block],
     tail: Tail,
     scale: float,
-    reach: Reach | None = None,
+    reach: CacheWindow | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``."""

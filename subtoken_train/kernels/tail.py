@@ -56,7 +56,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Reach:
+class CacheWindow:
     """Sliding window over a cache.
 
     Attributes:
@@ -67,10 +67,10 @@ class Reach:
     size: int
     first_B: Tensor
 
-    def of_rows(self, rows: Tensor | None, heads: int = 1) -> Reach:
+    def of_rows(self, rows: Tensor | None, heads: int = 1) -> CacheWindow:
         """Return the window of a block's rows (None: all rows): samples, or ``heads`` heads of each."""
         first_R = self.first_B if heads == 1 else self.first_B.repeat_interleave(heads)
-        return Reach(self.size, first_R if rows is None else first_R[rows])
+        return CacheWindow(self.size, first_R if rows is None else first_R[rows])
 
     def hidden(self, block: Block, tail: int, own_q: Tensor, columns: int) -> Tensor:
         """Mark what the window hides from the query rows of a block, bool [R, 1, N, G].

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
-from subtoken_train.kernels.tail import Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program
@@ -29,7 +29,7 @@ def fused_decoding(
     table: RowTable,
     tail: Tail,
     scale: float,
-    reach: Reach | None,
+    reach: CacheWindow | None,
     workspace: Workspace,
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``.
@@ -78,7 +78,7 @@ def _in_graph(
 ) -> Tensor:
     """Run ``fused_decoding`` as one node of a compiled graph, which plans the scratch."""
     tail = Tail(keys_BhTd, values_BhTd, length, start_B, written)
-    reach = None if first_B is None else Reach(window, first_B)
+    reach = None if first_B is None else CacheWindow(window, first_B)
     table = RowTable.of_facts(rows, items, owners, facts)
     return fused_decoding(query_BHqd, table, tail, scale, reach, Workspace())
 
@@ -96,7 +96,7 @@ def _launch(
     table: RowTable,
     tail: Tail,
     scale: float,
-    reach: Reach | None,
+    reach: CacheWindow | None,
     workspace: Workspace,
 ) -> None:
     batch, heads, new, width = query_BHqd.shape

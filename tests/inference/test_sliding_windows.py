@@ -17,7 +17,7 @@ from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.formats import MODEL
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family
@@ -39,7 +39,7 @@ def test_attention_in_a_window_is_a_plain_loop(new, shared, attend):
     begins, padded = torch.tensor([20, 22]), torch.tensor([0, 2])
     own = [keys, values] if shared else [x.flatten(0, 1)[:, None] for x in (keys, values)]
     block = Block(None, [BlockPart(MODEL.store(own[0]), MODEL.store(own[1]), False, places)])
-    got = attend(query, [block], Tail(tail_keys, tail_values, tail, padded), 0.25, Reach(size, begins - padded))
+    got = attend(query, [block], Tail(tail_keys, tail_values, tail, padded), 0.25, CacheWindow(size, begins - padded))
     for b in range(2):
         for head in range(4):
             row = places[b if shared else b * heads + head // 2].tolist()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Tail
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
@@ -135,7 +135,7 @@ def test_padded_tails_rooms_and_rounded_pieces(seed, sets, shape, share, bits, c
     if window is not None:
         for part in (part for block in blocks for part in block.parts):
             part.position_RM = torch.randint(0, 21, part.keys.data.shape[::2][:2], generator=generator).int()
-        reach = Reach(window, torch.full((3,), 21))
+        reach = CacheWindow(window, torch.full((3,), 21))
     written = torch.tensor([length]) if room else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "CHUNK", chunk)

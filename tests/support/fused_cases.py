@@ -21,7 +21,7 @@ from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import Fill, Reach, Tail
+from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 from subtoken_train.types import CutKeys
 from tests.support.packing import FORMAT_OF
 
@@ -150,7 +150,7 @@ def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
     query = query.to(device, dtype).transpose(1, 2)  # as models make them
     start = torch.tensor([0, cell.earlier], device=device) if cell.padded else None
     first = torch.tensor([2 * cell.entries, 2 * cell.entries + 3], device=device)
-    reach = None if cell.window is None else Reach(cell.window, first if start is None else first - start)
+    reach = None if cell.window is None else CacheWindow(cell.window, first if start is None else first - start)
     written = torch.tensor([length], device=device) if cell.written else None
     expected = reference_attention(query, blocks, Tail(keys, values, length, start), 0.3, reach, fill)
     state = FusedState(PoisonedWorkspace())
