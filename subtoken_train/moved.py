@@ -17,6 +17,7 @@ MOVED = {
     "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",
     "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
     "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",
+    "subtoken_train.reducers.context": "subtoken_train.reducers.base",
 }
 
 

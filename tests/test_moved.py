@@ -16,6 +16,7 @@ SHOWN = {
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",
     "subtoken_train.evaluation.results.manifest": "Manifest",
     "subtoken_train.evaluation.results.store": "read_samples",
+    "subtoken_train.reducers.context": "ContextReducer",
 }
 
 

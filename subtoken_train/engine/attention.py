@@ -30,10 +30,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
-from subtoken_train.functional.causal_attention import Seen, causal_attention, fused_kernels
+from subtoken_train.functional.causal_attention import Seen, SlidingWindow, causal_attention, fused_kernels, in_window
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.functional.window import SlidingWindow, in_window
-from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region

@@ -26,9 +26,9 @@ from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
-from subtoken_train.engine.context_pass import context_scores
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
+from subtoken_train.engine.second_pass import context_scores
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.families.family import Family, check_reducer
 from subtoken_train.families.load import check_on_one_device
@@ -38,8 +38,7 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.reducers.base import RankingReducer, Reducer, ReducerView, TowerReducer
-from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
 from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.reducers.staged import CutView, DecoderReducer
 from subtoken_train.routing import RoutingConfig

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import no_numbers
+from subtoken_train.functional.causal_attention import in_window
 from subtoken_train.functional.gather import count_positions, kept_index, take_rows
 from subtoken_train.functional.merging import joined_means
-from subtoken_train.functional.window import in_window
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.state import RoutingState

@@ -26,10 +26,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_angles, rotary_kind
 from subtoken_train.forks import undoing
-from subtoken_train.functional.causal_attention import Seen
+from subtoken_train.functional.causal_attention import Seen, SlidingWindow
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.functional.window import SlidingWindow
 from subtoken_train.ledger.kv_budget import KVShape
 
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"

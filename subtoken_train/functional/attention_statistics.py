@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.window import SlidingWindow
+from subtoken_train.functional.causal_attention import SlidingWindow
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
 

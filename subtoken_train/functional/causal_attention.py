@@ -14,7 +14,8 @@ cuDNN's kernel, which builds of torch may have and prefer on some GPUs, is not c
 heads in half precision, so it may serve calls that are said here to fall to the matrix. GPUs are not told apart:
 Ampere and later are meant. An older one has no flash, and computes grouped heads as a matrix.
 
-Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, d head width.
+Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, N rows of
+a window's batch, W chosen ones, d head width.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
-
-from subtoken_train.functional.window import SlidingWindow
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
@@ -107,6 +106,38 @@ def _computed_in(query: Tensor) -> torch.dtype:
     """The dtype that attention runs in: autocast's where it is on."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+
+
+def in_window(row_position: Tensor, column_position: Tensor, size: int) -> Tensor:
+    """Mark the columns that lie in each row's window, bool [..., q, N], from their positions [..., q] and [..., N].
+
+    What stands after a row is in its window too; causality is the caller's.
+    """
+    return row_position[..., :, None] - column_position[..., None, :] < size
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Rows of a batch in a layer that attends in a window: each sees itself and less than ``size`` positions back.
+
+    Positions are those of the whole prompt, whatever was dropped since: a window of 4,096 positions may hold few rows.
+
+    Attributes:
+        size: positions that a row sees, its own included.
+        position_BN: of every row.
+    """
+
+    size: int
+    position_BN: Tensor
+
+    def of_rows(self, first: int, stop: int, left: int = 0) -> Tensor:
+        """Mark rows ``left`` to ``stop`` that lie in the windows of rows ``first`` to ``stop``, bool [B, q, N]."""
+        return in_window(self.position_BN[:, first:stop], self.position_BN[:, left:stop], self.size)
+
+    def of_index(self, index_BW: Tensor) -> Tensor:
+        """Mark the rows that lie in the windows of chosen ones, bool [B, W, N]."""
+        position_BN = self.position_BN.to(index_BW.device)
+        return in_window(position_BN.gather(1, index_BW), position_BN, self.size)
 
 
 @dataclass(frozen=True)

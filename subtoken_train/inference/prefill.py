@@ -39,7 +39,7 @@ from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
 
 

@@ -24,7 +24,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.page_bound import page_bound
 from subtoken_train.kernels.formats import Payload, Picked
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -309,3 +308,19 @@ def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
     bound_RcP = page_bound(positive_Rcd, negative_Rcd, pages.low.float(), pages.high.float())
     bound_RcP = bound_RcP.masked_fill(pages.forced[:, None], torch.inf)
     return bound_RcP.sort(dim=-1, descending=True, stable=True).indices[..., : pages.count]
+
+
+def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, high_RcPd: Tensor) -> Tensor:
+    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, in the dtype that all arguments have.
+
+    It is Quest's upper bound on the attention logits of a page of keys. It is linear in the positive and in the
+    negative part of a query, so the mean of several queries' bounds is the bound of their mean parts.
+
+    Args:
+        positive_Rcd: the query where it is positive, 0 elsewhere.
+        negative_Rcd: the query where it is negative.
+        low_RcPd: smallest value of each channel in a page.
+        high_RcPd: largest value.
+    """
+    bound_RcP = torch.einsum("rcd,rcpd->rcp", positive_Rcd, high_RcPd)
+    return bound_RcP + torch.einsum("rcd,rcpd->rcp", negative_Rcd, low_RcPd)

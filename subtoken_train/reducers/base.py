@@ -27,6 +27,7 @@ from subtoken_train.ledger.kv_budget import (
     ratio_above_cut,
 )
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.view.view import Need, View
 
 
 def keep_ranked(
@@ -349,6 +350,27 @@ class TowerReducer(Reducer, ABC):
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
+
+
+class ContextReducer(Reducer, ABC):
+    """Evicts context tokens of a language model, in every layer its own set of the same size.
+
+    A view's rows in scope are the context; queries, keys and values are those of prompt tokens, before any routing.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """Needs beside queries and keys, declared as an eviction declares them."""
+    reads_question: ClassVar[bool] = True
+    """True where the asking rows choose; a context then cannot be compressed before its question is there."""
+
+    @property
+    def stage(self) -> Stage:
+        """In every layer of a language model."""
+        return "context"
+
+    @abstractmethod
+    def keep_context(self, view: View) -> Tensor:
+        """Context tokens that stay in this layer, bool [B, N]."""
 
 
 def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.functional.page_bound import page_bound
-from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.kernels.storage import page_bound
+from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.view.view import Need, View
 
 

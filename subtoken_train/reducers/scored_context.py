@@ -12,7 +12,7 @@ Compactor's own sets 95.1 % of a context's facts at 21.875 % of its tokens, the 
 LoRA, 200 contexts).
 
 A method that reads a second pass (KVzip) has the context run twice before the pass that counts, without gradient
-(``engine/context_pass.py``).
+(``engine/second_pass.py``).
 
 What it does not do: scores never see routed values (they are what routing starts from), and no set is revised later.
 
@@ -32,7 +32,7 @@ from torch import Tensor
 from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Eviction, keep_best_entries
-from subtoken_train.reducers.context import ContextReducer
+from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 

@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from subtoken_train.functional.causal_attention import Seen, causal_attention, fused_attention, fused_kernels
-from subtoken_train.functional.window import SlidingWindow
+from subtoken_train.functional.causal_attention import (
+    Seen,
+    SlidingWindow,
+    causal_attention,
+    fused_attention,
+    fused_kernels,
+)
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 BOTH = ("flash", "efficient")

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.functional.page_bound import page_bound
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, chosen_pages, read_pages
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, chosen_pages, page_bound, read_pages
 from tests.support.golden_cases import load
 from tests.support.golden_record import record
 from tests.support.helpers import random_mask, random_scores
