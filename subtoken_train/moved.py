@@ -1,4 +1,4 @@
-"""Keep import paths that pages of earlier versions showed: the old one imports the new one, with a note."""
+"""Keep import paths that pages, recipes and methods of earlier versions name: they import the new ones, with a note."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ MOVED = {
     "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",
     "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
     "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",
+    "subtoken_train.evictions.layer_views": "subtoken_train.view.view",
     "subtoken_train.reducers.context": "subtoken_train.reducers.base",
+    "subtoken_train.training.strategies.fsdp2": "subtoken_train.training.strategies",
 }
 
 

@@ -1,4 +1,4 @@
-"""Import paths that pages of earlier versions showed go on working, with a note."""
+"""Import paths that pages, recipes and methods of earlier versions name go on working, with a note."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SHOWN = {
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",
     "subtoken_train.evaluation.results.manifest": "Manifest",
     "subtoken_train.evaluation.results.store": "read_samples",
+    "subtoken_train.evictions.layer_views": "LayerView",
     "subtoken_train.reducers.context": "ContextReducer",
+    "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
 }
 
 

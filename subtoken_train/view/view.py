@@ -194,6 +194,10 @@ class View:
         return index_BW.masked_fill(slot_BW < 0, -1)
 
 
+LayerView = View
+"""The name up to version 0.2, by which methods written for it import it."""
+
+
 @dataclass
 class TaskView:
     """One layer of a second pass, as an eviction method sees it: a task's rows look back at a prompt's entries.

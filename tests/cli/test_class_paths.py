@@ -1,6 +1,7 @@
 """The list of classes: complete for what is documented, readable again when a run has saved it, closed under change."""
 
 import inspect
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,8 @@ from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_ranges import SETTINGS
-from subtoken_train.training.strategies import STRATEGIES
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.training.strategies import STRATEGIES, Fsdp2Strategy
 from subtoken_train.training.strategies.zero import _RECIPE_SAYS
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
@@ -76,6 +78,15 @@ def test_recipes_of_version_0_1_are_read(tmp_path, capsys):
     old = tmp_path / "recipe.yaml"
     old.write_text(f"{text}\noverwrite: false\nresume: false\nprivate: false\npush_to_hub: null\n")
     assert RecipeCLI(["--config", str(old)]).resolved() == RecipeCLI(["--config", RECIPE]).resolved()
+
+
+def test_a_recipe_may_name_a_class_by_the_path_that_it_had(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "subtoken_train.training.strategies.fsdp2", raising=False)
+    old = tmp_path / "old.yaml"
+    old.write_text("trainer: {strategy: {class_path: subtoken_train.training.strategies.fsdp2.Fsdp2Strategy}}")
+    with pytest.warns(SubTokenWarning, match=r"strategies\.fsdp2 is now subtoken_train\.training\.strategies;"):
+        recipe_cli = RecipeCLI(["--config", RECIPE, "--config", str(old)])
+    assert type(recipe_cli.trainer.strategy) is Fsdp2Strategy
 
 
 @pytest.mark.parametrize("flag", FLAGS)
