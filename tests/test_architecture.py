@@ -19,7 +19,6 @@ ROOMS = [
         "errors",
         "forks",
         "moved",
-        "recipe_names",
         "resources",
         "documents",
         "outputs",
@@ -173,7 +172,7 @@ METHOD_ROOMS = {"routing", "reducers", "evictions"}
 """Rooms of one method a file, each with a ``random.py`` of its own."""
 COMMAND = {"add_arguments", "run", "run_raw", "main"}
 """What the command line calls in a command's file; ``main`` is a program's."""
-FAMILY_FILES = {"model", "inputs", "tower"}
+FAMILY_FILES = {"model", "inputs"}
 """What a family's folder holds; the same names in each."""
 
 

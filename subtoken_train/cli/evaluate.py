@@ -235,9 +235,7 @@ def run_grids(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     if args.check:
-        from subtoken_train.cli.grid_check import print_check
-
-        return print_check(*_grids(args))
+        return _print_check(*_grids(args))
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
@@ -261,6 +259,15 @@ def run_grids(args: argparse.Namespace) -> int:
         out = grids[0].out
         print_summary(make_report([out]))
         print(f"records are in {out}; 'subtoken-train report {out}' makes tables, curves and a page from them")
+    return 0
+
+
+def _print_check(grid: Grid) -> int:
+    """Print what a grid would run; 0 where it would, whatever has still to be fetched or trained."""
+    from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
+
+    for line in check_lines(grid, dry_run(grid, planned_adapter)):
+        print(plain(line))
     return 0
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from checkpoints.tiny_llama import build_model, build_tokenizer
-from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.evaluation.runner.dry_run import planned_adapter
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused

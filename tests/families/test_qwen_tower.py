@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.vision_utils import get_vision_window_index
 
-from subtoken_train.families.qwen_vl.tower import per_token, received_attention, tower_with_statistics
+from subtoken_train.families.qwen_vl.model import per_token, tower_with_statistics
+from subtoken_train.families.towers import received_attention
 from tests.support.golden_record import near
 from tests.support.helpers import random_scores
 from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from subtoken_train.cli.grid_check import check_lines, planned_adapter
-from subtoken_train.evaluation.runner.dry_run import dry_run
+from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.compression import parse_keep

@@ -9,8 +9,7 @@ import pytest
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
-from subtoken_train.recipe_names import read_names
-from subtoken_train.resources import recipe_text
+from subtoken_train.resources import read_names, recipe_text
 from tests.recipes.paper_arms import BACKBONES, Backbone
 from tests.support import places
 from tests.support.sampling import cells, sampled

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
-from subtoken_train.recipe_names import NamedRecipe, read_names
-from subtoken_train.resources import recipe_file, recipe_text
+from subtoken_train.resources import NamedRecipe, read_names, recipe_file, recipe_text
 from tests.support.places import RECIPES, recipe, run_recipes
 
 with (Path(__file__).parent / "settings_digests.csv").open(encoding="utf-8") as file:

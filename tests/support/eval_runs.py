@@ -13,9 +13,9 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.identity import identify
-from subtoken_train.cli.grid_check import planned_adapter
 from subtoken_train.engine.build import build
 from subtoken_train.evaluation.results import SampleRecord, read_samples
+from subtoken_train.evaluation.runner.dry_run import planned_adapter
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec

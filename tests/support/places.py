@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from subtoken_train.recipe_names import read_names
+from subtoken_train.resources import read_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"

@@ -2,8 +2,9 @@
 
 Everything is checked that a run would check before the first answer, on models that are laid out on the meta device:
 names, settings, whether compression fits the backbone, anchors. What is not there yet, files of tasks, adapters and
-calibrations of evictions, is listed and no mistake. An adapter that was not trained is taken from its recipe. A token
-reducer's calibration must be there: it says what stays.
+calibrations of evictions, is listed and no mistake. An adapter that was not trained is taken from its recipe
+(``planned_adapter``). A token reducer's calibration must be there: it says what stays. ``check_lines`` is all of it in
+words, for ``subtoken-train evaluate --check``.
 
 What it does not say: seconds, and how many tokens the prompts really have (budgets are of the nominal prompt).
 """
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.engine.build import assemble
+from subtoken_train.documents import parse_yaml
+from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
@@ -27,13 +29,20 @@ from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.pool import ModelPool, with_selection
-from subtoken_train.ledger.kv_budget import entry_bytes
+from subtoken_train.ledger.kv_budget import entry_bytes, share_words
+from subtoken_train.reducers import DEFAULT_REDUCER, build_reducer
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.resources import named_recipe, recipe_text
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.typed import typed
+from subtoken_train.types import Identity
 
 Planned = Callable[[str], AdapterConfig | None]
 """From an adapter's path to what its recipe would make of it; None where no recipe does."""
 CALIBRATION = "calibration"
+GIB = 2**30
 
 
 class LayoutPool(ModelPool):
@@ -214,3 +223,81 @@ def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
     """Count the samples of all tasks; None where one's number is not known."""
     counts = [task.samples for task in tasks]
     return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def check_lines(grid: Grid, checked: DryRun) -> list[str]:
+    """Return lines about tasks, arms, memory, and what is missing."""
+    total = samples_in_all(checked.tasks)
+    cells = f"{len(checked.arms)} arms x {len(checked.tasks)} tasks"
+    asked = "" if total is None else f", {len(checked.arms) * total:,} answers"
+    lines = [f"{cells}{asked}; records would go to {grid.out}", "", "tasks"]
+    for task in checked.tasks:
+        options = ", ".join(f"{key}={value}" for key, value in task.task.options.items())
+        count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
+        where = task.source or "not here yet"
+        lines.append(f"  {task.task.name}: {count}, {where}" + (f" ({options})" if options else ""))
+        lines.append(f"    asked: {task.task.asks}")
+    lines += ["", "arms (KV: share of the compressed region that the ledger promises)"]
+    lines += [f"  {_arm_words(arm)}" for arm in checked.arms]
+    lines += ["", "memory (weights, and the nominal compressed region of one batch before and after compression)"]
+    by_backbone: dict[str, list[PlannedArm]] = {}
+    for arm in checked.arms:
+        by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
+    lines += [f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()]
+    lines += ["", *checked.notes] if checked.notes else []
+    if not checked.wanted:
+        return [*lines, "", "nothing is missing: this can run"]
+    return [*lines, "", "wanted", *(f"  {what}: {how}" for what, how in checked.wanted)]
+
+
+def _arm_words(planned: PlannedArm) -> str:
+    facts = planned.arm.facts
+    parts = [("reducer", facts.reducer), ("groups", facts.groups), ("eviction", facts.eviction)]
+    words = [f"{name} {value}" for name, value in parts if value != "-"]
+    kept = "by its budget" if planned.arm.compression().unit != "fraction" else share_words(facts.nominal_kv)
+    words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
+    return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
+
+
+def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
+    """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
+    first, sizes = arms[0].arm, [arm.kept for arm in arms]
+    weights, dense, least, most = (
+        f"{size / GIB:.2f}"
+        for size in (
+            max(arm.weights for arm in arms),
+            batch_size * arms[0].dense,
+            batch_size * min(sizes),
+            batch_size * max(sizes),
+        )
+    )
+    kept = least if least == most else f"{least} to {most}"
+    tokens = f"{batch_size} x {first.tokens:,} tokens"
+    return f"{first.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {kept} GiB kept"
+
+
+def planned_adapter(adapter: str) -> AdapterConfig | None:
+    """Return what the recipe of a run (``runs/NAME`` or ``runs/NAME/adapter``) would train; None if it has no recipe.
+
+    Raises:
+        ValueError: the recipe is none.
+    """
+    name = _recipe_name(adapter)
+    try:
+        recipe = named_recipe(name, "recipe")
+    except ValueError:
+        return None
+    content = parse_yaml(recipe_text(recipe), str(recipe))
+    band = content.get("model", {}) if isinstance(content, dict) else {}
+    place = f"{recipe}: model"
+    reducer = dict(band.get("reducer") or {})
+    routing, stage2 = band.get("routing"), band.get("stage2")
+    return AdapterConfig(
+        backbone=typed(BackboneConfig, band.get("backbone") or {}, f"{place}.backbone"),
+        lora=typed(LoraSettings, band.get("lora") or {}, f"{place}.lora"),
+        reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
+        routing=None if routing is None else typed(RoutingConfig, routing, f"{place}.routing"),
+        identity=Identity(adapter, None, "", ""),
+        training={"name": name},
+        stage2=None if stage2 is None else typed(Stage2Config, stage2, f"{place}.stage2"),
+    )

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.cli.grid_check import check_lines, planned_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchors
-from subtoken_train.evaluation.runner.dry_run import LayoutPool, dry_run
+from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
 from tests.support.places import ROOT
