@@ -2,7 +2,7 @@
 
     subtoken-train data scenes
     python -m benchmarks.eviction_accuracy              # records in benchmarks/results/eviction
-    python -m benchmarks.eviction_accuracy --table      # the table of docs/quality.md from the records
+    python -m benchmarks.eviction_accuracy --table      # put the table of the records into docs/quality.md
 
 Both adapters were trained with every visual token; nothing was trained for eviction. *Unrouted* keeps 64 * f visual
 tokens per layer on average, *routed* (S16K4, 62.5 % of a token's bytes) 64 * f / 0.625 of them, rounded down: at most
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import put
 from benchmarks.run_records import add_run, read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -30,11 +31,6 @@ VISUAL_TOKENS = 64
 SETTINGS: dict[str, dict[str, Any]] = {"snapkv": {"window": 8}, "pyramidkv": {"window": 8}}
 """Where a published default is longer than this model's prompts (64 visual tokens and a line of text)."""
 NONE = "none"
-UNMEASURED = (
-    "compactor", "duo_attention", "elastic", "expected_attention", "keydiff", "kvzip", "lagkv", "prefixkv", "q_filter",
-    "quest_steps", "tova",
-)  # fmt: skip
-"""Methods without a record so far; the page names them."""
 
 
 def run_method(method: str, data: Path, limit: int, out: Path) -> None:
@@ -74,11 +70,17 @@ def run_method(method: str, data: Path, limit: int, out: Path) -> None:
 
 
 def table(folder: Path) -> str:
-    """Markdown: questions / descriptions in %, with the 95 % interval of the questions and the measured fraction."""
+    """Markdown: questions / descriptions in %, with the 95 % interval of the questions and the measured fraction.
+
+    Below it stands which registered methods have no record.
+    """
+    from subtoken_train.evictions import EVICTIONS
+
     lines = ["| method | base | " + " | ".join(f"{100 * f:g} %" for f in FRACTIONS) + " |"]
     lines.append("|---|---|" + "---|" * len(FRACTIONS))
     runs = read_runs(folder)
-    for method in sorted({run["method"] for run in runs}, key=lambda method: (method != NONE, method)):
+    measured = {run["method"] for run in runs}
+    for method in sorted(measured, key=lambda method: (method != NONE, method)):
         for base in ADAPTERS:
             own = [run for run in runs if (run["method"], run["base"]) == (method, base)]
             rows = sorted(own, key=lambda run: -run["fraction"])
@@ -86,7 +88,8 @@ def table(folder: Path) -> str:
             if method == NONE:
                 cells = [f"{100 * rows[0]['fraction']:g} %: {cells[0]}"] + [""] * (len(FRACTIONS) - 1)
             lines.append(f"| {method} | {base} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    missing = ", ".join(f"`{name}`" for name in sorted(set(EVICTIONS) - measured))
+    return "\n".join([*lines, "", f"Not measured here so far: {missing or 'none'}."])
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -98,16 +101,18 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run every method, or print the table."""
+    """Run every method, or put the table into its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", help="only these (default: all that are registered, and none)")
     parser.add_argument("--data", type=Path, default=ROOT / "data/scenes/test.json")
     parser.add_argument("--limit", type=int, default=1200, help="questions")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/eviction")
-    parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
+    parser.add_argument(
+        "--table", action="store_true", help="put the table of the records into docs/quality.md, and stop"
+    )
     args = parser.parse_args()
     if args.table:
-        print(table(args.out))
+        put(ROOT / "docs/quality.md", "eviction", table(args.out))
         return
     from subtoken_train.evictions import EVICTIONS
 
