@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from subtoken_train.kernels.native import library
 from tests.hostile import canary_module
 from tests.hostile.case import Expect, Outcome, Place, Verdict
 from tests.hostile.pool import REPOSITORY
@@ -26,6 +27,7 @@ def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Ite
     What a case does to files around it is seen at once; the pool, the recipes and the checkpoints are too much to
     look at after each, so that one more outcome follows where any of them has changed.
     """
+    library()  # a process that decodes starts a C compiler once, whatever it was given
     canary_module.install(folder / "modules")
     shared = (pool, REPOSITORY / "recipes", REPOSITORY / "checkpoints", REPOSITORY / "data/digits")
     before = [snapshot(place) for place in shared]
