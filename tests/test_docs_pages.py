@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import front_table
 from tests.kernels import test_interpreter
+from tests.support.page_runs import Reader
 from tests.support.places import ROOT
 from tests.support.readme_blocks import README, blocks
 from tests.support.real_models import real_folder
@@ -17,7 +18,12 @@ DOCS = ROOT / "docs"
 MADE = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
 ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 CODE = [block for name in ("python", "decoding") for block in blocks(DOCS / f"{name}.md") if block.mark == "run"]
-REAL = [block for path in (README, DOCS / "python.md") for block in blocks(path) if "smollm2" in (block.words or "")]
+REAL = [
+    block
+    for path in (README, DOCS / "python.md", DOCS / "tour.md")
+    for block in blocks(path)
+    if "smollm2" in (block.words or "")
+]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -42,11 +48,18 @@ def test_its_code_runs(block, capsys, monkeypatch):
 @pytest.mark.parametrize("block", REAL, ids=lambda block: block.place)
 def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
     """In a folder that holds the model and the samples, so that what it saves is nobody's."""
-    for name in ("checkpoints", "data"):
-        (tmp_path / name).symlink_to((real_folder("smollm2").parents[1] / name).resolve())
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block.text, block.place, "exec"), {})
-    assert "The capital of France is Paris." in capsys.readouterr().out
+    folder = tmp_path / "mine"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/smollm2").symlink_to(real_folder("smollm2").resolve())
+    (folder / "data").mkdir()
+    (folder / "data/samples").symlink_to(ROOT / "data/samples")
+    if block.language == "python":
+        monkeypatch.chdir(folder)
+        exec(compile(block.text, block.place, "exec"), {})
+        said = capsys.readouterr().out
+    else:
+        said = Reader(folder, ROOT, tmp_path / "bin").type(block)
+    assert "The capital of France is Paris." in said
 
 
 def test_all_of_a_page_is_code_that_runs():
