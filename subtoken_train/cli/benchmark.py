@@ -235,12 +235,12 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
 
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that need no model to be seen."""
+    if args.backbone and not args.adapter:
+        raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
     given = [f"--{name}" for name in ("adapter", "config", "model") if getattr(args, name)]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         raise ValueError(f"give one of --adapter DIR, --config RECIPE and --model PATH; got {found}")
-    if args.backbone and not args.adapter:
-        raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
     check_counts(args, "new_tokens", "layers", "pairs")
     for name in ("lengths", "batch_sizes"):
         if wrong := [number for number in getattr(args, name) or [] if number < 1]:
