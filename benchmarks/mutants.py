@@ -289,10 +289,18 @@ class Tree:
             if self.fails([name] if name else tests)[0] is None:
                 self.sound |= {name} - {""}
                 return how, name
-            if not name:
-                raise RuntimeError(f"{mutant.name}: its tests end as {how} without the mutant, too: {', '.join(tests)}")
-            self.unsound |= {each for each in tests if each == name or each.startswith(f"{name}::")}
+            failing = {each for each in tests if each == name or each.startswith(f"{name}::")}
+            self.unsound |= failing if name else self.broken(tests)
         return None, ""
+
+    def broken(self, tests: Sequence[str]) -> set[str]:
+        """Return those of the tests that end badly on their own, without a mutant: their names cannot be given, say."""
+        if self.fails(tests)[0] is None:
+            return set()
+        if len(tests) == 1:
+            return set(tests)
+        half = len(tests) // 2
+        return self.broken(tests[:half]) | self.broken(tests[half:]) or set(tests)
 
     def verdict(self, mutant: Mutant, quick: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
         """Return who kills a mutant, and how."""

@@ -67,8 +67,8 @@ def test_a_mutant_is_tried_and_taken_out_again(tmp_path):
         "def test_wrong(): assert not clamp(1)\n"
     )
     mutant = next(each for each in mutants_of("clamping.py", code) if each.kind == "comparison")
-    far, edge, wrong = ([f"test_clamping.py::test_{name}"] for name in ("far", "edge", "wrong"))
-    given = [(far, edge), (wrong, far), (wrong + edge, [])]
-    assert [tree.verdict(mutant, *tests)["killed_by"] for tests in given] == ["slow", None, "quick"]
+    far, edge, wrong, gone = ([f"test_clamping.py::test_{name}"] for name in ("far", "edge", "wrong", "gone"))
+    given = [(far, edge), (wrong, far), (wrong + edge, []), (far + gone + edge, [])]
+    assert [tree.verdict(mutant, *tests)["killed_by"] for tests in given] == ["slow", None, "quick", "quick"]
     assert (tree.path / "clamping.py").read_text() == code
-    assert tree.unsound == set(wrong)
+    assert tree.unsound == {*wrong, *gone}

@@ -1,0 +1,97 @@
+"""RULER's made tasks on a real model: from a grid's results to a compact record, and from it to the page.
+
+    subtoken-train evaluate --config recipes/real/ruler.yaml       # the results; stopped, it goes on
+    python -m benchmarks.real_ruler --results results/real_ruler   # the record of its finished arms, and the page
+
+A task judges methods only where the full cache scores half of it, which is measured first; the page names the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.comparison_tables import signed_cell
+from benchmarks.pages import put
+from benchmarks.real_text import OUT, PAGE
+
+RECORD = OUT / "ruler" / "qwen05.json"
+FULL = "full cache"
+JUDGES = 0.5
+"""Of a task's score, what the full cache must reach."""
+
+
+def compact(results: Path) -> dict[str, Any]:
+    """Return what a grid's finished arms say: scores and bytes of every sample, in the order of the first arm's."""
+    arms, names, options = {}, None, None
+    for path in sorted(results.glob("*/ruler_synthetic/manifest.json")):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        lines = [line for file in sorted(path.parent.glob("samples-*.jsonl")) for line in file.read_text().splitlines()]
+        samples = sorted((json.loads(line) for line in lines), key=lambda sample: str(sample["id"]))
+        if len(samples) != manifest["expected_rows"]:
+            continue
+        own = [f"{sample['id']} {sample['prompt_sha256']}" for sample in samples]
+        names, options = names or own, options or manifest["options"]
+        if own != names:
+            raise ValueError(f"{path.parent} was asked other prompts than the arms before it")
+        arms[_words(manifest["arm"])] = {
+            "scores": [sample["score"] for sample in samples],
+            "share": [_bytes(sample) / sample["region_dense_bytes"] for sample in samples],
+        }
+    return {"options": options, "kinds": [name.rsplit("-", 1)[0] for name in names or []], "arms": arms}
+
+
+def _bytes(sample: Mapping[str, Any]) -> int:
+    return int(sample["region_bytes"]) + int(sample["index_bytes"])
+
+
+def _words(arm: Mapping[str, Any]) -> str:
+    return FULL if arm["eviction"] == "-" else str(arm["eviction"])
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Write the arms on the tasks that judge: each task's mean in %, and their difference to the full cache's."""
+    kinds, full = np.array(record["kinds"]), np.array(record["arms"][FULL]["scores"])
+    tasks = record["options"]["tasks"]
+    judging = [task for task in tasks if full[kinds == task].mean() >= JUDGES]
+    judged = np.isin(kinds, judging)
+    lines = [
+        f"| arm | bytes | {' | '.join(judging)} | less the full cache |",
+        "|---|---|" + "---|" * (len(judging) + 1),
+    ]
+    for words, arm in sorted(
+        record["arms"].items(), key=lambda item: -float(np.mean(np.array(item[1]["scores"])[judged]))
+    ):
+        scores = np.array(arm["scores"])
+        cells = [f"{100 * scores[kinds == task].mean():.0f}" for task in judging]
+        apart = "" if words == FULL else signed_cell(100 * (scores - full)[judged])
+        lines.append(f"| {words} | {np.mean(arm['share']):.1%} | {' | '.join(cells)} | {apart} |")
+    return "\n".join([*lines, "", _count(record, [task for task in tasks if task not in judging])])
+
+
+def _count(record: Mapping[str, Any], others: Sequence[str]) -> str:
+    options = record["options"]
+    left = f"; the full cache cannot do {', '.join(others)}" if others else ""
+    return f"{options['samples_per_task']} samples a task of at most {options['length']:,} tokens{left}."
+
+
+def main() -> None:
+    """Write the record where results are given, and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--results", type=Path, help="folder of the grid's results; without it the page alone is written"
+    )
+    args = parser.parse_args()
+    if args.results is not None:
+        RECORD.parent.mkdir(parents=True, exist_ok=True)
+        RECORD.write_text(json.dumps(compact(args.results)) + "\n", encoding="utf-8")
+    put(PAGE, "ruler", table(json.loads(RECORD.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

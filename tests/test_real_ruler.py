@@ -1,0 +1,50 @@
+"""benchmarks/real_ruler.py: a record holds finished arms alone, on the same prompts; the page shows it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.real_ruler import RECORD, compact, table
+from benchmarks.real_text import PAGE
+from tests.support.places import shown
+
+
+def write_arm(folder, name, eviction, scores, kept, prompt="p"):
+    place = folder / name / "ruler_synthetic"
+    place.mkdir(parents=True)
+    options = {"tasks": ["vt", "fwe"], "length": 1024, "samples_per_task": 2}
+    manifest = {"arm": {"eviction": eviction}, "options": options, "expected_rows": 4}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    samples = [
+        {"id": name, "prompt_sha256": prompt, "score": score, "region_bytes": kept, "region_dense_bytes": 100}
+        | {"index_bytes": 1}
+        for name, score in zip(("vt-0", "vt-1", "fwe-0", "fwe-1"), scores, strict=False)
+    ]
+    (place / "samples-0-of-1.jsonl").write_text("\n".join(map(json.dumps, samples[::-1])) + "\n")
+
+
+def test_tasks_that_the_full_cache_cannot_do_are_named_and_not_judged(tmp_path):
+    write_arm(tmp_path, "full", "-", [1.0, 1.0, 0.0, 0.5], 99)
+    write_arm(tmp_path, "some", "kvzip 0.2", [1.0, 0.5, 1.0, 1.0], 21)
+    write_arm(tmp_path, "stopped", "snapkv 0.2", [1.0, 1.0], 21)
+    rows = table(compact(tmp_path)).splitlines()
+    assert rows[0] == "| arm | bytes | vt | less the full cache |"
+    assert rows[2] == "| full cache | 100.0% | 100 |  |"
+    assert rows[3].startswith("| kvzip 0.2 | 22.0% | 75 | -25.0 [")
+    assert rows[5] == "2 samples a task of at most 1,024 tokens; the full cache cannot do fwe."
+    assert len(rows) == 6
+
+
+def test_arms_that_were_asked_other_prompts_are_refused(tmp_path):
+    write_arm(tmp_path, "full", "-", [1.0] * 4, 99)
+    write_arm(tmp_path, "some", "kvzip 0.2", [1.0] * 4, 21, prompt="q")
+    with pytest.raises(ValueError, match="other prompts"):
+        compact(tmp_path)
+
+
+def test_the_page_shows_the_record():
+    record = json.loads(RECORD.read_text())
+    assert len(record["kinds"]) == 60
+    assert shown(PAGE, "ruler") == table(record)
