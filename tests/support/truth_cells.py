@@ -165,7 +165,7 @@ def full_matrix() -> list[Cell]:
     return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
 
 
-MOST_CELLS = 4000  # drawn of some 12,000, which would take half an hour
+MOST_CELLS = 4000  # drawn of some 21,000, which would take an hour
 PLAIN_CELL = {
     "family": "llama",
     "reducer": "none",
