@@ -82,7 +82,7 @@ MODELS = {
         "0.2.0",
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         1093,
-        6.2,
+        7.1,
         "Apache-2.0",
     ),
     "gemma3-270m": PublishedModel(
