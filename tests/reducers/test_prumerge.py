@@ -78,7 +78,6 @@ def test_golden_tokens(golden, adaptive):
         near("prumerge", f"prumerge: tokens {'adaptive' if adaptive else 'fixed'}", ours, out, atol=1e-5)
 
 
-@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 100))
 @settings(max_examples=40, deadline=None)
 def test_merging_equals_a_plain_loop(tokens, count, seed):
