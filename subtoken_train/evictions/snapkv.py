@@ -10,7 +10,7 @@ makes the cache of a grouped model larger; here every key-value head has one set
 The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
 context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
 is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice. A
-window that is a share of the budget (``recent_window.py``) always leaves one.
+window that is a share of the budget (``observers.py``) always leaves one.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
 """

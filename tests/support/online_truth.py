@@ -2,7 +2,7 @@
 
 What was evicted is read from the layers' records, which name entries by their number; that the stored keys and values
 are those entries is what the comparison of logits shows. Whether the right ones were evicted is for
-``tests/evictions/test_online_views.py``.
+``tests/view/test_online_view.py``.
 
 Legend: B batch, h key-value heads, T tokens, N rows of the prompt.
 """
