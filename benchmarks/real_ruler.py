@@ -34,6 +34,7 @@ def compact(results: Path) -> dict[str, Any]:
         lines = [line for file in sorted(path.parent.glob("samples-*.jsonl")) for line in file.read_text().splitlines()]
         samples = sorted((json.loads(line) for line in lines), key=lambda sample: str(sample["id"]))
         if len(samples) != manifest["expected_rows"]:
+            print(f"{path.parent.parent.name}: {len(samples)} of {manifest['expected_rows']} answers, left out")
             continue
         own = [f"{sample['id']} {sample['prompt_sha256']}" for sample in samples]
         names, options = names or own, options or manifest["options"]
@@ -51,7 +52,8 @@ def _bytes(sample: Mapping[str, Any]) -> int:
 
 
 def _words(arm: Mapping[str, Any]) -> str:
-    return FULL if arm["eviction"] == "-" else str(arm["eviction"])
+    kept = [str(arm[name]) for name in ("adapter", "reducer", "groups", "eviction") if arm[name] not in (None, "-")]
+    return ", ".join(kept) or FULL
 
 
 def table(record: Mapping[str, Any]) -> str:

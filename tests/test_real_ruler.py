@@ -11,11 +11,12 @@ from benchmarks.real_text import PAGE
 from tests.support.places import shown
 
 
-def write_arm(folder, name, eviction, scores, kept, prompt="p"):
+def write_arm(folder, name, eviction, scores, kept, prompt="p", groups="-"):
     place = folder / name / "ruler_synthetic"
     place.mkdir(parents=True)
     options = {"tasks": ["vt", "fwe"], "length": 1024, "samples_per_task": 2}
-    manifest = {"arm": {"eviction": eviction}, "options": options, "expected_rows": 4}
+    arm = {"adapter": None, "reducer": "-", "groups": groups, "eviction": eviction}
+    manifest = {"arm": arm, "options": options, "expected_rows": 4}
     (place / "manifest.json").write_text(json.dumps(manifest))
     samples = [
         {"id": name, "prompt_sha256": prompt, "score": score, "region_bytes": kept, "region_dense_bytes": 100}
@@ -25,16 +26,19 @@ def write_arm(folder, name, eviction, scores, kept, prompt="p"):
     (place / "samples-0-of-1.jsonl").write_text("\n".join(map(json.dumps, samples[::-1])) + "\n")
 
 
-def test_tasks_that_the_full_cache_cannot_do_are_named_and_not_judged(tmp_path):
+def test_tasks_that_the_full_cache_cannot_do_are_named_and_not_judged(tmp_path, capsys):
     write_arm(tmp_path, "full", "-", [1.0, 1.0, 0.0, 0.5], 99)
     write_arm(tmp_path, "some", "kvzip 0.2", [1.0, 0.5, 1.0, 1.0], 21)
     write_arm(tmp_path, "stopped", "snapkv 0.2", [1.0, 1.0], 21)
+    write_arm(tmp_path, "values", "-", [0.0] * 4, 89, groups="S16K12")
     rows = table(compact(tmp_path)).splitlines()
+    assert capsys.readouterr().out == "stopped: 2 of 4 answers, left out\n"
     assert rows[0] == "| arm | bytes | vt | less the full cache |"
     assert rows[2] == "| full cache | 100.0% | 100 |  |"
     assert rows[3].startswith("| kvzip 0.2 | 22.0% | 75 | -25.0 [")
-    assert rows[5] == "2 samples a task of at most 1,024 tokens; the full cache cannot do fwe."
-    assert len(rows) == 6
+    assert rows[4].startswith("| S16K12 | 90.0% | 0 | -100.0 [")
+    assert rows[6] == "2 samples a task of at most 1,024 tokens; the full cache cannot do fwe."
+    assert len(rows) == 7
 
 
 def test_arms_that_were_asked_other_prompts_are_refused(tmp_path):

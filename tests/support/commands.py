@@ -7,7 +7,7 @@ import re
 from subtoken_train.cli.main import main
 
 ERROR = "subtoken-train: error: "
-_BEFORE = re.compile(r"\d+/\d+ .*|training data: .*|subtoken-train: warning: .*|GPU available: .*|resuming from .*")
+_BEFORE = re.compile(r"\d+/\d+ .*|subtoken-train: warning: .*|GPU available: .*|resuming from .*")
 
 
 def printed(capsys, *words: object, silent: bool = False) -> str:

@@ -127,7 +127,11 @@ def test_a_mistake_with_overwrite_loses_nothing(tiny_run, tmp_path, capsys, mist
 @pytest.mark.slow
 def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    refused(capsys, *tiny_run("--trainer.max_steps=1", output="file/run"))
+    assert main(tiny_run("--trainer.max_steps=1", output="file/run")) == 2
+    said, line = capsys.readouterr().err.splitlines()
+    assert said.startswith("training data: 0 % of the text is unknown")
+    assert line.startswith("subtoken-train: error: File exists: ")
+    assert line.endswith("; name another place")
 
 
 @pytest.fixture
