@@ -1,14 +1,16 @@
 """Everything that only a GPU can show, unattended: one command, one JSON.
 
     python -m benchmarks.gpu_suite                             # some hours; goals are printed as they are met or not
+    python -m benchmarks.gpu_suite --units decode graph        # these alone, by the starts of their names
     python -m benchmarks.gpu_suite --device cpu --quick        # tiny shapes on a CPU: whether it runs, nothing more
 
 GPU tests; decoding steps, routed against token-only, as they are called and replayed from a CUDA graph; attention's
 share of a device copy; prompts with routers or statistics and packing; training steps at the size of 7B models; and the
 memory that ``check`` predicts beside what was measured (``gpu_units.py``). Each unit runs in a process of its own with
 a limit of time, because a kernel that fails can take its process with it: what failed is recorded and the others go on.
-The record is written after every unit. A run that was stopped goes on where it was: units that ended are not run again
-on the same device by the same sources.
+Those processes are forked from one in which everything is imported and CUDA is not started: seconds a unit. The record
+is written after every unit. A run that was stopped goes on where it was: units that ended are not run again on the same
+device by the same sources.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,8 +41,16 @@ from subtoken_train.kernels.choice import choose_kernel
 LIMIT = 3600.0
 """Seconds of a unit."""
 LABELS = {False: "full sizes", True: "tiny shapes, which say whether it runs and nothing about speed"}
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["benchmarks.gpu_units"])
 Measure = Callable[[str], dict[str, Any]]
 """Runs a unit by its name; an ``error`` in what it gives says why there is no more."""
+
+
+def unit_of(name: str, device: str, quick: bool) -> dict[str, Any]:
+    """One unit at these sizes."""
+    quiet_libraries()
+    return run_unit(name, Settings(device, torch.bfloat16, QUICK if quick else FULL))
 
 
 def run_unit(name: str, given: Settings) -> dict[str, Any]:
@@ -53,16 +66,28 @@ def failed(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message[-4000:]}, "goals": []}
 
 
-def isolated(command: list[str], out: Path, limit: float = LIMIT) -> dict[str, Any]:
-    """One unit in a process of its own that writes ``out``."""
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return failed("TimeoutExpired", f"no answer within {limit:,.0f} s")
-    if run.returncode or not out.exists():
-        return failed(f"exit code {run.returncode}", run.stderr)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+def isolated(work: Callable[[], dict[str, Any]], limit: float = LIMIT) -> dict[str, Any]:
+    """Return what ``work`` gives, which can be pickled, from a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "unit.json", Path(folder) / "errors"
+        process = FORKED.Process(target=_answer, args=(work, out, errors))
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return failed("TimeoutExpired", f"no answer within {limit:,.0f} s")
+        if process.exitcode or not out.exists():
+            return failed(f"exit code {process.exitcode}", errors.read_text(errors="replace"))
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def _answer(work: Callable[[], dict[str, Any]], out: Path, errors: Path) -> None:
+    """Write what ``work`` gives; what it, or a library below it, says on stderr goes to ``errors``."""
+    with errors.open("w") as said:
+        os.dup2(said.fileno(), 2)
+        write(work(), out)
 
 
 def suite(names: list[str], measure: Measure, record: dict[str, Any], path: Path) -> None:
@@ -158,27 +183,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/speed/gpu-suite.json; quick: below runs")
-    parser.add_argument("--unit", help=argparse.SUPPRESS)
+    parser.add_argument("--units", nargs="+", default=[""], metavar="START", help="those whose names start so")
     args = parser.parse_args(arguments)
     if refused := refusal(args.device, args.quick):
         print(f"gpu_suite: {refused}", file=sys.stderr)
         return 2
-    if args.unit:
-        quiet_libraries()
-        write(run_unit(args.unit, Settings(args.device, torch.bfloat16, QUICK if args.quick else FULL)), args.out)
-        return 0
     path = args.out or ROOT / ("runs/gpu-suite-quick.json" if args.quick else "benchmarks/results/speed/gpu-suite.json")
     record = header(args.device, args.quick)
     record["units"] = ended(path, record)
 
-    def measure(name: str) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "unit.json"
-            words = ["--device", args.device, "--unit", name, "--out", str(out), *["--quick"] * args.quick]
-            return isolated([sys.executable, "-m", "benchmarks.gpu_suite", *words], out)
-
+    names = [name for name in units(QUICK if args.quick else FULL) if name.startswith(tuple(args.units))]
     print(f"{record['hardware']['gpu'] or record['hardware']['cpu']}: {record['label']}; kernel: {record['kernel']}")
-    suite(list(units(QUICK if args.quick else FULL)), measure, record, path)
+    suite(names, lambda name: isolated(partial(unit_of, name, args.device, args.quick)), record, path)
     found = record["summary"]
     print(f"{found['met']} goals met, {len(found['not_met'])} not, {len(found['failed'])} units failed: {path}")
     return int(bool(found["failed"] or (found["not_met"] and not args.quick)))

@@ -59,7 +59,8 @@ def goal(what: str, value: float, bound: float, least: bool = False) -> dict[str
 def gpu_tests(_: Settings) -> dict[str, Any]:
     """What ``pytest -m gpu`` says, on the files that name the mark."""
     files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *files]
+    # most of their time compiles kernels, which takes a core each
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-n", "auto", *files]
     if not files:
         return {"command": "pytest -m gpu", "note": "no test is marked gpu", "goals": []}
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

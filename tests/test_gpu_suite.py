@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,18 +105,34 @@ def test_an_exception_is_an_answer(monkeypatch):
     assert gpu_suite.run_unit("broken", TINY)["error"] == {"type": "OutOfMemoryError", "message": "too much"}
 
 
+def dies():
+    print("bad address", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def hangs():
+    time.sleep(60)
+
+
+def leaves():
+    os._exit(0)
+
+
 @pytest.mark.parametrize(
-    ("code", "limit", "kind"),
-    [
-        ("import os, sys; print('bad address', file=sys.stderr, flush=True); os.abort()", 60, "exit code -6"),
-        ("import time; time.sleep(60)", 0.2, "TimeoutExpired"),
-        ("pass", 60, "exit code 0"),
-    ],
+    ("work", "limit", "kind"), [(dies, 60, "exit code -6"), (hangs, 0.2, "TimeoutExpired"), (leaves, 60, "exit code 0")]
 )
-def test_a_process_that_dies_hangs_or_says_nothing(tmp_path, code, limit, kind):
-    found = gpu_suite.isolated([sys.executable, "-c", code], tmp_path / "unit.json", limit)
+def test_a_process_that_dies_hangs_or_says_nothing(work, limit, kind):
+    found = gpu_suite.isolated(work, limit)
     assert found["error"]["type"] == kind
-    assert ("bad address" in found["error"]["message"]) is ("abort" in code)
+    assert ("bad address" in found["error"]["message"]) is (work is dies)
+
+
+def test_a_unit_runs_in_a_process_of_its_own(tmp_path, capsys):
+    out = tmp_path / "record.json"
+    assert gpu_suite.main(["--device", "cpu", "--quick", "--units", "share", "--out", str(out)]) == 0
+    (name,) = json.loads(out.read_text())["units"]
+    assert name == "share/128"
+    assert "0 units failed" in capsys.readouterr().out
 
 
 def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
