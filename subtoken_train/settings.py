@@ -99,8 +99,12 @@ class ArmSettings:
         ),
     ] = None
     eviction_keep: Annotated[
-        str | float | None,
-        Setting("what the eviction keeps: 0.1 of the entries, 256tokens per layer, or 20MB", "BUDGET"),
+        str | float | Mapping[str, Any] | None,
+        Setting(
+            "what the eviction keeps: 0.1 of the entries, 256tokens per layer, 20MB, or what scores no less than "
+            "threshold:-4 (threshold:-4:128 with the window, threshold:FILE of calibrate)",
+            "BUDGET",
+        ),
     ] = None
     eviction_every: Annotated[
         int | None, Setting("evict again each time this many tokens have been generated", "TOKENS", "tokens")

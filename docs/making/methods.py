@@ -32,11 +32,12 @@ method has the same name, and a wrapper is written around it: `ada(critical(expe
 *Question*: `needed`: refused where the context is compressed before the question is read (`context_first`); `if there`:
 attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
 and a question that is there is rows like all others. *Chunks*: goes with `prefill_chunk`. *Decoding*: goes with
-`eviction_every`. *Beside the original*: against recorded outputs of the method's own code
-([every case](quality.md#originals)).
+`eviction_every`. *Threshold*: has absolute scores, so that
+[a threshold](budgets.md#a-threshold-in-the-place-of-a-budget) can decide. *Beside the original*: against recorded
+outputs of the method's own code ([every case](quality.md#originals)).
 
-| method | bytes | heads of a layer | budget of a layer | question | passes | chunks | decoding | what it is |
-|---|---|---|---|---|---|---|---|---|
+| method | bytes | heads | budget of a layer | question | passes | chunks | decoding | threshold | what it is |
+|---|---|---|---|---|---|---|---|---|---|
 """
 WRAPPED = """
 | wrapper | what it is |
@@ -123,6 +124,7 @@ def _declared(method: type[Eviction]) -> list[str]:
         passes,
         "no" if default.across_layers or "second_pass" in method.needs else "yes",
         "yes" if default.online else "no",
+        "yes" if default.absolute else "no",
     ]
 
 

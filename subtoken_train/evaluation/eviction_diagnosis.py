@@ -147,7 +147,8 @@ def watch_generation(
     A token counts once it is read again: the last one generated does not, nor does end-of-text.
 
     Raises:
-        ValueError: an eviction that lets nothing go, or acts while tokens are decoded; what ``open_prompts`` refuses.
+        ValueError: an eviction that lets nothing go, has a threshold or acts while tokens are decoded; what
+            ``open_prompts`` refuses.
     """
     assert compression.eviction is not None
     if compression.eviction.reads:
@@ -156,6 +157,11 @@ def watch_generation(
         raise ValueError(
             f"eviction_every={compression.every}: what a prompt's eviction lets go is watched while nothing is "
             "evicted; leave it out"
+        )
+    if compression.threshold is not None:
+        raise ValueError(
+            f"eviction_keep {compression.threshold.label}: what a budget lets go is watched, and a threshold is none; "
+            "give a share, for instance eviction_keep=0.2"
         )
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)

@@ -24,7 +24,7 @@ from subtoken_train.calibrations import Calibration
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, TaskPlan, TaskView, View
 
 LayerScores = Scores
@@ -59,6 +59,14 @@ class Eviction(ABC):
     @property
     def online(self) -> Online | None:
         """Return how it evicts while decoding, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        return None
+
+    @property
+    def absolute(self) -> Scale | None:
+        """Return the scale of its scores where they mean the same in every prompt, layer and head, as a threshold asks.
+
+        None: they compare within a prompt, or a head, alone, or are made for a budget.
+        """
         return None
 
     @property

@@ -23,7 +23,7 @@ from torch import Tensor
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.view.scores import Scores
+from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, View
 
 FURTHEST = 1 << 16  # positions that are averaged
@@ -60,6 +60,11 @@ class ExpectedAttention(Eviction):
             raise ValueError(f"expected_attention sinks={self.sinks} must be 0 or more")
         if not 0 <= self.epsilon < float("inf"):
             raise ValueError(f"expected_attention epsilon={self.epsilon:g} must be 0 or more, and finite")
+
+    @property
+    def absolute(self) -> Scale:
+        """See ``Eviction.absolute``: logs of what an entry is expected to add to a head's output."""
+        return Scale(log=True)
 
     def score(self, view: View) -> Scores:
         """Expected attention, [B, h, N], 0 for the sinks, which are protected."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.view.scores import Scores
+from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import View
 
 SHORTEST = 1e-12  # length that a vector has at least where it is divided by its length
@@ -31,6 +31,11 @@ class KeyDiff(Eviction):
     """Minus the cosine similarity of the cached (rotated) key to the prompt's mean direction, per key-value head."""
 
     name: ClassVar[str] = "keydiff"
+
+    @property
+    def absolute(self) -> Scale:
+        """See ``Eviction.absolute``: minus cosines."""
+        return Scale(low=-1.0, high=1.0)
 
     def score(self, view: View) -> Scores:
         """Minus the similarities, [B, h, N]."""

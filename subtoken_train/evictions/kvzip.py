@@ -36,7 +36,7 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import pooled_head_counts
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Opening, TaskPlan, TaskView, View
 
 FIRST = "\n\nRepeat the previous context exactly."
@@ -89,6 +89,11 @@ class KVzip(Eviction):
             raise ValueError(
                 "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
             )
+
+    @property
+    def absolute(self) -> Scale | None:
+        """See ``Eviction.absolute``: logs of attention; none of whole heads (``level``)."""
+        return Scale(log=True, high=0.0) if self.level == "token" else None
 
     @property
     def may_empty(self) -> bool:

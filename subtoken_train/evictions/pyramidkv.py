@@ -52,6 +52,11 @@ class PyramidKV(SnapKV):
         check_word("pyramidkv budgets", self.budgets, get_args(Convention))
 
     @property
+    def absolute(self) -> None:
+        """None: it is its division of a budget."""
+        return None
+
+    @property
     def online(self) -> None:
         """None: a pyramid is cut from layers of equal length, and after the first cut they have none."""
         return None

@@ -15,7 +15,7 @@ import torch
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.hashing import uniform_hash
-from subtoken_train.view.scores import Scores
+from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import View
 
 
@@ -30,6 +30,11 @@ class RandomEviction(Eviction):
     name: ClassVar[str] = "random"
 
     seed: int = 0
+
+    @property
+    def absolute(self) -> Scale:
+        """See ``Eviction.absolute``: a threshold of 0.75 keeps a quarter."""
+        return Scale(low=0.0, high=1.0)
 
     def score(self, view: View) -> Scores:
         """Random scores in [0, 1), [B, h, N]."""

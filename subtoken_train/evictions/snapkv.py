@@ -28,7 +28,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import GroupReduction, check_window, over_groups, window_length
 from subtoken_train.functional.gather import kept_index
-from subtoken_train.view.scores import Scores
+from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
 Pooling = Literal["avg", "max"]
@@ -47,7 +47,7 @@ class SnapKV(Eviction):
         pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
         pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
         rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head, unless ``critical``
-            adds its epsilon.
+            adds its epsilon, or a threshold decides, which needs ``mean``.
         group: over the query heads of a key-value head, ``mean`` or ``max``.
 
     Raises:
@@ -81,6 +81,11 @@ class SnapKV(Eviction):
     def observing_rows(self) -> int | None:
         """See ``Eviction.observing_rows``: the window."""
         return self.window if isinstance(self.window, int) else None
+
+    @property
+    def absolute(self) -> Scale | None:
+        """See ``Eviction.absolute``: logs of mean attention; sums grow with the rows that observe, which vary."""
+        return Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
 
     def score(self, view: View) -> Scores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""

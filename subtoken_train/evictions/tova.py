@@ -19,7 +19,7 @@ import torch
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.functional.gather import last_marked
-from subtoken_train.view.scores import Scores
+from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
 
@@ -41,6 +41,11 @@ class TOVA(Eviction):
     def online(self) -> Online:
         """See ``Eviction.online``."""
         return Online(rows=1)
+
+    @property
+    def absolute(self) -> Scale:
+        """See ``Eviction.absolute``: logs of attention."""
+        return Scale(log=True, high=0.0)
 
     def score(self, view: View) -> Scores:
         """The last row's attention, [B, 1, N]."""

@@ -73,6 +73,11 @@ class Wrapper(Eviction):
         return self.base.calibrated
 
     @property
+    def absolute(self) -> None:
+        """None: wrappers say how a budget is spent, and a threshold is none."""
+        return None
+
+    @property
     def online(self) -> None:
         """None: wrappers are made for prompts, whose heads hold the same entries."""
         return None

@@ -15,7 +15,7 @@ from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
 from subtoken_train.evictions import build_eviction, innermost
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
-from subtoken_train.inference.compression import Compression, parse_keep
+from subtoken_train.inference.compression import Compression, written_keep
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
@@ -117,9 +117,9 @@ class ArmSpec(ArmSettings):
             method = None if self.eviction is None else build_eviction(self.eviction, **options)
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
-        keep, unit = parse_keep(str(1 if self.eviction_keep is None else self.eviction_keep))
-        settings = {name: getattr(self, name) for name in _OF_CACHES}
-        return Compression(method, keep, unit, round_up=round_up, every=self.eviction_every, **settings)
+        settings = written_keep(1 if self.eviction_keep is None else self.eviction_keep)
+        settings |= {name: getattr(self, name) for name in _OF_CACHES}
+        return Compression(method, round_up=round_up, every=self.eviction_every, **settings)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
@@ -182,7 +182,7 @@ def _is_of(kind: type, value: object) -> bool:
 
 
 _CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed", "groups")
-"""Settings whose types ``parse_keep``, ``Compression`` and ``untrained_routing`` check, or that go with what draws."""
+"""Settings whose types ``written_keep``, ``Compression`` and ``untrained_routing`` check, or of what draws."""
 _ALWAYS = ("key_channels", "rerotate", "reducer_options", "eviction_options")
 """Settings for which None is no value."""
 _OF_CACHES = tuple(name for name in ARM_SETTINGS if name in Compression.__annotations__ and name != "eviction")

@@ -21,6 +21,7 @@ from torch import Tensor
 from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.thresholds import Threshold, written_threshold
 from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.functional.gather import last_marked
@@ -28,6 +29,7 @@ from subtoken_train.functional.merging import Merge
 from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.typed import shown
 from subtoken_train.types import Batch, Region, in_compressed_region
 from subtoken_train.view.view import Scope
 
@@ -56,6 +58,7 @@ class Compression:
             them into entries that stay (``functional/merging.py``). None: what the method does of itself.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
+        threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
         rerotate: turn the keys that stay to closed-up positions, see ``inference/layer_packer.py``.
@@ -73,6 +76,7 @@ class Compression:
     prefill_chunk: int | None = None
     rerotate: bool = False
     every: int | None = None
+    threshold: Threshold | None = None
 
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
@@ -91,6 +95,8 @@ class Compression:
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
         self._check_keep()
+        if self.threshold is not None:
+            self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
@@ -108,6 +114,26 @@ class Compression:
             )
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+
+    def _check_threshold(self, threshold: Threshold) -> None:
+        if self.eviction is None:
+            raise ValueError(f"eviction_keep {threshold.label} needs an eviction method, for instance eviction='kvzip'")
+        if self.keep != 1 or self.unit != "fraction":
+            raise ValueError(
+                f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one"
+            )
+        own = method_record(self.eviction)
+        if threshold.record is not None and threshold.record.numbers.eviction != own:
+            raise ValueError(
+                f"the threshold {threshold.value:g} was found for eviction {shown(threshold.record.numbers.eviction)}, "
+                f"and this is {shown(own)}; make its own: subtoken-train calibrate threshold"
+            )
+        threshold.check(self.eviction)
+        if self.rerotate:
+            raise ValueError(
+                "rerotate needs equally many entries in every head and layer, and a threshold leaves what reaches it; "
+                "leave rerotate out, or give a share, for instance eviction_keep=0.2"
+            )
 
     def _check_rerotation(self) -> None:
         if self.eviction is None or self.eviction.across_layers:
@@ -140,8 +166,9 @@ class Compression:
         method = self.eviction
         if method is None:
             return
-        if method.across_layers or "second_pass" in method.needs:
-            reason = "divides its budget between layers" if method.across_layers else "runs a prompt twice"
+        divides = method.across_layers and self.threshold is None
+        if divides or "second_pass" in method.needs:
+            reason = "divides its budget between layers" if divides else "runs a prompt twice"
             raise ValueError(
                 f"prefill_chunk={chunk}: eviction {method.name!r} {reason}, but in chunks a layer is packed before the "
                 "next one runs; leave prefill_chunk out, or use snapkv, h2o or another method that decides by layer"
@@ -181,6 +208,7 @@ class Compression:
         if self.eviction is None:
             return
         check_calibration(self.eviction.calibrated, family)
+        check_calibration(None if self.threshold is None else self.threshold.record, family)
         self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
         if family.image_token_id is not None:
             return
@@ -221,12 +249,23 @@ class Compression:
         parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
+            amount = amount if self.threshold is None else self.threshold.label
             amount = f"reads {amount}" if self.eviction.reads else amount
             merged = [] if self.merge is None else [f"merge {self.merge}"]
             words = [word for word, said in (("all", self.scope == "all"), ("rerotated", self.rerotate)) if said]
             parts = [self.eviction.name, amount, *words, *merged, *parts]
         parts += [] if self.every is None else [f"every {self.every:,}"]
         return " ".join(parts) or "-"
+
+    @property
+    def share(self) -> float | None:
+        """Share of the entries in scope that an eviction keeps, as far as it is known before a prompt is there.
+
+        Of a threshold the recorded mean, which no single prompt promises; None where nothing is known.
+        """
+        if self.threshold is not None:
+            return self.threshold.mean
+        return self.keep if self.unit == "fraction" else None
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
         """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt."""
@@ -245,6 +284,18 @@ class Compression:
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
+
+
+def written_keep(written: object) -> dict[str, Any]:
+    """Return the fields of a ``Compression`` for what stays, as it is written: see ``parse_keep``, or a threshold.
+
+    Raises:
+        ValueError: neither.
+    """
+    if (threshold := written_threshold(written)) is not None:
+        return {"threshold": threshold}
+    keep, unit = parse_keep(str(written))
+    return {"keep": keep, "unit": unit}
 
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -351,7 +402,7 @@ class CompressionSettings(TypedDict, total=False):
     Attributes:
         eviction: name of an eviction method; None: none.
         eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``,
-            ``"20MB"``); by default all.
+            ``"20MB"``), or ``{"threshold": -4, "window": 128}``, see ``Threshold``; by default all.
         eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
@@ -364,7 +415,7 @@ class CompressionSettings(TypedDict, total=False):
     """
 
     eviction: str | None
-    eviction_keep: float | str
+    eviction_keep: float | str | Mapping[str, Any]
     eviction_unit: KeepUnit
     eviction_every: int | None
     eviction_options: dict[str, Any] | None
@@ -389,12 +440,14 @@ def compression_of(settings: CompressionSettings) -> Compression:
     given: dict[str, Any] = dict(settings)
     for name in given:
         check_word("setting", name, CompressionSettings.__optional_keys__)
-    if isinstance(keep := given.get("eviction_keep"), str):
+    if isinstance(keep := given.get("eviction_keep"), str | Mapping):
         if "eviction_unit" in given:
             raise ValueError(
-                f"eviction_keep={clipped(keep, 40)!r} already has a unit; leave eviction_unit out, or give a number"
+                f"eviction_keep={clipped(str(keep), 40)!r} already has a unit; leave eviction_unit out, or give a "
+                "number"
             )
-        given["eviction_keep"], given["eviction_unit"] = parse_keep(keep)
+        del given["eviction_keep"]
+        given |= written_keep(keep)
     name, options = given.pop("eviction", None), given.pop("eviction_options", None)
     if name is None and options:
         raise ValueError(f"eviction_options={options!r} need an eviction, for instance eviction='snapkv'")
@@ -407,8 +460,10 @@ def settings_record(compression: Compression) -> dict[str, Any]:
 
     A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out.
     """
-    names = [field.name for field in fields(compression) if field.name != "prefill_chunk"]
+    names = [field.name for field in fields(compression) if field.name not in ("prefill_chunk", "threshold")]
     record = {name: getattr(compression, name) for name in names}
+    if compression.threshold is not None:
+        record["threshold"] = [compression.threshold.value, compression.threshold.window]
     record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}
     record["eviction"] = None if compression.eviction is None else method_record(compression.eviction)
     return _as_read(record)

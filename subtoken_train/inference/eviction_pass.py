@@ -19,6 +19,7 @@ from torch import Tensor
 
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.engine.second_pass import TaskRows, task_view
+from subtoken_train.evictions.thresholds import Older, ScoredPrompt, scale_of
 from subtoken_train.families.family import Family
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.groups import expand_group_mask
@@ -201,6 +202,7 @@ class EvictionPass:
         self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
         self._finite: list[Tensor] = []
+        self._older: list[Older] = []
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -270,7 +272,7 @@ class EvictionPass:
                 if self.compression.unit == "tokens":  # of a short prompt, more than it has
                     own.budget_B = whole[i]
             self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
-            return self.method.keep(scores, Candidates(regions, competes, capped, real))
+            return self._kept(scores, Candidates(regions, competes, capped, real))
 
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)
@@ -286,6 +288,40 @@ class EvictionPass:
         )
         allowed = self.compression.keep * len(order) / self.shape.num_layers
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
+
+    def _kept(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
+        """Entries that stay under the method's budgets, or those that reach the threshold."""
+        threshold = self.compression.threshold
+        if threshold is None:
+            return self.method.keep(scores, candidates)
+        recent = [last_marked(x != Region.PADDING, threshold.window) for x in candidates.regions_LBN]
+        kept = threshold.keep(self.method, scores, candidates, recent)
+        self._older += map(Older.of, kept, scores, candidates.competes_LBN, recent)
+        return kept
+
+    def check_threshold(self, names: list[str]) -> None:
+        """Raise a worded ``ValueError`` where a threshold left nothing, or all, of a prompt; all layers were kept."""
+        if self.compression.threshold is not None:
+            sum(self._older[1:], self._older[0]).check(self.compression.threshold, names)
+
+    def scored_prompts(self, window: int) -> list[ScoredPrompt]:
+        """Return what a threshold with a window would decide on, for each prompt with something in scope."""
+        read, own = scale_of(self.method).read, []
+        for layer in sorted(self.scores):
+            found, regions_BM = self.scores[layer], self.rows[layer].regions_BM
+            in_scope_BM, recent_BM = (
+                self.compression.in_scope(regions_BM),
+                last_marked(regions_BM != Region.PADDING, window),
+            )
+            older_BM = in_scope_BM & ~(self._last_row(regions_BM) | recent_BM | found.protected_BN)
+            own.append((read(found.scores_BhN).cpu(), in_scope_BM.cpu(), older_BM.cpu()))
+        prompts = []
+        for place in range(len(self.again_B)):
+            scores = [scores_BhM[place][:, older_BM[place]].flatten() for scores_BhM, _, older_BM in own]
+            total = sum(int(in_scope_BM[place].sum()) * scores_BhM.shape[1] for scores_BhM, in_scope_BM, _ in own)
+            if total:
+                prompts.append(ScoredPrompt(torch.cat(scores), total - sum(map(len, scores))))
+        return prompts
 
     def forget(self) -> None:
         """Let the layers go that were seen: the next one is kept alone."""

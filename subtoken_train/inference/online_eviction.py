@@ -4,7 +4,8 @@ Whenever ``every`` tokens came since the last time, and more follow, each layer'
 entries of the prompt that competed, and what was appended since, all of which competes. The method scores them by the
 queries of the last rows (``OnlineView``) and keeps as many per head as the prompt's budget allows; over all layers
 together, where it divides budgets between them. What never competed (a system prompt, the question) stays. So a layer
-holds at most its budget, ``every`` tokens (or a longer turn) and what never competes.
+holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an entry goes
+that is older than its window and scores below it; nothing bounds how many stay.
 
 The tail is packed when something is evicted: kept tokens become whole entries, kept entries of the prompt lie as they
 were stored (``cache/entries.py``). A sample that has nothing to evict keeps its tokens unrounded, whatever its
@@ -30,6 +31,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entries import STAYS, EvictionState, read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.kernels.formats import FORMATS, Format
@@ -81,6 +83,11 @@ class HeldLayer:
     def needs(self) -> Tensor:
         """Samples with more competing entries than may stay, bool [B]."""
         return (self.competes_RN.sum(-1) > self.budget()).view(-1, self.heads).any(-1)
+
+    def recent(self, window: int) -> Tensor:
+        """Mark the entries at the last ``window`` places of each row, bool [R, N]."""
+        seen_R1 = self.place_RN.amax(-1, keepdim=True) + 1
+        return (self.regions_RN != Region.PADDING) & (self.place_RN >= seen_R1 - window)
 
     def view(self, number: int, scale: float, method: Eviction) -> OnlineView:
         """The layer as its method sees it, read back for the purpose."""
@@ -153,7 +160,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
     layers = [eviction.lasting[number] for number in range(len(cache.layers))]
     least_B = torch.stack([own.budget_B for own in layers]).amin(0).tolist()
     for name, least in zip(names, least_B, strict=True):
-        if compression.unit != "tokens" and least < compression.every:
+        if compression.unit != "tokens" and compression.threshold is None and least < compression.every:
             raise ValueError(
                 f"eviction_every={compression.every} is more than the budget of {name!r}, whose prompt keeps {least} "
                 f"entries per layer; use eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
@@ -169,7 +176,8 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             on_device(own.carried, here),
         )
     scales = [own.scale for own in layers]
-    cache.evictor = OnlineEviction(method, compression.every, scales, FORMATS[compression.kv_dtype])
+    form = FORMATS[compression.kv_dtype]
+    cache.evictor = OnlineEviction(method, compression.every, scales, form, compression.threshold)
 
 
 @dataclass
@@ -181,6 +189,7 @@ class OnlineEviction:
         every: tokens between two looks.
         scales: factor of each layer's attention scores.
         form: of what is stored.
+        threshold: what scores must reach to stay; None: the prompt's budgets say how many stay.
         due: generated tokens in the tail at which it looks next.
         evictions: how often something was evicted.
     """
@@ -189,6 +198,7 @@ class OnlineEviction:
     every: int
     scales: list[float]
     form: Format
+    threshold: Threshold | None = None
     due: int = field(init=False)
     evictions: int = 0
 
@@ -205,7 +215,7 @@ class OnlineEviction:
         layers = [HeldLayer.of(layer) for layer in cache.layers]
         home = layers[0].place_RN.device
         needs_B = torch.stack([layer.needs().to(home) for layer in layers]).any(0)
-        evicts = bool(needs_B.any())
+        evicts = self.threshold is not None or bool(needs_B.any())
         scores: list[Scores] = []
         for number, layer in enumerate(layers):
             carried = None
@@ -222,7 +232,16 @@ class OnlineEviction:
         home = needs_B.device
         regions, competes = [x.regions_RN.to(home) for x in layers], [x.competes_RN.to(home) for x in layers]
         budget_LR = torch.stack([layer.budget().to(home) for layer in layers])
-        kept = self.method.keep(scores, Candidates(regions, competes, budget_LR, heads=layers[0].heads))
+        candidates = Candidates(regions, competes, budget_LR, heads=layers[0].heads)
+        if self.threshold is None:
+            kept = self.method.keep(scores, candidates)
+        else:
+            recent = [layer.recent(self.threshold.window).to(home) for layer in layers]
+            kept = self.threshold.keep(self.method, scores, candidates, recent)
+            gone_LR = torch.stack([(own & ~keep[:, 0]).any(-1) for own, keep in zip(competes, kept, strict=True)])
+            needs_B = gone_LR.any(0).view(-1, layers[0].heads).any(-1)
+            if not bool(needs_B.any()):
+                return
         for layer, keep_R1N in zip(layers, kept, strict=True):
             here = layer.place_RN.device
             layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.form)

@@ -107,7 +107,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         compression: eviction and precision.
 
     Raises:
-        ValueError: the compression does not fit the backbone or the prompts, or the model gives NaN or infinity.
+        ValueError: the compression does not fit the backbone or the prompts, a threshold leaves nothing or all of one,
+            or the model gives NaN or infinity.
 
     Warns:
         SubTokenWarning: a prompt, or a second pass after it, is longer than the positions that the model was made for.
@@ -129,6 +130,8 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         if not _are_numbers(eviction, packer):
             raise no_numbers(f"for {prompts.record_ids[0][:80]!r}", backbone.model.dtype) from error
         raise
+    if eviction is not None:
+        eviction.check_threshold(prompts.record_ids)
     if eviction is not None and compression.every is not None:
         evict_while_decoding(cache, eviction, plan, prompts.record_ids)
     if eviction is not None and eviction.method.reads:

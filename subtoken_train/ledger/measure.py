@@ -126,5 +126,5 @@ def emptied_words(emptied: Sequence[dict[str, int]], compression: str) -> str | 
     regions = ", ".join(f"{region} ({count:,} of {len(emptied):,} prompts)" for region, count in prompts.items())
     return (
         f"{compression}: nothing is left of a whole region in some layer: {regions}; what follows cannot look at it "
-        "there. Raise eviction_keep, or use scope context"
+        "there. Keep more (eviction_keep), or use scope context"
     )

@@ -5,6 +5,7 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -48,3 +49,22 @@ class Candidates:
     budget_LB: Tensor
     exact_LB: Tensor | None = None
     heads: int = 1
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Scale of scores that mean the same in every prompt, layer and head, so that one number can be their threshold.
+
+    Attributes:
+        log: a threshold is compared with the natural logarithm of a score; False: with the score itself.
+        low: the least that a threshold can meet.
+        high: the most.
+    """
+
+    log: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+
+    def read(self, scores: Tensor) -> Tensor:
+        """Return scores as a threshold meets them, fp32 of the same shape."""
+        return scores.float().log() if self.log else scores.float()

@@ -1,0 +1,299 @@
+"""A threshold in the place of a budget: entries that score below one number go, in every layer, head and prompt.
+
+Source: DMS at inference, as NVIDIA's kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than
+the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. Each
+(layer, head, prompt) keeps what it keeps, so no bytes are promised: they are measured. The scores must mean the same
+everywhere (``Eviction.absolute``). What the method protects stays, and so does what does not compete.
+
+The threshold that meets a mean budget is found on prompts (``subtoken-train calibrate threshold``) and recorded in a
+file, a calibration like others: it names backbone and method, and says what share stayed.
+
+Legend: B batch, N rows of a layer, h key-value heads, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
+from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped
+from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scale, Scores
+
+WINDOW = 128
+"""Last positions that stay unless it is said otherwise, as DMS has it."""
+FORM = "write threshold:-4, threshold:-4:128 with the window, or threshold:FILE; in a file {threshold: -4, window: 128}"
+
+
+@dataclass(frozen=True)
+class ThresholdRecord(CalibratedNumbers):
+    """A threshold, and what it left of the prompts that it was found on.
+
+    Attributes:
+        threshold: as ``Threshold.value``.
+        window: as ``Threshold.window``.
+        eviction: the method and its settings.
+        mean: share of the entries in scope that stayed, mean over the prompts; an entry counts for each head.
+        deviation: its standard deviation over the prompts.
+    """
+
+    threshold: float
+    window: int
+    eviction: dict[str, Any]
+    mean: float
+    deviation: float
+
+    def __post_init__(self) -> None:
+        check_range("threshold", self.threshold, -math.inf)
+        check_range("window", self.window, 0, MAX_TOKENS)
+        check_range("mean", self.mean, 0, 1)
+        check_range("deviation", self.deviation, 0, 1)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Raise nothing: one number is of any shape."""
+        return
+
+    def words(self) -> str:
+        """Return the threshold and what it kept."""
+        return (
+            f"threshold {self.threshold:g}, window {self.window:,}: keeps {self.mean:.3%} of the entries in scope "
+            f"(mean over the prompts, standard deviation {self.deviation:.3%})"
+        )
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One number that entries must reach to stay.
+
+    Attributes:
+        value: what a score must reach, as the method's scale reads it: of attention its natural logarithm, -4 is 1.8 %.
+        window: last positions so far that stay whatever they score.
+        record: where it was found; None: nothing is known of the share that stays.
+
+    Raises:
+        ValueError: a value that is not finite, which keeps all or nothing, or a window that is no count.
+    """
+
+    value: float
+    window: int = WINDOW
+    record: Calibration[ThresholdRecord] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if type(self.value) not in (int, float):
+            raise ValueError(f"threshold of eviction_keep is {clipped(repr(self.value), 40)}, no number; {FORM}")
+        if not math.isfinite(self.value):
+            what = "all" if self.value < 0 else "nothing"
+            raise ValueError(f"threshold {self.value} of eviction_keep keeps {what}; give a finite number, such as -4")
+        if type(self.window) is not int or not 0 <= self.window <= MAX_TOKENS:
+            raise ValueError(
+                f"window of an eviction_keep threshold is {clipped(repr(self.window), 40)}; it must be a whole number "
+                f"of positions from 0 to {MAX_TOKENS:,}"
+            )
+
+    @classmethod
+    def read(cls, path: str) -> Threshold:
+        """Read a file of ``subtoken-train calibrate threshold``; see ``read_calibration`` for what it raises."""
+        made = read_calibration(path, "threshold", ThresholdRecord)
+        return cls(made.numbers.threshold, made.numbers.window, made)
+
+    @property
+    def mean(self) -> float | None:
+        """Share of the entries in scope that stays on average, where it is recorded."""
+        return None if self.record is None else self.record.numbers.mean
+
+    @property
+    def label(self) -> str:
+        """Short form for tables: ``threshold=-4``; a window of another size and a recorded mean are named."""
+        words = [f"threshold={self.value:.6g}"]
+        words += [] if self.window == WINDOW else [f"window={self.window}"]
+        words += [] if self.mean is None else [f"mean {self.mean:.4g}"]
+        return " ".join(words)
+
+    def check(self, method: Eviction) -> None:
+        """Raise a worded ``ValueError`` where the method has no absolute scores, or none of them is on one side."""
+        scale = scale_of(method)
+        if not scale.low < self.value <= scale.high:
+            all_stay = self.value <= scale.low
+            what, end = ("all", f"{scale.low:g} or more") if all_stay else ("nothing", f"at most {scale.high:g}")
+            kind = "logarithms of scores" if scale.log else "scores"
+            raise ValueError(
+                f"eviction_keep threshold {self.value:g} keeps {what}: the {kind} of {method.name} are {end}"
+            )
+
+    def keep(
+        self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
+    ) -> list[Tensor]:
+        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
+
+        Args:
+            method: whose scores they are, with a scale.
+            scores: of every layer.
+            candidates: whose budgets are not read.
+            recent_LBN: entries of the window, bool.
+        """
+        layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, recent_LBN, strict=True)
+        return [
+            (self.reached(method, each.scores_BhN) & competes_BN[:, None])
+            | ((regions_BN != Region.PADDING) & (~competes_BN | recent_BN | each.protected_BN))[:, None]
+            for each, regions_BN, competes_BN, recent_BN in layers
+        ]
+
+    def reached(self, method: Eviction, scores_BhN: Tensor) -> Tensor:
+        """Return which scores reach it, bool of the same shape."""
+        return scale_of(method).read(scores_BhN) >= self.value
+
+
+def scale_of(method: Eviction) -> Scale:
+    """Return the scale of a method's absolute scores; a worded ``ValueError`` where it has none."""
+    if isinstance(method, Wrapper):
+        raise ValueError(
+            f"eviction {method.name!r} divides a budget, and a threshold is none: each head keeps what reaches it; "
+            f"write {method.inside[-1].name}"
+        )
+    if method.absolute is None:
+        can = [name for name in EVICTIONS if EVICTIONS.find(name)().absolute is not None]
+        raise ValueError(
+            f"eviction {method.name!r}, as it is set, has no scores that mean the same in every prompt, layer and "
+            f"head, so there is no threshold for them; with their own settings these have: {', '.join(can)}. Use "
+            "one of them, or give a share, for instance eviction_keep=0.2"
+        )
+    return method.absolute
+
+
+@dataclass
+class Older:
+    """Count of what a threshold decides on in each prompt, all layers and heads together, int64 [B] each.
+
+    Attributes:
+        among: entries that compete and are neither recent nor protected.
+        kept: those of them that stay.
+        safe: competing entries that stay whatever they score.
+    """
+
+    among: Tensor
+    kept: Tensor
+    safe: Tensor
+
+    @classmethod
+    def of(cls, kept_BhN: Tensor, scores: Scores, competes_BN: Tensor, recent_BN: Tensor) -> Older:
+        """Count in one layer."""
+        safe_BN = competes_BN & (recent_BN | scores.protected_BN)
+        older_BN, heads = competes_BN & ~safe_BN, kept_BhN.shape[1]
+        kept = (kept_BhN & older_BN[:, None]).sum((1, 2))
+        return cls(older_BN.sum(-1) * heads, kept, safe_BN.sum(-1) * heads)
+
+    def __add__(self, other: Older) -> Older:
+        return Older(self.among + other.among, self.kept + other.kept, self.safe + other.safe)
+
+    def check(self, threshold: Threshold, names: list[str]) -> None:
+        """Raise a worded ``ValueError`` for a prompt of which nothing, or all, of what is decided on stays.
+
+        A prompt that the window holds for the most part passes: there is little to decide.
+        """
+        long_B = self.among > self.safe
+        none_B, all_B = (self.kept == 0) & long_B, (self.kept == self.among) & long_B
+        for name, nothing, everything in zip(names, *torch.stack([none_B, all_B]).tolist(), strict=True):
+            if nothing or everything:
+                what, remedy = ("none", "lower") if nothing else ("all", "raise")
+                raise ValueError(
+                    f"eviction_keep threshold {threshold.value:g} keeps {what} of the entries of {name[:80]!r} that "
+                    f"are older than the last {threshold.window:,} positions; {remedy} it, or let 'subtoken-train "
+                    "calibrate threshold' find one"
+                )
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """One prompt as a threshold meets it, all layers and heads together.
+
+    Attributes:
+        scores_n: what a threshold decides on, as the method's scale reads it, fp32 on the CPU.
+        safe: entries in scope that stay whatever they score.
+    """
+
+    scores_n: Tensor
+    safe: int
+
+    def share(self, threshold: float) -> float:
+        """Return the share of the entries in scope that stays."""
+        return (self.safe + int((self.scores_n >= threshold).sum())) / (self.safe + len(self.scores_n))
+
+
+def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
+    """Return the lowest threshold that keeps no more than a share on average, to six digits, rounded up.
+
+    Each prompt counts alike, however long it is. Entries that score alike stay or go together.
+
+    Args:
+        prompts: one or more, with something in scope.
+        keep: mean over the prompts of what stays, in (0, 1).
+
+    Raises:
+        ValueError: what stays whatever it scores takes all of that, so that nothing else would stay.
+    """
+    safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
+    sizes = [len(each.scores_n) for each in prompts]
+    own_P = [1 / (each.safe + n) / len(prompts) for each, n in zip(prompts, sizes, strict=True)]
+    scores_n, order_n = torch.cat([each.scores_n for each in prompts]).sort(descending=True, stable=True)
+    weights_n = torch.tensor(own_P, dtype=torch.float64).repeat_interleave(torch.tensor(sizes))[order_n]
+    fits = int((safe + weights_n.cumsum(0) <= keep + 1e-9).sum())
+    while 0 < fits < len(scores_n) and scores_n[fits - 1] == scores_n[fits]:
+        fits -= 1
+    if fits == 0:
+        raise ValueError(
+            f"no threshold keeps {keep:.4g} of the entries and more than what always stays, the window and what the "
+            f"method protects, which is {safe:.4g} of them; use a smaller window, longer prompts or a larger keep"
+        )
+    low, high = float(scores_n[fits]), float(scores_n[fits - 1])
+    between = (low + high) / 2 if math.isfinite(low) else high
+    return min(math.ceil(between * 1e6) / 1e6, max(high, between))
+
+
+def written_threshold(written: object) -> Threshold | None:
+    """Read a threshold as it is written in the place of a budget; None where it is none.
+
+    Args:
+        written: ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}``,
+            whose threshold may name a file too.
+
+    Raises:
+        ValueError: no number and no file, another key, or a window beside a file, which has its own.
+    """
+    if isinstance(written, str) and re.match(r"threshold\b", written.strip()):
+        named = written.strip().removeprefix("threshold")
+        found = re.fullmatch(r":([-+.\w]*\d\.?)(?::(\d+))?", named) if named else None
+        value = _number(found[1]) if found else None
+        if found and value is not None:
+            return Threshold(value, int(found[2] or WINDOW))
+        if not named.startswith(":") or named == ":":
+            raise ValueError(f"eviction_keep={clipped(repr(written), 60)} names no threshold; {FORM}")
+        return Threshold.read(named[1:])
+    if not isinstance(written, Mapping):
+        return None
+    for key in written:
+        check_word("key of eviction_keep", key, ("threshold", "window"))
+    value = written.get("threshold")
+    if value is None:
+        raise ValueError(f"eviction_keep={clipped(repr(dict(written)), 60)} names no threshold; {FORM}")
+    if not isinstance(value, str):
+        return Threshold(value, written.get("window", WINDOW))
+    if "window" in written:
+        raise ValueError(f"eviction_keep takes its window from {value}, with its threshold; leave window out")
+    return Threshold.read(value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
