@@ -19,7 +19,8 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "prefixkv": "layer_shares:PrefixCalibrator",
         "duo_attention": "head_alphas:DuoCalibrator",
         "q_filter": "query_directions:DirectionCalibrator",
+        "threshold": "thresholds:ThresholdCalibrator",
         "fitprune": "prune_schedules:PruneCalibrator",
     },
 )
-"""By the name of the method that reads the calibration."""
+"""By the name of the method that reads the calibration; ``threshold`` is read in the place of a budget."""

@@ -19,7 +19,8 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
-from subtoken_train.evaluation.runner.cell import recall_prompts
+from subtoken_train.evaluation.runner.cell import model_inputs, recall_prompts
+from subtoken_train.evaluation.runner.prompt_file import TextPrompts
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
@@ -43,21 +44,32 @@ def calibration_prompts(
 ) -> PromptSource:
     """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
 
-    A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens; one that sees
-    images a file of records. Data of the other kind, or a broken file, raise a ``ValueError``.
+    A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens, or, without
+    answers, a ``.jsonl`` file of prompts (``PromptFile``); one that sees images a file of records. Data of another
+    kind, or a broken file, raise a ``ValueError``.
     """
+    if family.image_token_id is None and data is not None and data.endswith(".jsonl") and not answers:
+        task = TextPrompts(source=data, chat=bool(family.tokenizer.chat_template))
+        texts = (
+            model_inputs(part, family, "text", None)[0] for part in in_batches(task.samples()[:samples], batch_size)
+        )
+        return PromptSource(Path(data).name, (move_data_to_device(x, family.device) for x in texts), _digest(data))
     if family.image_token_id is None:
         if data not in (None, RECALL):
-            raise ValueError(f"data {data!r}: {family.name} is calibrated on {RECALL!r}; leave it out")
+            file = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
+            raise ValueError(f"data {data!r}: {family.name} is calibrated on {RECALL!r}; {file}")
         drawn = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
         return PromptSource(RECALL, (move_data_to_device(batch, family.device) for batch in drawn))
     if data is None:
         example = "for instance data/scenes/dev.json"
         raise ValueError(f"{family.name} is calibrated on a file of records with images; give data, {example}")
     records = InstructionRecords(data)
-    with Path(data).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return PromptSource(Path(data).name, _read(family, records, samples, batch_size, answers), digest)
+    return PromptSource(Path(data).name, _read(family, records, samples, batch_size, answers), _digest(data))
+
+
+def _digest(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:

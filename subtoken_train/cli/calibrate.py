@@ -20,17 +20,24 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   q_filter        where the queries of each head point
   fitprune        what share of the visual tokens each layer can do with (models that take images)
+  threshold       the score that entries must reach so that a mean budget is met
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
   subtoken-train generate --backbone PATH --eviction duo_attention --eviction-option calibration=duo.json ...
 
-A language model is calibrated on randomly drawn recall contexts (--data recall, the default); a model that takes images
-on the records of --data FILE. The file is valid for the backbone that it names, with any adapter, and for no other.
+  subtoken-train calibrate threshold --backbone PATH --option eviction=kvzip --option keep=0.25 --out kvzip.json
+  subtoken-train generate --backbone PATH --eviction kvzip --eviction-keep threshold:kvzip.json ...
+
+A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention,
+on the prompts of --data FILE.jsonl, as generate --prompts reads them; a model that takes images on the records of
+--data FILE. The file is valid for the backbone that it names, with any adapter, and for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
   all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
   prefixkv        scope=context, sinks=1, recent=1
-  duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05"""
+  duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
+  threshold       samples=16, eviction=kvzip, eviction_options= (its settings: KEY=VALUE,KEY=VALUE), keep=0.5,
+                  window=128, scope=context, protocol=query_aware"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
-    parser.add_argument("--data", metavar="NAME|FILE", help="prompts: recall, or a file of records with images")
+    parser.add_argument(
+        "--data", metavar="NAME|FILE", help="prompts: recall, a .jsonl file of texts, or records with images"
+    )
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")

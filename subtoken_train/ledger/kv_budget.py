@@ -8,6 +8,7 @@ the 1.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,6 +32,11 @@ def share_words(share: float, digits: int = 3) -> str:
     A cache that leaves nothing out holds a little more, what finds its entries: ``100.000% + index``.
     """
     return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
+
+
+def mean_deviation(shares: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of measured shares, one or more, and their standard deviation (of one: 0)."""
+    return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else 0.0
 
 
 def check_keep_ratio(keep_ratio: float | Fraction) -> None:

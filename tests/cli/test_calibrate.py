@@ -85,6 +85,26 @@ def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
     )
 
 
+def test_a_threshold_meets_a_mean_on_the_reader_s_own_prompts(llama, tmp_path, capsys):
+    prompts, out = tmp_path / "dev.jsonl", tmp_path / "made.json"
+    texts = [f"Code {name} amber falcon. " * 30 + "What is the code?" for name in ("baran", "kestrel", "polar")]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    words = ["calibrate", "threshold", "--backbone", llama[0], "--out", str(out), "--data", str(prompts)]
+    settings = ["eviction=keydiff", "keep=0.4", "window=8", "samples=2"]
+    assert main([*words, *(part for each in settings for part in ("--option", each))]) == 0
+    printed = capsys.readouterr().out
+    content = json.loads(out.read_text())
+    numbers, data = content["numbers"], content["data"]
+    assert (data["name"], data["samples"], len(data["sha256"])) == ("dev.jsonl", 2, 64)
+    assert 0.35 < numbers["mean"] <= 0.4
+    assert f"keeps {numbers['mean']:.3%} of the entries in scope" in printed
+    answer = ["--prompt", texts[0], "--max-new-tokens", "1", "--eviction", "keydiff"]
+    assert main(["generate", "--backbone", llama[0], *answer, "--eviction-keep", f"threshold:{out}"]) == 0
+    assert f"window=8 mean {numbers['mean']:.4g}" in capsys.readouterr().out
+    wrong = ["--eviction-keep", f"threshold:{out}"]
+    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", llama[1], *answer, *wrong)
+
+
 def test_the_shipped_file_is_of_the_shipped_model(capsys):
     path = CHECKPOINTS / "calibrations/tiny-llama_duo_attention.json"
     words = ["generate", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--prompt", "Code baran amber falcon."]
@@ -105,6 +125,10 @@ WRONG = [
     (["prefixkv", "--backbone", "X", "--option", "samples"], "must be written key=value"),
     (["duo_attention", "--backbone", "X", "--option", "learning_rate=nan"], "duo_attention learning_rate is nan"),
     (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
+    (["threshold", "--backbone", "X", "--option", "keep=1"], "threshold keep=1 must lie between 0 and 1"),
+    (["threshold", "--backbone", "X", "--option", "eviction=h2o"], "'h2o', as it is set, has no scores that mean"),
+    (["threshold", "--backbone", "X", "--option", "eviction=snapkv"], "'snapkv', as it is set, has no scores"),
+    (["threshold", "--backbone", "X", "--option", "eviction_options=chunks=3"], "unknown setting of kvzip 'chunks'"),
     (["prefixkv", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "english"], "calibrated on 'recall'"),
 ]
 
