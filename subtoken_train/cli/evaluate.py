@@ -128,7 +128,7 @@ def _table(arms: list[RunRecord]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.runner.data_file import MEASURES, grouped, measure_names
+    from subtoken_train.evaluation.runner.data_file import MEASURES, grouped, measure_names, realised_words
     from subtoken_train.ledger.kv_budget import share_words
 
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
@@ -139,7 +139,7 @@ def _table(arms: list[RunRecord]) -> Table:
     table.add_row("value groups", *[arm.groups for arm in arms])
     table.add_row("cache", *[Text(plain(arm.eviction)) for arm in arms])
     table.add_row("KV nominal", *[f"{arm.nominal_kv:.3%}" for arm in arms])
-    table.add_row("KV realised", *[f"{arm.realised_kv:.3%}" for arm in arms])
+    table.add_row("KV realised", *[realised_words(arm.realised_kv, arm.realised_deviation) for arm in arms])
     shares = [share_words(arm.kv_bytes / arm.dense_kv_bytes) for arm in arms]
     table.add_row("KV bytes", *shares)
     if any(arm.unread_bytes for arm in arms):  # stored in full, and a table says so

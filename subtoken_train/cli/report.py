@@ -110,7 +110,7 @@ def _summary(scores: ScoreTable) -> Table:
     from rich.text import Text
 
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
-    from subtoken_train.evaluation.reporting.sections import NOTHING, share_text
+    from subtoken_train.evaluation.reporting.sections import NOTHING, measured_text, nominal_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
     means = [key for key in shown if key in MEANS]
@@ -127,7 +127,7 @@ def _summary(scores: ScoreTable) -> Table:
             figure, apart = row.scores[key], row.differences.get(key)
             value = NOTHING if figure is None else figure.value_text + ("*" if figure.marks else "")
             cells.append(f"{value}\n{apart.value_text}" if isinstance(apart, Estimate) else value)
-        budget = f"{share_text(row.arm.facts.nominal_kv)}\n{share_text(row.cost.shares['measured'])}"
+        budget = f"{nominal_text(row.arm.facts)}\n{measured_text(row)}"
         summary.add_row(Text(plain(row.arm.name)), budget, *cells)
     if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
         summary.caption = f"{summary.caption}. *: incomplete or partial"

@@ -72,6 +72,16 @@ class ArmFacts:
     trained: bool
     seed: int | None
 
+    @property
+    def by_threshold(self) -> bool:
+        """Tell whether a threshold decides what stays, so that no bytes are promised and they spread over samples."""
+        return "threshold=" in self.eviction
+
+    @property
+    def promises(self) -> bool:
+        """Tell whether ``nominal_kv`` is what is expected: a budget's, or a threshold's recorded mean."""
+        return not self.by_threshold or " mean " in self.eviction
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -18,10 +18,13 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
+
+REGIONS = ("visual", "context")
+"""Names of compressed regions; a cache's is the first that it has."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class CacheReport:
         kernel_bytes: tables and scratch of the fused kernels; 0 where others run.
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
+        shares: retained share of the compressed region of each prompt, where a threshold decides, which promises none;
+            empty elsewhere.
     """
 
     ledger: Ledger
@@ -60,6 +65,7 @@ class CacheReport:
     kernel_bytes: int = 0
     evictions: int = 0
     unread_bytes: int = 0
+    shares: list[float] = field(default_factory=list)
 
     @property
     def total_bytes(self) -> int:
@@ -75,7 +81,7 @@ class CacheReport:
 
     @property
     def _region(self) -> str | None:
-        return next((name for name in ("visual", "context") if self.ledger.dense_bytes(name)), None)
+        return next((name for name in REGIONS if self.ledger.dense_bytes(name)), None)
 
     def table(self) -> str:
         """Markdown: a row per layer and region."""
@@ -88,6 +94,9 @@ class CacheReport:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
         compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
+        if len(self.shares) > 1:
+            mean, deviation = mean_deviation(self.shares)
+            compressed += f", by a threshold {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
         if self._region is None:
             compressed = "no visual token and no context to compress"
         online = ""
@@ -103,7 +112,12 @@ class CacheReport:
 
 
 def report(
-    backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, key_channels: float = 1.0
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    plan: Plan,
+    cache: PackedCache,
+    key_channels: float = 1.0,
+    by_threshold: bool = False,
 ) -> CacheReport:
     """Measure a filled cache, whichever samples it holds by now.
 
@@ -113,6 +127,7 @@ def report(
         plan: what of it was kept.
         cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
         key_channels: share of the key channels that stays, also a promise.
+        by_threshold: what stayed is no budget's, so that each prompt's share is told.
     """
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
@@ -137,7 +152,20 @@ def report(
         kernel_bytes=cache.kernel_bytes,
         evictions=0 if cache.evictor is None else cache.evictor.evictions,
         unread_bytes=sum(layer.unread_bytes for layer in layers),
+        shares=_shares(own, regions_PN, shape) if by_threshold else [],
     )
+
+
+def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
+    """Retained share of the compressed region of each prompt that has one."""
+    found = []
+    for place in range(len(regions_PN)):
+        one = torch.tensor([place], device=regions_PN.device)
+        own = Plan([layer.select(one) for layer in plan.layers], plan.layout)
+        ledger = measured_ledger(own, regions_PN[one], shape)
+        names = [name for name in REGIONS if ledger.dense_bytes(name)]
+        found += [ledger.fraction(name) for name in names[:1]]
+    return found
 
 
 def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, key_channels: float) -> float:

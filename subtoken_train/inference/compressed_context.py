@@ -236,7 +236,9 @@ class CompressedContext:
         held_LBN = held_rows(backbone.family.windows, batch.regions_BN)
         if words := emptied_words(emptied_regions(plan, batch.regions_BN, held_LBN), compression.label):
             warnings.warn(words, SubTokenWarning, stacklevel=3)
-        took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression.key_channels)
+        by_threshold = compression.threshold is not None
+        held = replace(batch, pixel_values=None)
+        took = report(backbone, held, plan, cache, compression.key_channels, by_threshold)
         return cls(backbone, compression, cache, frames, batch.record_ids, took)
 
     def answers(self, questions: Sequence[Sequence[str]], max_new_tokens: int) -> list[list[str]]:

@@ -402,4 +402,5 @@ class SubTokenModel:
             )
         last = self.last
         last.cache.check_holds_prompt()
-        return report(self.backbone, last.batch, last.plan, last.cache, self.compression.key_channels)
+        settings = self.compression.key_channels, self.compression.threshold is not None
+        return report(self.backbone, last.batch, last.plan, last.cache, *settings)

@@ -24,7 +24,7 @@ from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, mean_estimate, score_part
 
-AMOUNT = re.compile(r" [\d.,]+( tokens| bytes)?(?= |$)")
+AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
 TOLERANCES = (0.10, 0.20)
 NO_REFERENCE = "no uncompressed arm"

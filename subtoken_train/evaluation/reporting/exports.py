@@ -38,6 +38,8 @@ SCORES = ("value", "low", "high", "standard_error", "n")
 DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n")
 HEADINGS = (*TEXTS, *NUMBERS, "anchor", "task", "score", "unit", *SCORES, *DIFFERENCES, "marks")
 """Fractions are fractions here, not %. ``score`` is the task's own name of it; ``kind:NAME`` for a question kind."""
+SPREAD = "kv_measured_deviation"
+"""Last column where an arm has a threshold: standard deviation over samples of its ``kv_measured``."""
 KINDS = {
     **dict.fromkeys(HEADINGS, object),
     **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
@@ -55,11 +57,13 @@ def report_csv(report: Report) -> str:
         for column in table.columns
         for cells in _scores_of(row, column, report.kinds)
     ]
-    return frame_csv(pd.DataFrame(rows, columns=list(HEADINGS), dtype=object).astype(KINDS))
+    spread = [SPREAD] if any(row.arm.facts.by_threshold for table in report.tables for row in table.rows) else []
+    frame = pd.DataFrame(rows, columns=[*HEADINGS, *spread], dtype=object)
+    return frame_csv(frame.astype(KINDS | dict.fromkeys(spread, "float64")))
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV with the columns of ``HEADINGS``, each of its kind in ``KINDS``."""
+    """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps ``SPREAD``."""
     text: str = frame.to_csv(index=False, float_format="%.6f", lineterminator="\n")
     return text
 
@@ -74,6 +78,7 @@ def _facts(row: ArmRow, column: str) -> dict[str, object]:
         **dict(zip(TEXTS, [*map(text_cell, texts), " ".join(map(str, row.arm.seeds))], strict=True)),
         **dict(zip(NUMBERS, shares, strict=True)),
         "anchor": text_cell(facts.anchor or ""),
+        SPREAD: cost.spread if facts.by_threshold else None,
     }
 
 

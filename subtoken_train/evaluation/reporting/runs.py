@@ -8,6 +8,7 @@ Legend: n samples.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -33,6 +34,8 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 class Cost:
     """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region.
 
+    Of the ``share`` that each of the ``regions``, samples with a compressed region, keeps of it (``measured`` in
+    ``shares``) there are the sum and the sum of squares.
     Seconds are those of the passes, so processes that ran beside each other count each for itself.
     """
 
@@ -48,14 +51,24 @@ class Cost:
     unread_bytes: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    regions: int = 0
+    share: float = 0.0
+    squared_share: float = 0.0
 
     @classmethod
     def of(cls, records: Iterable[SampleRecord]) -> Cost:
         """Add up the records."""
         kept = list(records)
-        summed = [field.name for field in fields(cls) if field.name != "emptied"]
-        sums = {name: sum(getattr(record, name) for record in kept) for name in summed}
-        return cls(**sums, emptied=sum(bool(record.emptied) for record in kept))
+        summed = [field.name for field in fields(cls) if field.name in SampleRecord.__dataclass_fields__]
+        sums = {name: sum(getattr(record, name) for record in kept) for name in summed if name != "emptied"}
+        own = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in kept if x.region_dense_bytes]
+        return cls(
+            **sums,
+            emptied=sum(bool(record.emptied) for record in kept),
+            regions=len(own),
+            share=sum(own),
+            squared_share=sum(share**2 for share in own),
+        )
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
@@ -74,6 +87,14 @@ class Cost:
             "entries": (self.entries_after, self.entries_before),
         }
         return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+
+    @property
+    def spread(self) -> float | None:
+        """Return the standard deviation over the samples of the share ``measured``; None for fewer than two."""
+        if self.regions < 2:
+            return None
+        within = self.squared_share - self.share**2 / self.regions
+        return math.sqrt(max(within, 0.0) / (self.regions - 1))
 
     @property
     def seconds(self) -> float:

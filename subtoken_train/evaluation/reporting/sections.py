@@ -16,6 +16,7 @@ from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import MEANS, MOOT, ArmRow, Estimate, KindScores, ScoreTable
+from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
 Cell = Estimate | str | None
@@ -32,7 +33,8 @@ NOTES = (
     "and choices of one token come from there: such a score, or its part in a mean, says nothing of the compression.",
     "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
     "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
-    "over ours is of KV measured, and must not be below 1.",
+    "over ours is of KV measured, and must not be below 1. A threshold promises nothing: nominal is the mean that was "
+    "recorded when it was found, measured stands with its standard deviation over samples (±).",
 )
 CURVE_NOTE = (
     "r: share of the compressed region's KV that is gone, measured. AUC: mean score over the range of r; compare it "
@@ -133,6 +135,17 @@ def share_text(share: float | None) -> str:
     return NOTHING if share is None else share_words(share)
 
 
+def nominal_text(facts: ArmFacts) -> str:
+    """Return what an arm promises; of a threshold its recorded mean, ``measured`` where nothing is recorded."""
+    return share_text(facts.nominal_kv) if facts.promises else "measured"
+
+
+def measured_text(row: ArmRow) -> str:
+    """Return what an arm took; of a threshold with the standard deviation over samples, ``21.874% ± 3.120%``."""
+    spread = row.cost.spread if row.arm.facts.by_threshold else None
+    return share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
+
+
 def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
     """Say whether the question was there when the cache was compressed: on a task, or on all (``yes on ruler``)."""
     if arm.facts.protocol == "query_aware":
@@ -149,8 +162,8 @@ def _scores(table: ScoreTable, report: Report) -> Section:
     rows = []
     for row in table.rows:
         budget = {
-            "KV nominal": share_text(row.arm.facts.nominal_kv),
-            "KV measured": share_text(row.cost.shares["measured"]),
+            "KV nominal": nominal_text(row.arm.facts),
+            "KV measured": measured_text(row),
             "query-aware": query_aware_text(row.arm),
         }
         scores = {heading: row.scores[key] for key, heading in table.columns.items()}

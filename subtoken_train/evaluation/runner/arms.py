@@ -5,6 +5,9 @@ rounded up from the arm's own count: its bytes are never below the arm's, and le
 *trained* anchor is an adapter of its own, under its own reducer; of several, one of the arm's seed is taken. Where no
 arm of the grid is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA
 adapts to what it was trained under.
+
+A threshold's bytes are measured, not promised: the anchor of an arm with one keeps the share that was recorded as the
+threshold's mean, and reports compare what both took.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.hub import adapter_folder
@@ -21,6 +25,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.evaluation.tasks.task import Modality
 from subtoken_train.evictions import notation_names
+from subtoken_train.evictions.thresholds import written_threshold
 from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
@@ -141,7 +146,8 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     # a budget in tokens or bytes is no share of anything before a prompt is there, and what is read frees nothing
     method = compression.eviction
-    evicted = compression.keep if method and not method.reads and compression.unit == "fraction" else 1.0
+    known = compression.share if method and not method.reads else None
+    evicted = 1.0 if known is None else known
     facts = ArmFacts(
         name=spec.name or arm_name(spec, config),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -201,7 +207,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
         method = "+".join(notation_names(spec.eviction))
-        parts.append(f"{method}{spec.eviction_keep}" + ("" if spec.scope is None else f"_{spec.scope}"))
+        parts.append(f"{method}{_kept_name(spec.eviction_keep)}" + ("" if spec.scope is None else f"_{spec.scope}"))
         parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
     parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
@@ -214,9 +220,16 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
     return "-".join(parts).replace("/", "_")
 
 
+def _kept_name(keep: object) -> str:
+    """Return what an eviction keeps as a file's name can hold it."""
+    threshold = written_threshold(keep)
+    return str(keep) if threshold is None else f"_{threshold.label.partition(' mean')[0]}".replace(" ", "_")
+
+
 def _calibrations(reducer: Reducer, compression: Compression) -> str | None:
     """Return the digests of the files that reducer and eviction read."""
     made = [each.calibrated for each in (reducer, compression.eviction) if each is not None]
+    made.append(None if compression.threshold is None else compression.threshold.record)
     return "+".join(each.digest for each in made if each is not None) or None
 
 
@@ -267,9 +280,11 @@ def solve(arm: Arm) -> Reducer:
     """Return the reducer of a routed arm's anchor.
 
     Raises:
-        ValueError: there is none: no token reducer, or layers below its cut that alone cost more.
+        ValueError: there is none: no token reducer, layers below its cut that alone cost more, or a threshold of which
+            no mean is recorded.
     """
     assert arm.routing is not None
+    _anchor_keep(arm.spec)
     routed = replace(arm.routing.token_budget, key_channels=arm.spec.key_channels)
     return matched_reducer(arm.reducer, routed, arm.shape.num_layers, arm.tokens)
 
@@ -288,7 +303,7 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
         and other.layer_tokens(other.reducer) == arm.layer_tokens(solved)
         and other.reducer.round_up
         and other.reducer.keep_ratio >= solved.keep_ratio * (1 - WRITTEN)
-        and _compression(other.spec) == _compression(arm.spec)
+        and _compression(other.spec, other.spec.eviction_keep) == _compression(arm.spec, _anchor_keep(arm.spec))
         and (known or other.spec.adapter == arm.spec.adapter)
     )
 
@@ -304,8 +319,21 @@ def _kind(reducer: Reducer) -> dict[str, object]:
     return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
 
-def _compression(spec: ArmSpec) -> tuple[object, ...]:
-    keep = None if spec.eviction_keep is None else str(spec.eviction_keep)
+def _anchor_keep(spec: ArmSpec) -> object:
+    """Return what the anchor's eviction keeps: as its arm's, of a threshold the share that was recorded as its mean."""
+    threshold = written_threshold(spec.eviction_keep)
+    if threshold is None:
+        return spec.eviction_keep
+    if threshold.mean is None:
+        raise ValueError(
+            f"its {threshold.label} has no recorded mean to match; 'subtoken-train calibrate threshold' finds and "
+            "records one"
+        )
+    return threshold.mean
+
+
+def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
+    keep = None if kept is None else str(kept)
     scope = "all" if spec.scope == "all" else "context"
     eviction = spec.eviction, keep, spec.eviction_every, dict(spec.eviction_options), scope
     return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
@@ -314,7 +342,8 @@ def _compression(spec: ArmSpec) -> tuple[object, ...]:
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
-    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed)
+    keep: Any = _anchor_keep(arm.spec)
+    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=keep)
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,

@@ -33,7 +33,7 @@ from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import TokenScore, in_batches
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.kv_budget import share_words
+from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
@@ -67,6 +67,12 @@ class Answers:
     def by_kind(self) -> dict[str, list[float]]:
         """Return scores per question kind, in the order in which the kinds first appear."""
         return grouped([record.kind for record in self.records], self.scores)
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over samples of the compressed region's share, see ``RunRecord``."""
+        shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in self.records if x.region_dense_bytes]
+        return mean_deviation(shares)[1] if self.compression.threshold is not None and shares else None
 
     def total(self, name: str) -> int:
         """Return the sum of a measured figure over all prompts, for instance ``kv_bytes``."""
@@ -226,6 +232,7 @@ def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
     **dict.fromkeys(("nominal_kv", "realised_kv"), float),
+    "realised_deviation": float | None,
     **dict.fromkeys(("kv_bytes", "dense_kv_bytes"), int),
     "kinds": list[str],
     "scores": list[float],
@@ -249,6 +256,8 @@ class RunRecord:
         unread_bytes: of ``kv_bytes``, what a step of decoding does not read: 0 unless pages are chosen in every step.
         prompts_with_an_emptied_region: of which a whole region was lost in some layer.
         measures: of every question beside its score, see ``Answers``; None where it has none.
+        realised_deviation: standard deviation over the questions of what stays of a compressed region's bytes, where a
+            threshold decides; None elsewhere.
     """
 
     arm: str
@@ -267,6 +276,7 @@ class RunRecord:
     scores: list[float]
     predictions: list[Prediction]
     measures: dict[str, list[float | None]]
+    realised_deviation: float | None = None
 
     @classmethod
     def of(
@@ -296,6 +306,7 @@ class RunRecord:
             scores=answers.scores,
             predictions=[record.prediction for record in answers.records],
             measures=answers.measures,
+            realised_deviation=answers.deviation,
         )
 
     def content(self, **named: Any) -> dict[str, Any]:
@@ -308,7 +319,15 @@ class RunRecord:
                 for name, figures in self.measures.items()
             },
         }
-        return {**named, **asdict(self), **rounded}
+        content = {**named, **asdict(self), **rounded}
+        if self.realised_deviation is None:
+            del content["realised_deviation"]
+        return content
+
+
+def realised_words(share: float, deviation: float | None) -> str:
+    """Return ``21.875%``; where a threshold decides with the standard deviation over the questions."""
+    return f"{share:.3%}" + ("" if deviation is None else f" ± {deviation:.3%}")
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
@@ -343,7 +362,11 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 def _run(run: Any, place: str) -> dict[str, Any]:
     """Return the facts of a run that a card shows, each of its type."""
-    older = {"data": "questions", "measures": {}}  # what records did not always have
+    older: dict[str, Any] = {
+        "data": "questions",
+        "measures": {},
+        "realised_deviation": None,
+    }  # what records do not always have
     made = chosen(_KINDS, {**older, **checked(dict[str, Any], run, place)}, place)
     if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
         raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
@@ -361,7 +384,7 @@ def _arm(run: dict[str, Any]) -> CardColumn:
         "value groups": run["groups"],
         "eviction": run["eviction"],
         "KV nominal": f"{run['nominal_kv']:.3%}",
-        "KV realised": f"{run['realised_kv']:.3%}",
+        "KV realised": realised_words(run["realised_kv"], run["realised_deviation"]),
         "KV bytes, text and index included": share_words(run["kv_bytes"] / run["dense_kv_bytes"]),
     }
     groups = grouped(run["kinds"], run["scores"])

@@ -254,7 +254,14 @@ def _arm_words(planned: PlannedArm) -> str:
     facts = planned.arm.facts
     parts = [("reducer", facts.reducer), ("groups", facts.groups), ("eviction", facts.eviction)]
     words = [f"{name} {value}" for name, value in parts if value != "-"]
-    kept = "by its budget" if planned.arm.compression().unit != "fraction" else share_words(facts.nominal_kv)
+    compression = planned.arm.compression()
+    kept = "by its budget" if compression.share is None else share_words(facts.nominal_kv)
+    if compression.threshold is not None:
+        record = compression.threshold.record
+        kept = "measured: a threshold promises no bytes"
+        if record is not None:
+            share, data = share_words(facts.nominal_kv), record.data
+            kept = f"measured, {share} on average of {data.samples:,} prompts of {data.name}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
 

@@ -23,8 +23,10 @@ from subtoken_train.evaluation.runner.data_file import (
     paired,
     read_scores,
     verdict_words,
+    write_record,
 )
 from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import FirstVisual, compress
@@ -97,6 +99,22 @@ def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
     )
     assert record.kv_bytes < 0.3 * unrounded.total("kv_bytes")
     assert unrounded.realised == 0.25
+
+
+def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp_path):
+    backbone, limits = compress(tiny_family).eval(), {"batch_size": 8, "max_new_tokens": 2, "limit": 12}
+    method = build_eviction("keydiff")
+    settings = Compression(method, threshold=Threshold(-0.35, 4)), Compression(method, 0.5)
+    answers = [answer_records(backbone, InstructionRecords(questions), **limits, compression=x) for x in settings]
+    by_threshold, by_share = (RunRecord.of("arm", backbone, each, b"") for each in answers)
+    assert by_share.realised_deviation is None
+    assert "realised_deviation" not in by_share.content()
+    deviation = by_threshold.realised_deviation
+    assert deviation > 0
+    path = tmp_path / "runs.json"
+    write_record({"runs": [by_threshold.content(data="questions")]}, path)
+    facts = read_scores(path, "arm").own.facts
+    assert facts["KV realised"] == f"{by_threshold.realised_kv:.3%} ± {deviation:.3%}"
 
 
 def test_what_an_answers_tokens_are_worth(tiny_family, questions):

@@ -1,0 +1,170 @@
+"""A threshold in the place of a budget: packed and recomputed, in chunks, in batches, while decoding, in the report."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions.thresholds import Threshold
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import open_prompts, prefill
+from subtoken_train.types import Region
+from tests.support.online_truth import decoded_online, largest_difference
+from tests.support.sampling import sampled
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, from_truth
+
+SETTINGS = {"snapkv": {"rows": "mean", "window": 3, "kernel": 3}, "expected_attention": {"sinks": 1, "future": 8}}
+VALUES = {"random": 0.6, "keydiff": -0.2, "kvzip": -2.4, "tova": -3.0, "snapkv": -3.1, "expected_attention": -2.9}
+"""Methods with absolute scores, and what leaves some of the tiny models' entries in most heads."""
+WINDOW = 3
+
+
+def compression_of(name: str, **changed) -> Compression:
+    method = build_eviction(name, **SETTINGS.get(name, {}))
+    return Compression(method, **{"threshold": Threshold(VALUES[name], WINDOW), **changed})
+
+
+def cell_of(**levels: str) -> dict[str, str]:
+    return {**PLAIN_CELL, "batch": "three_left", "protocol": "query_aware", **levels}
+
+
+def test_all_methods_with_absolute_scores_are_tried():
+    absolute = {name for name in EVICTIONS if EVICTIONS.find(name)().absolute is not None}
+    assert absolute | {"snapkv"} == set(VALUES)
+    assert build_eviction("pyramidkv", rows="mean").absolute is None
+
+
+@sampled("name", VALUES, every=2)
+@sampled("protocol", ["query_aware", "context_first"], every=2)
+@sampled("batch", ["one", "three_left", "three_right"], every=3)
+@sampled("model", ["llama", "llama routed", "qwen2 int8", "llava_gqa"], every=3)
+def test_packed_decoding_is_the_eager_recompute(name, protocol, batch, model):
+    family, _, more = model.partition(" ")
+    cell = cell_of(family=family, batch=batch, selector="linear" if more == "routed" else "none")
+    precision = {"kv_dtype": "int8"} if more == "int8" else {}
+    found = from_truth(backbone_of(cell), batch_of(cell), 4, compression_of(name, **precision), protocol)
+    if precision:
+        assert found.relative < 0.05
+    else:
+        assert found.largest < 1e-4
+        assert found.same_tokens
+
+
+@pytest.mark.parametrize("merge", ["weighted", "pivot", "position"])
+def test_what_goes_may_be_merged_into_what_stays(merge):
+    cell = cell_of()
+    found = from_truth(backbone_of(cell), batch_of(cell), 3, compression_of("keydiff", merge=merge))
+    assert found.largest < 1e-4
+
+
+def kept_marks(layer, rows: int, heads: int) -> torch.Tensor:
+    """Entries that a layer's plan keeps by head, bool [B, h, N]."""
+    valid_BN = layer.entries_BN >= 0
+    own = valid_BN[..., None] if layer.heads_BNh is None else layer.heads_BNh
+    marks = torch.zeros(len(valid_BN), rows + 1, heads, dtype=torch.bool)
+    places = torch.where(valid_BN, layer.entries_BN, rows)[..., None].expand(-1, -1, heads)
+    return marks.scatter(1, places, own.expand(-1, -1, heads))[:, :rows].transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", ["random", "keydiff", "tova", "snapkv", "expected_attention"])
+def test_in_chunks_the_same_stays_and_heads_keep_what_they_keep(name):
+    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
+    whole, chunked = (
+        prefill(backbone, batch, PackedCache(backbone.family.shape.num_layers), compression_of(name, **more))
+        for more in ({}, {"prefill_chunk": 5})
+    )
+    assert torch.allclose(whole.logits_BV, chunked.logits_BV, atol=1e-5)
+    heads, rows = backbone.family.shape.num_kv_heads, batch.regions_BN.shape[1]
+    context_BN, counts = batch.regions_BN == Region.CONTEXT, set()
+    for one, other in zip(whole.plan.layers, chunked.plan.layers, strict=True):
+        marks = kept_marks(one, rows, heads)
+        assert torch.equal(marks, kept_marks(other, rows, heads))
+        counts |= set((marks & context_BN[:, None]).sum(-1).flatten().tolist())
+        assert bool((marks | context_BN[:, None] | (batch.regions_BN == Region.PADDING)[:, None]).all())
+    assert len(counts) > 1
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+def test_a_prompt_keeps_in_a_batch_what_it_keeps_alone(protocol):
+    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
+    compression = compression_of("keydiff")
+
+    def held(prompts, sample):
+        cache = PackedCache(backbone.family.shape.num_layers)
+        plan = open_prompts(backbone, prompts, cache, compression, protocol).plan
+        counts = [layer.heads_BNh[sample].sum(0).tolist() for layer in plan.layers]
+        assert len({count for layer in counts for count in layer}) > 1
+        return counts
+
+    for sample in range(3):
+        visible = batch.regions_BN[sample] != Region.PADDING
+        one = torch.tensor([sample])
+        own = {name: getattr(batch, name)[one][:, visible] for name in ("input_ids_BN", "labels_BN", "regions_BN")}
+        rank = torch.where(batch.rank_position_B < 0, -1, int(visible.sum()) - 1)[one]
+        alone = replace(
+            batch, **own, rank_position_B=rank, images_per_sample_B=batch.images_per_sample_B[one],
+            record_ids=[batch.record_ids[sample]],
+        )  # fmt: skip
+        assert held(batch, sample) == held(alone, 0)
+
+
+@sampled("name", ["snapkv", "tova"], every=1)
+@sampled("protocol", ["query_aware", "context_first"], every=1)
+@sampled("model", ["llama", "llama routed", "llava_gqa"], every=2)
+def test_while_decoding_older_entries_go_and_logits_are_the_truth(name, protocol, model):
+    family, _, more = model.partition(" ")
+    cell = cell_of(family=family, selector="linear" if more else "none")
+    backbone = backbone_of(cell)
+    run = decoded_online(backbone, batch_of(cell), 18, compression_of(name, every=4), protocol)
+    largest, same = largest_difference(backbone, run)
+    assert largest < 1e-4
+    assert same
+    assert run.cache.evictor.evictions > 2
+    for layer in run.cache.layers:
+        state = layer.eviction_state
+        heads = len(state.place_RM) // len(state.seen_B)
+        recent_R = (state.place_RM >= (state.seen_B.repeat_interleave(heads) - WINDOW)[:, None]).sum(-1)
+        assert bool((recent_R == WINDOW).all())
+
+
+def test_while_decoding_nothing_goes_that_is_recent():
+    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
+    plain = decoded_online(backbone, batch, 12, Compression())
+    settings = {"threshold": Threshold(-0.5, 200), "every": 4}
+    run = decoded_online(backbone, batch, 12, compression_of("snapkv", **settings))
+    assert run.cache.evictor.evictions == 0
+    assert torch.equal(torch.cat(run.tokens, 1), torch.cat(plain.tokens, 1))
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@pytest.mark.parametrize(("value", "words"), [(-1e-6, "none of the entries of 'prompt"), (-1e3, "all of the entries")])
+def test_nothing_or_all_is_refused(protocol, value, words):
+    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
+    batch = replace(batch, record_ids=[f"prompt {place}" for place in range(3)])
+    compression = Compression(build_eviction("kvzip"), threshold=Threshold(value, 2))
+    with pytest.raises(ValueError, match=rf"keeps {words}.*older than the last 2 positions"):
+        open_prompts(backbone, batch, PackedCache(backbone.family.shape.num_layers), compression, protocol)
+    within = Compression(build_eviction("kvzip"), threshold=Threshold(value, 1000))  # little is decided
+    assert open_prompts(backbone, batch, PackedCache(backbone.family.shape.num_layers), within, protocol).plan.layers
+
+
+def test_the_report_says_what_each_prompt_keeps():
+    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
+    model = SubTokenModel.around(backbone, compression_of("keydiff"))
+    inputs = {"input_ids": batch.input_ids_BN, "attention_mask": batch.regions_BN != Region.PADDING}
+    model.generate(**inputs, max_new_tokens=2, context_length=20, do_sample=False)
+    report = model.cache_report()
+    assert len(report.shares) == 3
+    mean, deviation = statistics.fmean(report.shares), statistics.stdev(report.shares)
+    assert f", by a threshold {mean:.4%} ± {deviation:.4%} of each of 3 prompts" in str(report)
+    assert min(report.shares) <= report.realised_fraction <= max(report.shares)
+    budget = SubTokenModel.around(backbone, Compression(build_eviction("keydiff"), 0.5))
+    budget.generate(**inputs, max_new_tokens=2, context_length=20, do_sample=False)
+    assert budget.cache_report().shares == []
+    assert "threshold" not in str(budget.cache_report())
