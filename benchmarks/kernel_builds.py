@@ -83,7 +83,9 @@ def source(
 
 def build(capability: int, **shape: Any) -> dict[str, int]:
     """Compile one shape for a compute capability (80 for 8.0); bytes and registers of a thread."""
-    options = {"num_warps": warps(shape.get("dtype", torch.float16)), "num_stages": STAGES}
+    rows = shape.get("group", 1) * shape.get("new", 1)
+    count = warps(shape.get("width", 128), rows, shape.get("dtype", torch.float16))
+    options = {"num_warps": count, "num_stages": STAGES}
     made = triton.compile(source(**shape), target=GPUTarget("cuda", capability, 32), options=options)
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:

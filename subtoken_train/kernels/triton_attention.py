@@ -18,7 +18,7 @@ from subtoken_train.kernels.tail import CacheWindow, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program
-STAGES = 2  # tiles that are loaded ahead
+STAGES = 3  # of the loop over a stretch's tiles: two are loaded ahead
 MOST_NEW = 16  # tokens of a launch; more go in several
 
 ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in DTYPES}
@@ -125,7 +125,7 @@ def _launch(
         ALIGNED=table.aligned, CUT=table.cut, FILLED=table.fill_dtype is not None,
         FILL_DTYPE=ELEMENTS[table.fill_dtype or torch.float32],
         PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
-        **sizes, num_stages=STAGES, num_warps=warps(query_BHqd.dtype),
+        **sizes, num_stages=STAGES, num_warps=warps(width, group * new, query_BHqd.dtype),
     )  # fmt: skip
     rows = min(16, _power(group * new))
     join_stretches[(batch * kv_heads, -(-group * new // rows))](
@@ -146,23 +146,27 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
     """
     pieces = _power(width // piece)
     return {
-        "TILE": min(max(16, _power(rows)), 32 if width > 128 else 64),
-        "BLOCK": entries_of_tile(width, pieces, dtype),
+        "TILE": min(max(16, _power(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
+        "BLOCK": entries_of_tile(width, dtype),
         "KEY_TILE": max(16, _power(width)),
         "PIECE_COUNT": pieces,
         "PIECE_TILE": max(_power(piece), 16 // pieces),
     }
 
 
-def entries_of_tile(width: int, pieces: int, dtype: torch.dtype) -> int:
+def entries_of_tile(width: int, dtype: torch.dtype) -> int:
     """Return the entries of a tile that leave keys, values and places in registers (benchmarks/kernel_builds.py)."""
-    vector = _power(width) * dtype.itemsize
-    return 16 if vector > 512 else 32 if vector > 256 or pieces > 32 else 64
+    return 16 if _power(width) * dtype.itemsize > 512 else 32
 
 
-def warps(dtype: torch.dtype) -> int:
-    """Return the warps of a program."""
-    return 8 if dtype == torch.float32 else 4
+def warps(width: int, rows: int, dtype: torch.dtype) -> int:
+    """Return the warps of a program; arguments as of ``tiles``.
+
+    Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile.
+    """
+    if dtype == torch.float32:
+        return 8
+    return 2 if width <= 128 and rows <= 16 else 4
 
 
 def _power(number: int) -> int:

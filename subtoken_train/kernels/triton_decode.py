@@ -2,8 +2,8 @@
 
 Flash-decoding (Dao et al., 2023): every program takes one stretch of one head and leaves unnormalised sums with their
 maximum; a second kernel joins a head's stretches. Of routed entries a program reads whole keys and stored pieces only:
-an entry's flags say which pieces it has, and a running count of the flags before it where they lie (each piece of a row
-is a sorted list). Products and sums are in fp32, of operands in the queries' dtype. Two launches for up to 16 tokens.
+an entry's flags say which pieces it has, and the count of the flags before it where they lie (each piece of a row is a
+sorted list). Products and sums are in fp32, of operands in the queries' dtype. Two launches for up to 16 tokens.
 
 Not done: pages that a step chooses, heads of more than 256 channels, entries of unlike precision in one layer
 (``row_table.unserved``). Routed and whole entries have loops of their own, because one that branches for every tile
@@ -119,35 +119,68 @@ def value_channels(WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.con
 
 
 @triton.jit
+def set_bits(word):
+    """Return how many bits of uint32 words are set."""
+    word -= (word >> 1) & 0x55555555
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return ((((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def next_pieces(
+    flags_p, flag_bytes, owned_p, next_p, start, stop, values, value_scales,
+    PIECE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, PIECE_TILE: tl.constexpr,
+):  # fmt: skip
+    """Load the pieces of a tile of up to 32 entries from ``start``, [n, p, w], and the number that follows, [p].
+
+    A piece's flags of the tile are one word, and their bits are counted in it: a scan would make threads wait for each
+    other. Flags that do not exist, of entries past ``stop``, are 0.
+    """
+    word_p = tl.zeros_like(owned_p).to(tl.uint32)
+    for byte in tl.static_range(BLOCK // 8):
+        place = start // 8 + byte
+        there = owned_p & (start < stop) & (place < flag_bytes)
+        word_p |= tl.load(flags_p + place, mask=there, other=0).to(tl.uint32) << (8 * byte)
+    turn_n1 = tl.arange(0, BLOCK)[:, None].to(tl.uint32)
+    number = next_p[None, :] + set_bits(word_p[None, :] & ((1 << turn_n1) - 1))
+    stored = (word_p[None, :] >> turn_n1) & 1
+    value = load_pieces(values, value_scales, number, stored, tl.arange(0, PIECE_TILE), PIECE, BITS, DTYPE)
+    return value, next_p + set_bits(word_p)
+
+
+@triton.jit
 def routed_entries(
     asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r, window,
     scale, channel_k, stored_k, key_width, peak, total, sums,
     WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add routed entries ``first`` to ``stop`` of a row to (maximum, total, sums)."""
+    """Add routed entries ``first`` to ``stop`` of a row to (maximum, total, sums).
+
+    Where pieces lie is known only when flags are there, so no compiler loads them ahead: each turn loads the next's.
+    """
     dtype = asked.dtype
-    flag_bytes = tl.load(row + FLAG_BYTES)
-    flags = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8))
-    piece_p, within_w = tl.arange(0, PIECE_COUNT), tl.arange(0, PIECE_TILE)
+    flag_bytes, piece_p = tl.load(row + FLAG_BYTES), tl.arange(0, PIECE_COUNT)
     owned_p, numbered_p = piece_p < WIDTH // PIECE, of_row * (WIDTH // PIECE) + piece_p
     bit_p = tl.load(tl.load(row + PIECE_BIT).to(tl.pointer_type(tl.int32)) + numbered_p, mask=owned_p, other=0)
+    flags_p = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8)) + bit_p * flag_bytes
     starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
     next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
+    ahead, next_p = next_pieces(
+        flags_p, flag_bytes, owned_p, next_p, first, stop, values, value_scales, PIECE, BITS, dtype, BLOCK, PIECE_TILE
+    )
     for start in range(first, stop, BLOCK):
-        entry = start + tl.arange(0, BLOCK)
+        entry, value = start + tl.arange(0, BLOCK), ahead
         inside = entry < stop
+        ahead, next_p = next_pieces(
+            flags_p, flag_bytes, owned_p, next_p, start + BLOCK, stop, values, value_scales,
+            PIECE, BITS, dtype, BLOCK, PIECE_TILE,
+        )  # fmt: skip
         scores, seen = stored_scores(
             asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry, own_r,
             window, scale, BITS, WINDOW,
         )  # fmt: skip
         weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
-        byte = flags + bit_p[None, :] * flag_bytes + (entry // 8)[:, None]
-        bits = tl.load(byte, mask=inside[:, None] & owned_p[None, :], other=0).to(tl.int32)
-        stored = (bits >> (entry % 8)[:, None]) & 1
-        number = next_p[None, :] + tl.cumsum(stored, 0) - stored
-        next_p += tl.sum(stored, 0)
-        value = load_pieces(values, value_scales, number, stored, within_w, PIECE, BITS, dtype)
         value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
         sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
     return peak, total, sums

@@ -47,7 +47,7 @@ class StepCell:
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":
                 patch.setattr(truth_cells, "family_of", self._family)
-            backbone, batch = backbone_of(cell), on_device(batch_of(cell), torch.device(self.device))
+            backbone, batch = backbone_of(cell).to(self.device), on_device(batch_of(cell), torch.device(self.device))
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
             cache = PackedCache(backbone.family.shape.num_layers)
             patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)
