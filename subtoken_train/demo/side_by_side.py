@@ -20,6 +20,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evaluation.runner.arms import groups_words
+from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.cache_report import CacheReport
@@ -139,6 +140,8 @@ class SideBySide:
         Eviction (None: none) and what it keeps are as they are written, and of all sides but the backbone. The question
         has no placeholder, or one ``<image>``. Settings, or a prompt, that a side refuses raise a ``ValueError``.
         """
+        if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
+            raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
         spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=keep if eviction else None, written="argument")
         spec.compression().check(self._family)  # before the backbone answers for nothing
         stopped = threading.Event()

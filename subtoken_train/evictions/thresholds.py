@@ -269,15 +269,25 @@ def written_threshold(written: object) -> Threshold | None:
     Raises:
         ValueError: no number and no file, another key, or a window beside a file, which has its own.
     """
+    if (file := threshold_file(written)) is not None:
+        return Threshold.read(file)
+    if isinstance(written, str):
+        found = _TEXT.fullmatch(written.strip())
+        return None if found is None else Threshold(float(found[1]), int(found[2] or WINDOW))
+    return Threshold(written["threshold"], written.get("window", WINDOW)) if isinstance(written, Mapping) else None
+
+
+def threshold_file(written: object) -> str | None:
+    """Return the file that a written threshold names, unread; None where it names none, or is no threshold.
+
+    Raises:
+        ValueError: see ``written_threshold``.
+    """
     if isinstance(written, str) and re.match(r"threshold\b", written.strip()):
         named = written.strip().removeprefix("threshold")
-        found = re.fullmatch(r":([-+.\w]*\d\.?)(?::(\d+))?", named) if named else None
-        value = _number(found[1]) if found else None
-        if found and value is not None:
-            return Threshold(value, int(found[2] or WINDOW))
         if not named.startswith(":") or named == ":":
             raise ValueError(f"eviction_keep={clipped(repr(written), 60)} names no threshold; {FORM}")
-        return Threshold.read(named[1:])
+        return None if _TEXT.fullmatch(written.strip()) else named[1:]
     if not isinstance(written, Mapping):
         return None
     for key in written:
@@ -285,15 +295,9 @@ def written_threshold(written: object) -> Threshold | None:
     value = written.get("threshold")
     if value is None:
         raise ValueError(f"eviction_keep={clipped(repr(dict(written)), 60)} names no threshold; {FORM}")
-    if not isinstance(value, str):
-        return Threshold(value, written.get("window", WINDOW))
-    if "window" in written:
+    if isinstance(value, str) and "window" in written:
         raise ValueError(f"eviction_keep takes its window from {value}, with its threshold; leave window out")
-    return Threshold.read(value)
+    return value if isinstance(value, str) else None
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+_TEXT = re.compile(r"threshold:([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?::(\d+))?", re.IGNORECASE)

@@ -94,9 +94,11 @@ class CacheReport:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
         compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
-        if len(self.shares) > 1:
+        if self.shares:
             mean, deviation = mean_deviation(self.shares)
-            compressed += f", by a threshold {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
+            each = f"; {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
+            measured = f"measured: a threshold promises none{each if len(self.shares) > 1 else ''}"
+            compressed = f"compressed region {self.realised_fraction:.4%} of its KV ({measured})"
         if self._region is None:
             compressed = "no visual token and no context to compress"
         online = ""

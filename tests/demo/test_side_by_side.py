@@ -94,6 +94,12 @@ def test_refusals_are_words_and_the_next_question_is_answered(models, asked, que
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
 
 
+def test_whoever_sees_the_page_opens_no_file(models, asked, tmp_path):
+    (tmp_path / "made.json").write_text("{}")
+    with pytest.raises(ValueError, match="eviction_keep of this page reads no file; write threshold:-4"):
+        list(models.ask(asked[0], "is there a 7 ?", "keydiff", f"threshold:{tmp_path / 'made.json'}"))
+
+
 @pytest.mark.slow
 def test_a_prompt_past_the_models_positions_is_answered_with_a_note(models, asked):
     answers = [each.answer for each in models.ask(asked[0], "hi " * 600, None, "0.5") if each.answer]

@@ -15,6 +15,7 @@ from subtoken_train.evictions.thresholds import (
     Threshold,
     ThresholdRecord,
     mean_threshold,
+    threshold_file,
     written_threshold,
 )
 from subtoken_train.functional.gather import last_marked
@@ -101,6 +102,11 @@ def test_texts_and_mappings_say_the_same(text):
     assert written_threshold(text) == own
     assert written_threshold({"threshold": own.value, "window": own.window}) == own
     assert written_threshold({"threshold": own.value}) == Threshold(own.value)
+
+
+def test_a_file_is_named_before_it_is_read():
+    assert threshold_file("threshold:made-4.json") == threshold_file({"threshold": "made-4.json"}) == "made-4.json"
+    assert {threshold_file(other) for other in ("threshold:-4:3", {"threshold": -4}, "0.1", 0.1, None)} == {None}
 
 
 @pytest.mark.parametrize("other", ["0.1", "256tokens", 0.1, None, 7])
