@@ -11,7 +11,7 @@ What it does not say: seconds, and how many tokens the prompts really have (budg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
 from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
@@ -152,11 +153,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     tasks = named_tasks(grid)
     pool = LayoutPool(planned)
     absent = [_missing_files(spec) for spec in grid.arms]
-    specs = [
-        replace(spec, eviction_options={key: value for key, value in spec.eviction_options.items() if key not in found})
-        for spec, found in zip(grid.arms, absent, strict=True)
-    ]  # while a calibration is missing, its method reads every prompt instead
-    arms = prepare(specs, pool)
+    arms = prepare([_without(spec, found) for spec, found in zip(grid.arms, absent, strict=True)], pool)
     check_modalities(arms, tasks)
     notes: list[str] = []
     if grid.anchors == "auto":
@@ -181,13 +178,24 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
 
 
 def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
-    """Return (method, file, whose), by option, of calibrations that an arm's eviction names and that are not there."""
+    """Return (method, file, whose), by option, of calibrations that an arm's eviction, or its threshold, lacks here."""
     whose = f"--adapter {spec.adapter}" if spec.backbone is None else f"--backbone {spec.backbone}"
-    return {
+    found = {
         option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
         for option, value in spec.eviction_options.items()
         if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file()
     }
+    threshold = threshold_file(spec.eviction_keep)
+    if threshold is not None and not Path(threshold).is_file():
+        found["eviction_keep"] = "threshold", threshold, f"{whose} --option eviction={spec.eviction}"
+    return found
+
+
+def _without(spec: ArmSpec, missing: Collection[str]) -> ArmSpec:
+    """Return an arm without files that are not there yet: its method reads every prompt, or its threshold keeps all."""
+    options = {key: value for key, value in spec.eviction_options.items() if key not in missing}
+    keep = 1.0 if "eviction_keep" in missing else spec.eviction_keep
+    return replace(spec, eviction_options=options, eviction_keep=keep)
 
 
 def _recipe_name(adapter: str) -> str:

@@ -88,6 +88,16 @@ def test_a_check_says_that_bytes_are_measured(record, scenes, tmp_path):
     assert "mean 0.4, query_aware, KV measured, 40.000% on average of 1 prompts of tests" in lines
 
 
+def test_a_check_lists_a_file_that_is_not_there(scenes, tmp_path):
+    file = tmp_path / "none.json"
+    spec = replace(WHOLE, name="arm", **METHOD, eviction_keep=f"threshold:{file}")
+    checked = dry_run(scenes_grid(scenes, tmp_path / "out", spec), planned_adapter)
+    how = f"subtoken-train calibrate threshold --adapter {WHOLE.adapter} --option eviction=keydiff --out {file}"
+    assert dict(checked.wanted) == {f"calibration {file}": how}
+    with pytest.raises(ValueError, match=r"none.json is not a file; 'subtoken-train calibrate threshold' writes one"):
+        prepare([spec], ModelPool())
+
+
 def test_a_report_states_measured_bytes_with_their_spread(record, scenes, tmp_path):
     keeps = [0.5, {"threshold": -0.1, "window": 4}, f"threshold:{record}"]
     specs = [replace(WHOLE, name=f"arm{i}", **METHOD, eviction_keep=keep) for i, keep in enumerate(keeps)]
