@@ -22,6 +22,14 @@ Protocol = Literal["query_aware", "context_first"]
 """Part of a prompt that its compression sees: all, or the context before its question (``inference/prefill.py``)."""
 
 
+class EntryCosts(NamedTuple):
+    """Bytes of one head's entry: of its key with what finds its value groups, of each group, and of a dense entry."""
+
+    key: int
+    group: int
+    dense: int
+
+
 class Region(IntEnum):
     """Content of a position of the sequence. Made once, where the prompt is built; nothing re-derives spans.
 

@@ -1,0 +1,136 @@
+"""One byte budget for keys and value groups (ours): which keys stay, and which groups of their values.
+
+A key that stays costs its bytes, and each group kept with it its own; an entry without its key costs nothing and keeps
+no group. A logit is the logarithm of what a key, or a group, is worth, and worths add up; a budget takes what is worth
+most per byte:
+
+1. The groups of an entry are wanted in the order of their logits. Its first offer is its key with the groups that make
+   worth per byte highest; every further group is an offer of its own, and worth no more per byte than the offer before
+   it (the offers are the concave envelope of the entry's costs and worths).
+2. Offers are taken from the highest worth per byte down, until one does not fit.
+3. What is left buys further groups of entries that stay, in the same order.
+
+How far from the best set: step 2 is the best that fractions of offers could do, less a part of the one offer that did
+not fit. So no set of at most as many bytes is worth more than that offer beyond this one, and what stays unspent is
+less than an entry. Ties go to the lower index: entry, then head, then group.
+
+Legend: B samples, h key-value heads, N entries, s groups of a head's value; R pools, M entries of a pool, i offers of
+an entry.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from subtoken_train.types import EntryCosts
+
+_EXTREME = 1e30
+"""Logits beyond it are taken for it, so that differences are numbers."""
+_DIGITS = 10**9
+"""Decimals of a share that count; what is behind them would overflow 64 bits, and is left out."""
+
+
+def budget_bytes(count_B: Tensor, entry_bytes: int, share: Fraction) -> Tensor:
+    """Return the whole bytes that a share of ``count_B`` entries leaves, int64, rounded down.
+
+    Args:
+        count_B: entries of each pool, int64.
+        entry_bytes: of a dense entry.
+        share: in (0, 1]; decimals after the ninth are left out.
+    """
+    return count_B * entry_bytes * int(share * _DIGITS) // _DIGITS
+
+
+def best_in_bytes(
+    key_BhN: Tensor,
+    groups_BhNs: Tensor,
+    competes_BN: Tensor,
+    always_BN: Tensor,
+    costs: EntryCosts,
+    budget_B: Tensor,
+    pooled: bool,
+) -> tuple[Tensor, Tensor]:
+    """Choose keys and value groups of each sample within its bytes.
+
+    Args:
+        key_BhN: logits of the keys, any real dtype.
+        groups_BhNs: logits of the groups.
+        competes_BN: entries that may stay, bool; no other does.
+        always_BN: of these, entries that stay whole in every head, bool: before all others, the first ones first, as
+            far as the bytes reach.
+        costs: of an entry of one head.
+        budget_B: bytes of each pool, int64.
+        pooled: whether the heads of a sample share one pool; else each has ``budget_B``.
+
+    Returns:
+        Keys that stay, bool [B, h, N], and groups that stay with them, bool [B, h, N, s].
+    """
+    batch, heads, length = key_BhN.shape
+    if not length:
+        return torch.zeros_like(key_BhN, dtype=torch.bool), torch.zeros_like(groups_BhNs, dtype=torch.bool)
+    times = 1 if pooled else heads
+
+    def by_pool(of_heads: Tensor) -> Tensor:
+        return of_heads.transpose(1, 2).flatten(1, 2) if pooled else of_heads.flatten(0, 1)
+
+    competes_RM, always_RM = (by_pool(marks[:, None].expand(-1, heads, -1)) for marks in (competes_BN, always_BN))
+    budget_R = budget_B.repeat_interleave(times)
+    kept_RM, groups_RMs = _spent(by_pool(key_BhN), by_pool(groups_BhNs), competes_RM, always_RM, costs, budget_R)
+    if pooled:
+        kept_BNh = kept_RM.reshape(batch, length, heads)
+        return kept_BNh.transpose(1, 2), groups_RMs.reshape(batch, length, heads, -1).transpose(1, 2)
+    return kept_RM.reshape(batch, heads, length), groups_RMs.reshape(batch, heads, length, -1)
+
+
+def _spent(
+    key_RM: Tensor, groups_RMs: Tensor, competes_RM: Tensor, always_RM: Tensor, costs: EntryCosts, budget_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what each pool keeps, bool [R, M] and [R, M, s]."""
+    pools, size, number = groups_RMs.shape
+    order_RMs = groups_RMs.float().sort(dim=-1, descending=True, stable=True).indices
+    density_RMi, offered_RMi, first_RM = _offers(
+        key_RM, groups_RMs.gather(-1, order_RMs), competes_RM, always_RM, costs
+    )
+    cost_RMi = torch.full_like(density_RMi, costs.group, dtype=torch.long)
+    cost_RMi[..., 0] = costs.key + first_RM * costs.group
+    order = density_RMi.masked_fill(~offered_RMi, -1.0).flatten(1).sort(dim=-1, descending=True, stable=True).indices
+    offered, cost = (x.flatten(1).gather(1, order) for x in (offered_RMi, cost_RMi))
+    taken = offered & ((cost * offered).cumsum(-1) <= budget_R[:, None])
+    left_R = budget_R - (cost * taken).sum(-1)
+
+    def by_entry(marks: Tensor) -> Tensor:
+        return torch.zeros_like(marks).scatter_(1, order, marks).reshape(pools, size, number + 1)
+
+    taken_RMi = by_entry(taken)
+    more_RMi = offered_RMi & ~taken_RMi & taken_RMi[..., :1]
+    more = more_RMi.flatten(1).gather(1, order)
+    more = more & (more.cumsum(-1) <= (left_R // costs.group)[:, None])
+    taken_RMi = taken_RMi | by_entry(more)
+    count_RM = torch.where(taken_RMi[..., 0], first_RM, 0) + taken_RMi[..., 1:].sum(-1)
+    wanted_RMs = torch.arange(number, device=order.device) < count_RM[..., None]
+    return taken_RMi[..., 0], torch.zeros_like(wanted_RMs).scatter_(-1, order_RMs, wanted_RMs)
+
+
+def _offers(
+    key_RM: Tensor, sorted_RMs: Tensor, competes_RM: Tensor, always_RM: Tensor, costs: EntryCosts
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each entry's offers: worth per byte and whether there is one, [R, M, 1 + s], and the first one's groups.
+
+    ``sorted_RMs`` are the logits of the groups, the highest first.
+    """
+    logits_RMi = torch.cat([key_RM[..., None], sorted_RMs], -1).float().clamp(-_EXTREME, _EXTREME)
+    highest_R = logits_RMi.masked_fill(~competes_RM[..., None], -_EXTREME).flatten(1).amax(-1)
+    worth_RMi = (logits_RMi - highest_R[:, None, None]).clamp(max=0).exp()  # only ratios count
+    places_i = torch.arange(logits_RMi.shape[-1], device=key_RM.device)
+    prefix_RMi = worth_RMi.cumsum(-1) / (costs.key + places_i * costs.group)
+    best_RM1 = prefix_RMi.amax(-1, keepdim=True)
+    first_RM = (prefix_RMi < best_RM1).cumprod(-1).sum(-1)  # the fewest groups of those with the highest
+    first_RM = torch.where(always_RM, sorted_RMs.shape[-1], first_RM)
+    best_RM1 = best_RM1.masked_fill(always_RM[..., None], torch.inf)
+    # rounding must not put a group before the key that it comes with
+    later_RMs = torch.minimum(worth_RMi[..., 1:] / costs.group, best_RM1)
+    offered_RMi = competes_RM[..., None] & ((places_i == 0) | (places_i > first_RM[..., None]))
+    return torch.cat([best_RM1, later_RMs], -1), offered_RMi, first_RM
