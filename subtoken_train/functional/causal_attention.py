@@ -148,24 +148,31 @@ class Seen:
         places_BK: places that are seen by what stands after them, bool; every place sees itself (padding would see
             nothing and turn NaN). None: all of them. Whoever knows that says so: to look would make a device wait.
         window: of all K places; None: every place sees all before it.
+        keys_BhK: of the places that are seen, those whose key a head has, bool; None: each head has all.
     """
 
     places_BK: Tensor | None = None
     window: SlidingWindow | None = None
+    keys_BhK: Tensor | None = None
 
     def until(self, end: int) -> Seen:
         """The same of the first places."""
-        return Seen(None if self.places_BK is None else self.places_BK[:, :end], self.window)
+        places, keys = self.places_BK, self.keys_BhK
+        return Seen(None if places is None else places[:, :end], self.window, None if keys is None else keys[..., :end])
 
     def first_column(self, row: int) -> int:
         """The first place that a row, or one after it, may see.
 
         Positions rise by one or more from row to row, but not over padding, which the places may hold.
         """
-        return 0 if self.window is None or self.places_BK is not None else max(0, row + 1 - self.window.size)
+        some_hidden = self.places_BK is not None or self.keys_BhK is not None
+        return 0 if self.window is None or some_hidden else max(0, row + 1 - self.window.size)
 
     def of_rows(self, first: int, end: int, device: torch.device) -> Tensor:
-        """Mark what rows ``first`` to ``end`` see of places ``first_column`` to ``end``, bool [B or 1, q, K']."""
+        """Mark what rows ``first`` to ``end`` see of places ``first_column`` to ``end``.
+
+        Returns bool [B or 1, h, q, K'], or [B or 1, 1, q, K'] where each head has all keys.
+        """
         left = self.first_column(first)
         rows_q1 = torch.arange(first, end, device=device)[:, None]
         columns_K = torch.arange(left, end, device=device)
@@ -174,7 +181,10 @@ class Seen:
             seen_BqK = seen_BqK & self.places_BK[:, None, left:end].to(device)
         if self.window is not None:
             seen_BqK = seen_BqK & self.window.of_rows(first, end, left).to(device)
-        return seen_BqK | (rows_q1 == columns_K)
+        seen_BhqK = seen_BqK[:, None]
+        if self.keys_BhK is not None:
+            seen_BhqK = seen_BhqK & self.keys_BhK[:, :, None, left:end].to(device)
+        return seen_BhqK | (rows_q1 == columns_K)
 
 
 def causal_attention(
@@ -198,7 +208,8 @@ def causal_attention(
         dropout: of the probabilities.
     """
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    if seen.places_BK is None and seen.window is None and (rows == columns or query_BHqd.is_cuda):
+    unmasked = seen.places_BK is None and seen.window is None and seen.keys_BhK is None
+    if unmasked and (rows == columns or query_BHqd.is_cuda):
         return fused_attention(query_BHqd, key_BhKd, value_BhKd, scale, dropout=dropout)
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
     parts = []
@@ -206,7 +217,9 @@ def causal_attention(
         stop = min(start + block, rows)
         first, end = columns - rows + start, columns - rows + stop
         part = slice(seen.first_column(first), end)
-        mask_B1qK = seen.of_rows(first, end, query_BHqd.device)[:, None]
+        mask_BhqK = seen.of_rows(first, end, query_BHqd.device)
+        if mask_BhqK.shape[1] > 1:
+            mask_BhqK = mask_BhqK.repeat_interleave(query_BHqd.shape[1] // mask_BhqK.shape[1], 1)
         query = query_BHqd[:, :, start:stop]
-        parts.append(fused_attention(query, key[:, :, part], value[:, :, part], scale, mask_B1qK, dropout))
+        parts.append(fused_attention(query, key[:, :, part], value[:, :, part], scale, mask_BhqK, dropout))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
