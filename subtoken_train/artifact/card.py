@@ -213,7 +213,12 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     sections = sections or CardSections()
     routing, reducer, stage2 = record["routing"], record["reducer"], record["stage2"]
     groups = routing or {"num_groups": 1, "kept_groups": 1}
-    budget = KVBudget(reducer["keep_ratio"], groups["num_groups"], groups["kept_groups"])
+    budget = KVBudget(
+        reducer["keep_ratio"],
+        groups["num_groups"],
+        groups["kept_groups"],
+        byte_share=groups.get("byte_share", 1.0),
+    )
     words = "none" if routing is None else _routing_words(routing)
     fill = "zero" if routing is None else routing.get("fill", "zero")
     if fill != "zero":
@@ -274,7 +279,9 @@ def _title(record: dict[str, Any]) -> str:
 def _routing_words(routing: dict[str, Any]) -> str:
     """Describe selector, S, K and further settings; older records lack the later ones."""
     parts = [routing["selector"], f"S={routing['num_groups']}", f"K={routing['kept_groups']}"]
-    if (budget := routing.get("budget", "per_token")) != "per_token":
+    if (budget := routing.get("budget", "per_token")) == "bytes":
+        parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of each {routing['byte_pool']}")
+    elif budget != "per_token":
         parts.append(f"{budget} budget")
     if (prior := routing.get("score_prior", "none")) != "none":
         parts.append(f"{prior} prior")

@@ -245,7 +245,7 @@ def _reducer(reducer: Reducer) -> str:
 
 
 def _groups(bank: RouterBank) -> str:
-    return f"S{bank.config.num_groups}K{bank.config.kept_groups} {bank.config.selector}"
+    return f"{bank.config.size} {bank.config.selector}"
 
 
 _MIB = 2**20

@@ -36,10 +36,11 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     routing, reducer = module.routing_config, module.reducer_config
     if routing is None:
         raise ValueError("the recipe routes nothing (model.routing is null), so it has no anchor; it may be one itself")
-    if routing.kept_groups == routing.num_groups:
+    if not routing.drops:
+        all_bytes = " and byte_share = 1" if routing.budget == "bytes" else ""
         raise ValueError(
-            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups), so it has no anchor; it is "
-            "a token-only arm itself"
+            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes}), so it has no "
+            "anchor; it is a token-only arm itself"
         )
     if reducer.name == "none":
         raise ValueError(
@@ -53,6 +54,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     if routing.value_gate:
         settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
         settings |= {} if routing.fill == "zero" else {"model.routing.fill": "zero"}
+        settings |= {"model.routing.byte_share": 1.0} if routing.budget == "bytes" else {}
     else:
         settings["model.routing"] = None
     if module.read_first_stage() is not None:

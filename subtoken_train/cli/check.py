@@ -49,7 +49,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
-    from subtoken_train.training.preflight import lay_out, nominal_prompt
+    from subtoken_train.training.preflight import check_bytes, lay_out, nominal_prompt
 
     cli = RecipeCLI(source)
     check_named(cli.model.backbone_config)
@@ -57,6 +57,7 @@ def run_raw(argv: list[str]) -> int:
         check_weights(family_class(cli.model.backbone_config), cli.model.backbone_config)
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
+    check_bytes(parts, prompt)
     check_ready(cli, parts, offline)
     stops: list[str] = []
     steps = (

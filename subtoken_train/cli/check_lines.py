@@ -207,9 +207,15 @@ def _routing_words(config: RoutingConfig | None) -> str:
     prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
     fill = "" if config.fill == "zero" else f"fill {config.fill}, "
     gate = "value gate, " if config.value_gate else ""
+    budget = f"{config.budget} budget"
+    if config.budget == "bytes":
+        budget = (
+            f"keys and groups in {_percent(config.byte_share)} of the bytes of each {config.byte_pool}, "
+            f"sinks {config.sinks}, window {config.window}"
+        )
     return (
         f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
-        f"{config.budget} budget, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
+        f"{budget}, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
     )
 
 

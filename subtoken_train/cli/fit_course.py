@@ -31,7 +31,7 @@ from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
 from subtoken_train.training.adapter_parts import adapter_config
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
-from subtoken_train.training.preflight import lay_out, nominal_prompt
+from subtoken_train.training.preflight import check_bytes, lay_out, nominal_prompt
 from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped, trained_shapes
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
@@ -248,6 +248,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
         say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
+    check_bytes(parts, prompt)
     cli.datamodule.rehearse(family, cli.trainer)
     if module.first_stage is not None:
         print(f"stage 2 on {module.first_stage.folder}: {module.first_stage.reading}", file=sys.stderr)

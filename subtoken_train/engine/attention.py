@@ -31,12 +31,30 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, SlidingWindow, causal_attention, fused_kernels, in_window
+from subtoken_train.functional.dropped_keys import with_key_gradient
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
+
+
+@dataclass(frozen=True)
+class LateStates:
+    """A layer as its query rows, and all later ones, read it.
+
+    Attributes:
+        value_BhNd: as they read it.
+        chosen_BN: context tokens whose keys were chosen among, bool.
+        keys_BhN: keys that stay, bool; None: all.
+        key_logits_BhN: what they were chosen by; None likewise.
+    """
+
+    value_BhNd: Tensor
+    chosen_BN: Tensor
+    keys_BhN: Tensor | None = None
+    key_logits_BhN: Tensor | None = None
 
 
 @dataclass
@@ -54,7 +72,7 @@ class ContextSplit:
         windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
         position_BN: of the rows, where a layer has a window or a reducer chooses.
         rotate: gives a layer's rotation at position ids, where a reducer chooses.
-        seen: per layer the rows that query rows and all later ones see, bool [B, N].
+        seen: per layer the rows that query rows and all later ones see, before any key is dropped, bool [B, N].
         routed: per layer the routed values, [B, h, N, d], where ``collects``.
         ahead: what ``decide`` gave of a layer whose rows do not run at once.
         again: by layer what a second pass over the contexts scored, see ``View.again``.
@@ -71,7 +89,7 @@ class ContextSplit:
     rotate: Callable[[int, Tensor], Rotation] | None = None
     seen: dict[int, Tensor] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
-    ahead: dict[int, Tensor] = field(default_factory=dict)
+    ahead: dict[int, LateStates] = field(default_factory=dict)
     again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,20 +166,20 @@ class ContextSplit:
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
         return kept_BN
 
-    def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> Tensor:
+    def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> LateStates:
         """Choose a layer's context tokens and value groups from all of its rows; see ``keep`` and ``route``."""
         return self.route(layer, self.keep(layer, query_BHNd, key_BhNd, value_BhNd, scale), value_BhNd)
 
-    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> Tensor:
-        """Return the layer's values as query rows read them, [B, h, N, d]; the budget counts the kept tokens."""
+    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> LateStates:
+        """Return what query rows read of a layer; the budget counts the kept tokens."""
         if self.bank is None or self.routing is None:
-            return value_BhNd
-        routed_BND = self.bank.route_deferred(layer, self.routing, kept_BN)
+            return LateStates(value_BhNd, kept_BN)
+        late = self.bank.route_deferred(layer, self.routing, kept_BN)
         batch, heads, length, width = value_BhNd.shape
-        routed_BhNd = routed_BND.reshape(batch, length, heads, width).transpose(1, 2)
+        routed_BhNd = late.value_BND.reshape(batch, length, heads, width).transpose(1, 2)
         if self.collects:
             self.routed[layer] = routed_BhNd
-        return routed_BhNd
+        return LateStates(routed_BhNd, kept_BN, late.keys_BhN, late.key_logits_BhN)
 
 
 ROW_BLOCK = 512
@@ -195,14 +213,14 @@ def split_attention(
 
     The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer.
     """
-    late_values = split.ahead.get(layer)
-    if late_values is None:
-        late_values = split.decide(layer, query, key, value, scale)
-    seen_BN, length, start = split.seen[layer], key.shape[2], key.shape[2] - query.shape[2]
+    read = split.ahead.get(layer)
+    if read is None:
+        read = split.decide(layer, query, key, value, scale)
+    length, start = key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)
 
-    def attend(first: int, stop: int, values: Tensor, keys_BN: Tensor | None) -> Tensor:
-        rows, seen = query[:, :, first - start : stop - start], Seen(keys_BN, window).until(stop)
+    def attend(first: int, stop: int, values: Tensor, places_BN: Tensor | None, keys: Tensor | None = None) -> Tensor:
+        rows, seen = query[:, :, first - start : stop - start], Seen(places_BN, window, keys).until(stop)
         return causal_attention(rows, key[:, :, :stop], values[:, :, :stop], seen, scale, ROW_BLOCK, dropout)
 
     whole_end, late_start = min(split.whole_end, length), max(split.late_start, start)
@@ -210,7 +228,9 @@ def split_attention(
     if start < whole_end:
         whole = attend(start, whole_end, value, None if split.unpadded else split.visible_BN)
     if late_start < length:
-        late = attend(late_start, length, late_values, None if split.sees_all else seen_BN)
+        places_BN = None if split.sees_all else split.seen[layer]
+        late = attend(late_start, length, read.value_BhNd, places_BN, read.keys_BhN)
+        late = _teaching_keys(late, query[:, :, late_start - start :], key, value, read, Seen(places_BN, window), scale)
     if split.unpadded and whole.shape[2] + late.shape[2] == query.shape[2]:  # all samples are cut at one row
         return torch.cat([whole.transpose(1, 2), late.transpose(1, 2)], 1)
     out = torch.nn.functional.pad(whole, (0, 0, 0, query.shape[2] - whole.shape[2]))
@@ -218,6 +238,24 @@ def split_attention(
         late = torch.cat([out[:, :, : late_start - start], late], dim=2)
         out = torch.where(split.late_BN[:, None, start:length, None], late, out)
     return out.transpose(1, 2).contiguous()
+
+
+def _teaching_keys(
+    late_BHqd: Tensor,
+    query_BHqd: Tensor,
+    key_BhNd: Tensor,
+    value_BhNd: Tensor,
+    read: LateStates,
+    seen: Seen,
+    scale: float,
+) -> Tensor:
+    """Return the attention of late rows, with a gradient to the logits by which keys were chosen, if there are any."""
+    logits, keep = read.key_logits_BhN, read.keys_BhN
+    if logits is None or keep is None or not (torch.is_grad_enabled() and logits.requires_grad):
+        return late_BHqd
+    back_BhNd = torch.where(keep[..., None], read.value_BhNd, value_BhNd)  # a dropped entry would come back whole
+    states = query_BHqd, key_BhNd, back_BhNd
+    return with_key_gradient(late_BHqd, logits, states, keep, read.chosen_BN, seen, scale, ROW_BLOCK)
 
 
 Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]

@@ -66,6 +66,11 @@ class CompressedBackbone(nn.Module):
         if bank is not None:
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
+            if bank.config.budget == "bytes" and family.image_token_id is not None:
+                raise ValueError(
+                    f"budget 'bytes' drops keys of a text's context, and {family.name} sees images: use budget "
+                    "'global' with a token reducer, or a language model"
+                )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
             outputs = [layer.self_attn.o_proj for layer in family.decoder.layers]
             bank.attach([each.module for each in values], outputs, values[0].start)
@@ -278,6 +283,7 @@ class CompressedBackbone(nn.Module):
             rank_BN=None if run.rank_BN is None else take_rows(run.rank_BN, rows.index_BM),
             deferred={} if deferred else None,
             masks={} if before is None else before.masks,
+            keys={} if before is None else before.keys,
             fills={} if before is None else before.fills,
             choices={} if before is None else before.choices,
         )

@@ -182,7 +182,7 @@ class PromptPass:
                 where nothing is evicted.
         """
         masks, held = self.groups(), self.layer_rows()
-        kept = [(regions_BM != Region.PADDING)[:, None] for _, regions_BM in held] if keep is None else keep
+        kept = self.entries() if keep is None else keep
         longest = torch.stack([keep_BhM.any(1).sum(-1).max() for keep_BhM in kept]).tolist()  # of all, read at once
         layers = [
             layer_plan(keep_BhM, masks.get(layer), rows.index_BM, longest[layer])
@@ -192,6 +192,12 @@ class PromptPass:
         for layer, kept_layer in enumerate(layers):
             kept_layer.filled = stored and layer in masks
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
+
+    def entries(self) -> list[Tensor]:
+        """Return per layer the entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
+        keys = {} if self.state is None or self.routing is None else self.state.keys
+        kept = [(regions_BM != Region.PADDING)[:, None] for _, regions_BM in self.layer_rows()]
+        return [entries_B1M & keys.get(layer, entries_B1M) for layer, entries_B1M in enumerate(kept)]
 
     def groups(self) -> dict[int, Tensor]:
         """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""

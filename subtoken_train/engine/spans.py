@@ -31,9 +31,9 @@ from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Batch, Region
 
-LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None], None]
-"""Called with (layer, rows, kept groups [B, N, S], what dropped ones read as) once a layer's dense keys and values are
-in the cache; its rows' region is PADDING where they are no entry. May take them out of it."""
+LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None, Tensor | None], None]
+"""Called with (layer, rows, kept groups [B, N, S], what dropped ones read as, kept keys [B, h, N]) once a layer's dense
+keys and values are in the cache; its rows' region is PADDING where they are no entry. May take them out of it."""
 
 
 @dataclass(frozen=True)
@@ -153,19 +153,19 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
             rows.deep_nBMD,
             unpadded=rows.unpadded,
         )
-        states, groups_BMS, fill = cache.layers[layer], None, None
+        states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
             del split.ahead[layer]
             states.values = split.routed.pop(layer, states.values)
         if state is not None:
             del state.ahead[layer]
             state.choices.pop(layer, None)
-            groups_BMS, fill = state.masks[layer], state.fills.get(layer)
+            groups_BMS, fill, keys_BhM = state.masks[layer], state.fills.get(layer), state.keys.get(layer)
         entries = run.entries(layer, family.windows[layer])
         if run.observer is not None and notes is not None:
             seen = on_device(entries, states.keys.device)
             run.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
-        chunks.finished(layer, entries, groups_BMS, fill)
+        chunks.finished(layer, entries, groups_BMS, fill, keys_BhM)
     return hidden_BMD
 
 

@@ -64,6 +64,23 @@ def check_reading(backbone: CompressedBackbone, compression: Compression) -> Non
         )
 
 
+def check_one_budget(backbone: CompressedBackbone, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` where a byte budget of keys and groups meets another choice of keys."""
+    routing = backbone.active_routing
+    if routing is None or routing.budget != "bytes":
+        return
+    refused = None
+    if compression.eviction is not None:
+        refused = f"eviction {compression.eviction.name!r}"
+    elif compression.key_channels != 1:
+        refused = f"key_channels={compression.key_channels:.6g}"
+    if refused is not None:
+        raise ValueError(
+            f"the routers spend one byte budget on keys and groups (budget bytes), and {refused} would cut keys "
+            "again: leave it out, or use an arm of another budget"
+        )
+
+
 def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
     """Add a page index to the layers of a filled cache of which a step of decoding reads pages."""
     for layer, (packed, kept) in enumerate(zip(cache.layers, plan.layers, strict=True)):
@@ -161,6 +178,7 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
     check_reading(backbone, compression)
+    check_one_budget(backbone, compression)
 
 
 def _whole(
@@ -193,13 +211,14 @@ def run_whole(
 def pack_whole(result: PromptPass, eviction: EvictionPass | None, packer: LayerPacker) -> Plan:
     """Plan what stays of a pass, and pack each layer."""
     masks = [result.groups().get(layer) for layer in range(len(result.layer_rows()))]
-    kept_LBhM = None if eviction is None else eviction.keep(masks, packer.packing.layout)
+    kept_LBhM = result.entries() if eviction is None else eviction.keep(masks, packer.packing.layout)
     plan = result.plan(kept_LBhM)
     counts, fills = packer.counts(plan.layers), result.fills()
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
         entries_BM = regions_BM != Region.PADDING
-        keep_BhM = entries_BM[:, None] if kept_LBhM is None else kept_LBhM[layer]
-        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts[layer], fills.get(layer))
+        packer.pack(
+            layer, plan.layers[layer], kept_LBhM[layer], entries_BM, rows.position, counts[layer], fills.get(layer)
+        )
     return plan
 
 
@@ -210,9 +229,13 @@ def _chunked(
     size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
     assert size is not None
 
-    def finished(layer: int, rows: Rows, groups_BMS: Tensor | None, fill_BV: Tensor | None) -> None:
+    def finished(
+        layer: int, rows: Rows, groups_BMS: Tensor | None, fill_BV: Tensor | None, keys_BhM: Tensor | None
+    ) -> None:
         entries_BM = rows.regions_BM != Region.PADDING
         keep_BhM = entries_BM[:, None]
+        if keys_BhM is not None and backbone.active_routing is not None:
+            keep_BhM = keep_BhM & keys_BhM
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         if eviction is not None:
             (keep_BhM,) = eviction.keep([groups_BMS], packer.packing.layout)

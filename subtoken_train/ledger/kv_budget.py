@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import get_args
 
 from subtoken_train.errors import check_word
-from subtoken_train.types import Fill
+from subtoken_train.types import EntryCosts, Fill
 
 WRITTEN = Fraction(1, 10**9)
 """Part of a token by which the last digit of a written ratio may change a count."""
@@ -93,6 +93,12 @@ def check_key_channels(key_channels: float) -> None:
         raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
 
 
+def check_byte_share(byte_share: float) -> None:
+    """Raise ``ValueError`` unless 0 < byte_share <= 1."""
+    if type(byte_share) not in (int, float, Fraction) or not 0 < byte_share <= 1:
+        raise ValueError(f"byte_share={byte_share!r} must lie in (0, 1]; 0.2 spends a fifth of the bytes")
+
+
 def kept_channels(width: int, key_channels: float) -> int:
     """Channels that stay of a key of ``width``: ThinK rounds what goes down; at least one."""
     return math.ceil(exact(key_channels) * width)
@@ -109,6 +115,8 @@ class KVBudget:
         key_channels: share of the key channels kept per token, in (0, 1].
         fill: what a dropped group reads as. ``mean`` stores a value vector per layer and sample beside the tokens,
             which the fractions per token leave out: ``total_of`` counts it.
+        byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
+            chosen by bytes; S and K then leave nothing out.
     """
 
     keep_ratio: float = 1.0
@@ -116,11 +124,13 @@ class KVBudget:
     kept_groups: int = 1
     key_channels: float = 1.0
     fill: Fill = "zero"
+    byte_share: float = 1.0
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
         check_word("fill", self.fill, get_args(Fill))
         check_key_channels(self.key_channels)
+        check_byte_share(self.byte_share)
         if not 1 <= self.kept_groups <= self.num_groups:
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
 
@@ -132,12 +142,17 @@ class KVBudget:
     @property
     def kv_fraction(self) -> float:
         """rho_KV = (1 + K/S)/2: retained KV of a routed token, where keys stay whole."""
-        return float((exact(self.key_channels) + self.value_fraction) / 2)
+        return float(self.exact_kv)
+
+    @property
+    def exact_kv(self) -> Fraction:
+        """``kv_fraction`` as a rational."""
+        return exact(self.byte_share) * (exact(self.key_channels) + self.value_fraction) / 2
 
     @property
     def exact_total(self) -> Fraction:
         """rho_total as a rational; what anchors are solved for."""
-        return exact(self.keep_ratio) * (exact(self.key_channels) + self.value_fraction) / 2
+        return exact(self.keep_ratio) * self.exact_kv
 
     @property
     def stores_fill(self) -> bool:
@@ -184,10 +199,22 @@ def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
     return shape.num_kv_heads * kept_channels(shape.head_dim, key_channels) * shape.element_bytes
 
 
+def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
+    """Return what one head's entry costs under a byte budget.
+
+    Counted in bf16 whatever the model's dtype, so that what is trained and what is served choose alike; with the key
+    goes the index of the head's groups, a bit each in whole bytes.
+    """
+    own = num_groups // shape.num_kv_heads
+    side = 2 * shape.head_dim
+    return EntryCosts(side + math.ceil(own / 8), side // own, 2 * side)
+
+
 def entry_bytes(shape: KVShape, budget: KVBudget | None = None) -> int:
     """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value.
 
-    Rounded down, though a group of a real model is a whole number of channels.
+    Rounded down, though a group of a real model is a whole number of channels. A byte budget is of many entries, and
+    is not looked at: see ``nominal_ledger``.
     """
     budget = KVBudget() if budget is None else budget
     return key_bytes(shape, budget.key_channels) + int(shape.side_bytes * budget.value_fraction)

@@ -102,6 +102,10 @@ def nominal_ledger(
             count = count if tokens else 0
             once = samples if count else 0
             values, index = count * (each - keys) + once * fill, count * extra + once * fixed
+            if compressed and budget.byte_share < 1:  # of keys and values: who takes how much is chosen
+                spent = int(count * each * exact(budget.byte_share))
+                rows.append(Entry(layer, region, tokens, count, spent // 2, spent - spent // 2, 0))
+                continue
             rows.append(Entry(layer, region, tokens, count, count * keys, values, index))
     return Ledger(shape, tuple(rows))
 

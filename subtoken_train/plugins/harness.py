@@ -212,9 +212,13 @@ class Counted:
 
     @property
     def routing(self) -> str | None:
-        """``linear S=16 K=4``; None where no router is at work."""
+        """``linear S=16 K=4``, or ``linear S16 bytes 0.2``; None where no router is at work."""
         routing = self.backbone.active_routing
-        return None if routing is None else f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
+        if routing is None:
+            return None
+        if routing.budget == "bytes":
+            return f"{routing.selector} {routing.size}"
+        return f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
 
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""

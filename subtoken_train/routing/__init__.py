@@ -30,6 +30,11 @@ SELECTORS: Registry[Selector] = Registry(
 def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     """One layer's selector by its name; an unknown name is a worded ``ValueError``."""
     selector = SELECTORS.find(config.selector)(hidden_size, config)
+    if config.budget == "bytes" and not selector.learned:
+        raise ValueError(
+            f"budget 'bytes' needs a logit for every key, which selector {config.selector!r} does not give: use a "
+            "learned router (linear, mlp or bilinear), or another budget"
+        )
     refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(

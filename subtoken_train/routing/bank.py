@@ -13,13 +13,18 @@ values of the tokens that stay.
 A layer that runs a chunk of rows at a time is routed before its rows run, from the projection of all of them (a budget,
 a score prior or a query summary is of a whole prompt); the hook then gives every chunk its part.
 
-Legend: B batch, N positions, D model width, S value groups, L layers.
+Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
+of a token may lose its key: whoever computes the attention leaves it out (``LateValues``), a cache does not store it.
+
+Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
+router's outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,11 +32,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
-from subtoken_train.functional.gather import masked_mean
+from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
-from subtoken_train.ledger.kv_budget import KVShape
+from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes
+from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from subtoken_train.routing.linear import fp32_linear, init_router
 from subtoken_train.routing.output_norm import OutputNorms
@@ -60,17 +66,18 @@ class FeatureMap(nn.Module):
     ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the attention that the
     query's rows pay the token in that layer, the mean over rows and heads, one number. Both are standardised over the
     routed tokens of a sample and have no gradient: a router learns to read them, and nothing to make them.
+    ``outputs``: of the router, O.
     """
 
-    def __init__(self, config: RoutingConfig) -> None:
+    def __init__(self, config: RoutingConfig, outputs: int) -> None:
         super().__init__()
         self.names = config.features
         sizes = {"norm": config.num_groups, "attention": 1}
-        self.map = nn.Linear(sum(sizes[name] for name in self.names), config.num_groups, bias=False)
+        self.map = nn.Linear(sum(sizes[name] for name in self.names), outputs, bias=False)
         init_router(self)
 
     def forward(self, view: SelectorInput, routed_BN: Tensor) -> Tensor:
-        """Return what is added to a router's logits, [B, N, S] in fp32; ``routed_BN`` marks the compared tokens."""
+        """Return what is added to a router's logits, [B, N, O] in fp32; ``routed_BN`` marks the compared tokens."""
         found = []
         for name in self.names:
             if name == "norm":
@@ -79,6 +86,21 @@ class FeatureMap(nn.Module):
                 raw = view.query_attention()[..., None]
             found.append(standardised_log(raw, routed_BN))
         return fp32_linear(self.map, torch.cat(found, -1))
+
+
+@dataclass(frozen=True)
+class LateValues:
+    """A layer's routed tokens, as rows after them read them.
+
+    Attributes:
+        value_BND: routed values, [B, N, d_v]: unselected groups filled, kept ones gated.
+        keys_BhN: keys that stay, bool; of tokens that are not routed, all. None: every key stays.
+        key_logits_BhN: what they were chosen by, fp32; None likewise.
+    """
+
+    value_BND: Tensor
+    keys_BhN: Tensor | None = None
+    key_logits_BhN: Tensor | None = None
 
 
 class RouterBank(nn.Module):
@@ -99,9 +121,13 @@ class RouterBank(nn.Module):
         config.check(shape)
         self.config = config
         self.shape = shape
-        self.selectors = nn.ModuleList([build_selector(hidden_size, config) for _ in range(shape.num_layers)])
+        self.outputs = config.num_groups + (shape.num_kv_heads if config.budget == "bytes" else 0)
+        scored = replace(config, num_groups=self.outputs)
+        self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
-        self.features = nn.ModuleList([FeatureMap(config) for _ in self.selectors] if config.features else [])
+        self.features = nn.ModuleList(
+            [FeatureMap(config, self.outputs) for _ in self.selectors] if config.features else []
+        )
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -122,7 +148,7 @@ class RouterBank(nn.Module):
     @property
     def neutral(self) -> bool:
         """Return whether every group is kept as it is."""
-        return self.config.kept_groups == self.config.num_groups and not self.config.value_gate
+        return not self.config.drops and not self.config.value_gate
 
     def attach(
         self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module], value_start: int = 0
@@ -187,21 +213,18 @@ class RouterBank(nn.Module):
         elif state.deferred is not None:
             state.deferred[layer] = (args[0], value_BND)
         else:
-            value_BND = self._route(layer, args[0], value_BND, state, state.routed_BN)
+            value_BND = self._route(layer, args[0], value_BND, state, state.routed_BN).value_BND
         return torch.cat([output_BND[..., :start], value_BND.to(output_BND)], -1) if start else value_BND
 
-    def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> Tensor:
+    def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> LateValues:
         """The second step of a layer whose routing is deferred: for the projection that just ran."""
         assert state.deferred is not None
         return self._route(layer, *state.deferred.pop(layer), state, routed_BN)
 
     def _route(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
-    ) -> Tensor:
-        """A layer's routed values, [B, N, d_v]: unselected groups of the tokens ``routed_BN`` filled, kept ones gated.
-
-        The mask and what the balance loss is made of are noted in ``state``.
-        """
+    ) -> LateValues:
+        """Route the tokens ``routed_BN`` of a layer; what stays, and what the balance loss is made of, is noted."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         state, routed_BN = state.on(device), routed_BN.to(device)
         fill_BV = masked_mean(value_BND, routed_BN) if config.fill == "mean" else None  # with the mean's gradient
@@ -209,8 +232,15 @@ class RouterBank(nn.Module):
         if fill_BV is not None:
             left_BND = value_BND.detach() - fill_BV.detach()[:, None].to(value_BND.dtype)
             state.fills[layer] = fill_BV.detach().to(value_BND.dtype)
-        scores_BNS = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
-        hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
+        scores_BNO = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
+        scores_BNS, key_logits_BhN = scores_BNO[..., : config.num_groups], None
+        keys_BhN = None
+        if config.budget == "bytes":
+            key_logits_BhN = scores_BNO[..., config.num_groups :].transpose(1, 2)
+            hard_BNS, keys_BhN = self._spend(scores_BNS.detach(), key_logits_BhN.detach(), routed_BN)
+            state.keys[layer] = keys_BhN.to(home)
+        else:
+            hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
         factor_BNS = hard_BNS | ~routed_BN1
         state.masks[layer] = factor_BNS.to(home)
@@ -218,12 +248,16 @@ class RouterBank(nn.Module):
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
-        return apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
+        value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
+        return LateValues(value_BND, keys_BhN, key_logits_BhN)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """Scores of a layer's groups, [B, N, S] in fp32, prior included; of values less what dropped groups read as."""
+        """Scores of a layer's groups, and keys, [B, N, O] in fp32, prior included.
+
+        They are of values less what dropped groups read as.
+        """
         selector, config = self.selectors[layer], self.config
 
         def output_norms() -> Tensor:
@@ -246,12 +280,13 @@ class RouterBank(nn.Module):
             output_norms=output_norms,
             query_attention=query_attention,
         )
-        scores_BNS: Tensor = selector(view)
+        scores_BNO: Tensor = selector(view)
         if self.features:
-            scores_BNS = scores_BNS + self.features[layer](view, routed_BN)
+            scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
-            scores_BNS = scores_BNS + standardised_log(self.prior(view), routed_BN)
-        return scores_BNS
+            prior_BNS = standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
+            scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
+        return scores_BNO
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         """The hard mask of the budget, bool [B, N, S]."""
@@ -264,11 +299,28 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
+    def _spend(self, scores_BNS: Tensor, key_logits_BhN: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the groups and the keys that stay under a byte budget, bool [B, N, S] and [B, h, N].
+
+        A head's groups are those of its own key; a token that is not routed keeps every key.
+        """
+        config, shape, pooled = self.config, self.shape, self.config.byte_pool == "layer"
+        if not config.drops:  # the index would not be paid for
+            return torch.ones_like(scores_BNS, dtype=torch.bool), torch.ones_like(key_logits_BhN, dtype=torch.bool)
+        by_head_BNhs = scores_BNS.reshape(*routed_BN.shape, shape.num_kv_heads, -1)
+        first_BN = routed_BN & (routed_BN.cumsum(-1) <= config.sinks)
+        always_BN = first_BN | last_marked(routed_BN, config.window)
+        costs = head_costs(shape, config.num_groups)
+        entry = costs.dense * (shape.num_kv_heads if pooled else 1)
+        budget_B = budget_bytes(routed_BN.sum(-1), entry, exact(config.byte_share))
+        logits = key_logits_BhN, by_head_BNhs.transpose(1, 2)
+        keys_BhN, groups_BhNs = best_in_bytes(*logits, routed_BN, always_BN, costs, budget_B, pooled)
+        return groups_BhNs.transpose(1, 2).flatten(2), keys_BhN | ~routed_BN[:, None]
+
     def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
         """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
-        chosen = self.config.kept_groups < self.config.num_groups
         factors_BNS = mask_BNS.to(logits_BNS.dtype)
-        if chosen:
+        if self.config.drops:
             factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1)
         if not self.config.value_gate:
             return factors_BNS

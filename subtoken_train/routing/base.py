@@ -12,12 +12,15 @@ from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 
-from subtoken_train.errors import MAX_SEED, check_range, check_word
+from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, check_word
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape, check_byte_share, exact, head_costs
 from subtoken_train.types import Fill, Layout
 
-BudgetKind = Literal["per_token", "global", "ranked"]
+GroupBudget = Literal["per_token", "global", "ranked"]
+"""Budgets that keep N * K groups of a sample's N tokens, and every key."""
+BudgetKind = Literal[GroupBudget, "bytes"]
+BytePool = Literal["head", "layer"]
 FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
@@ -33,7 +36,15 @@ class RoutingConfig:
         kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
         budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
-            many pairs, of which a token gets the more the higher the token reducer ranks it.
+            many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
+            keys and on groups, so that a head of a token may keep any number of its groups, or no key and nothing.
+            Language models only; ``kept_groups`` is then ``num_groups``, which must be a multiple of the key-value
+            heads.
+        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends in a layer, the index of
+            the groups included.
+        byte_pool: what shares those bytes: the heads of a ``layer``, or each ``head`` has as many.
+        sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
+        window: last routed tokens, likewise.
         value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
             With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
@@ -54,6 +65,10 @@ class RoutingConfig:
     kept_groups: int = 4
     layout: Layout = "contiguous"
     budget: BudgetKind = "per_token"
+    byte_share: float = 1.0
+    byte_pool: BytePool = "layer"
+    sinks: int = 4
+    window: int = 0
     value_gate: bool = False
     fill: str = "zero"
     score_prior: ScorePrior = "none"
@@ -68,6 +83,8 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         check_range("routing balance_weight", self.balance_weight, 0, 10**6)
         check_range("routing query_rank", self.query_rank, 1, 4096)
+        check_range("routing sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("routing window", self.window, 0, MAX_TOKENS)
         self.features = tuple(self.features)  # a list is as good, and compares with the default as one
         for name in self.features:
             check_word("routing feature", name, get_args(FeatureName))
@@ -91,16 +108,73 @@ class RoutingConfig:
                 f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: "
                 "use 'bilinear', or leave query_rank out"
             )
+        self._check_bytes(shape)
         if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
             raise ValueError(
                 f"fill {self.fill!r} does nothing where kept_groups = num_groups = {self.num_groups}: no group is "
                 "dropped; keep fewer groups, or leave fill out"
             )
 
+    def _check_bytes(self, shape: KVShape) -> None:
+        """Raise a worded ``ValueError`` where a byte budget does not fit, or its settings stand without one."""
+        if self.budget != "bytes":
+            for name in _OF_BYTES:
+                if getattr(self, name) != getattr(RoutingConfig, name):
+                    raise ValueError(
+                        f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is "
+                        f"{self.budget!r}: use 'bytes', or leave {name} out"
+                    )
+            return
+        check_word("byte_pool", self.byte_pool, get_args(BytePool))
+        check_byte_share(self.byte_share)
+        if self.kept_groups != self.num_groups:
+            raise ValueError(
+                f"budget 'bytes' says by byte_share what stays, and kept_groups={self.kept_groups} is another budget: "
+                f"set kept_groups to num_groups, {self.num_groups}"
+            )
+        if self.layout != "contiguous" or self.num_groups % shape.num_kv_heads:
+            near = [heads * shape.num_kv_heads for heads in (1, 2, 4, 8) if not shape.head_dim % heads]
+            raise ValueError(
+                f"budget 'bytes' lets every key-value head keep groups of its own, but {self.layout} groups, "
+                f"num_groups={self.num_groups}, span the {shape.num_kv_heads} heads: use contiguous groups, as many "
+                f"as {', '.join(map(str, near))}"
+            )
+        if self.fill != "zero":
+            raise ValueError(f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out")
+
+    def check_tokens(self, shape: KVShape, tokens: int) -> None:
+        """Raise a worded ``ValueError`` where a byte budget is less than what sinks and window take of ``tokens``."""
+        if self.budget != "bytes" or not self.drops or not tokens:
+            return
+        costs, heads = head_costs(shape, self.num_groups), shape.num_kv_heads if self.byte_pool == "layer" else 1
+        entry = costs.key + self.num_groups // shape.num_kv_heads * costs.group
+        needed = min(tokens, self.sinks + self.window) * entry * heads
+        spent = int(exact(self.byte_share) * tokens * costs.dense * heads)
+        if needed > spent:
+            raise ValueError(
+                f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {self.byte_pool}, "
+                f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take with their index: "
+                "raise byte_share, or lower sinks or window"
+            )
+
+    @property
+    def drops(self) -> bool:
+        """Return whether routed tokens keep less than all."""
+        return self.kept_groups < self.num_groups or (self.budget == "bytes" and self.byte_share < 1)
+
+    @property
+    def size(self) -> str:
+        """Return what stays in short: ``S16K4``, or ``S16 bytes 0.2``."""
+        if self.budget == "bytes":
+            return f"S{self.num_groups} bytes {self.byte_share:.6g}"
+        return f"S{self.num_groups}K{self.kept_groups}"
+
     @property
     def token_budget(self) -> KVBudget:
         """Return what a routed token stores, and what is stored beside all of them; without a keep ratio."""
-        return KVBudget(1.0, self.num_groups, self.kept_groups, fill=cast("Fill", self.fill))
+        return KVBudget(
+            1.0, self.num_groups, self.kept_groups, fill=cast("Fill", self.fill), byte_share=self.byte_share
+        )
 
     def of_routers(self) -> list[str]:
         """Settings away from their defaults that only learned routers have."""
@@ -111,6 +185,7 @@ class RoutingConfig:
         return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
 
 
+_OF_BYTES = ("byte_share", "byte_pool", "sinks", "window")
 _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "features")
 _RETIRED = {"balance_scope": "sample", "temperature": 1.0}
 """Settings of version 0.2 that brought nothing, and the value that is still read."""

@@ -1,6 +1,6 @@
 """Routing in one prompt pass: what routers read, and what they did (every layer's choice and its balance loss).
 
-Legend: B batch, N positions, S value groups.
+Legend: B batch, N positions, S value groups, h key-value heads.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class RoutingState:
         masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
         deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
             waits.
+        keys: per layer the keys that stay under a byte budget, bool [B, h, N]; True for those of an unrouted token.
+            Empty under other budgets.
         fills: per layer the value that dropped groups read as, without gradient, on the layer's device, [B, d_v] in the
             values' dtype; empty where they read as zero.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
@@ -47,6 +49,7 @@ class RoutingState:
     deferred: dict[int, tuple[Tensor, Tensor]] | None = None
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
     fills: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)

@@ -147,7 +147,7 @@ class ActivationBytes:
         if self.bank is None:
             return 0
         kept, config = 2 if self.bank.learned else 1, self.bank.config
-        numbers = 5 * config.num_groups + (2 * config.query_rank if config.selector == "bilinear" else 0)
+        numbers = 5 * self.bank.outputs + (2 * config.query_rank if config.selector == "bilinear" else 0)
         numbers += sum(config.num_groups if name == "norm" else 1 for name in config.features)
         return kept * self.element * self.value + FP32_BYTES * numbers
 

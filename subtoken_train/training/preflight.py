@@ -132,6 +132,14 @@ def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
     return nominal_ledger(shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
 
 
+def check_bytes(parts: CompressedBackbone, prompt: NominalPrompt) -> None:
+    """Raise a worded ``ValueError`` where a layer's byte budget is less than what it must keep of the prompt."""
+    if parts.bank is not None:
+        shape = parts.family.shape
+        for tokens in set(parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)):
+            parts.bank.config.check_tokens(shape, tokens)
+
+
 def budget_of(parts: CompressedBackbone) -> KVBudget:
     """Keep ratio and groups; without routing, every group."""
     return replace(parts.group_budget, keep_ratio=parts.reducer.keep_ratio)

@@ -12,7 +12,7 @@ from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.base import BudgetKind
+from subtoken_train.routing.base import GroupBudget
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.helpers import compress, make_batch, random_mask, random_scores
 from tests.support.sampling import sampled
@@ -72,7 +72,7 @@ def test_reconciles_for_the_arms_with_one_part(tiny_family, arm):
 def test_every_budget_costs_the_same_payload(tiny_family, stage, num_groups, kept_groups, settings):
     batch = make_batch(MIXED)
     payloads = set()
-    for budget in get_args(BudgetKind):
+    for budget in get_args(GroupBudget):
         routing = RoutingConfig(num_groups=num_groups, kept_groups=kept_groups, budget=budget, **settings)
         backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage)
         ledger = measured_ledger(backbone.run(batch).plan(), batch.regions_BN, tiny_family.shape)

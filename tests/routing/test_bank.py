@@ -16,7 +16,7 @@ from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.base import BudgetKind
+from subtoken_train.routing.base import GroupBudget
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, sharpen, watch_last
@@ -80,7 +80,7 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
         assert not groups[~mask].any()
 
 
-@pytest.mark.parametrize("budget", get_args(BudgetKind))
+@pytest.mark.parametrize("budget", get_args(GroupBudget))
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
 def test_every_budget_keeps_the_same_number_of_pairs(tiny_family, budget, stage):

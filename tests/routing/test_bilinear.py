@@ -78,7 +78,7 @@ def test_features_may_be_written_as_a_list():
 @torch.no_grad()
 def test_features_equal_their_definition(names):
     torch.manual_seed(0)
-    features, view = FeatureMap(RoutingConfig(num_groups=GROUPS, features=names)), look()
+    features, view = FeatureMap(RoutingConfig(num_groups=GROUPS, features=names), GROUPS), look()
     routed = random_mask(0, 2, 12)
     found = features(view, routed)
     raw = {"norm": view.value_groups_BNSg.norm(dim=-1), "attention": view.query_attention()[..., None]}

@@ -39,10 +39,11 @@ NAME = "truth_eager"
 class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
-    ``seen_N``: rows that prompt rows see; ``entries_hN``: rows that generated tokens see; ``factor_hNd``: of values;
-    ``keys_hNd``: of keys, for generated tokens; ``merge``: what these read of dropped rows; ``pages``: what they read,
-    where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``, ``position_N``:
-    whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as.
+    ``seen_N``: rows that prompt rows see, ``held_hN``: whose keys heads have (None: all); ``entries_hN``: rows that
+    generated tokens see; ``factor_hNd``: of values; ``keys_hNd``: of keys, for generated tokens; ``merge``: what these
+    read of dropped rows; ``pages``: what they read, where they choose; ``lost``: (row, marks [h, row]), what it and
+    later rows see no more; ``joins_N``, ``position_N``: whom rows join before this layer, and where they stand in it;
+    ``fill``: what dropped groups read as.
     """
 
     seen_N: Tensor
@@ -55,6 +56,7 @@ class LayerTruth:
     joins_N: Tensor | None = None
     position_N: Tensor | None = None
     fill: PlainFill = field(default_factory=PlainFill)
+    held_hN: Tensor | None = None
 
 
 @dataclass
@@ -185,6 +187,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         layers.append(
             LayerTruth(seen, torch.zeros(shape.num_kv_heads, count).bool(), factor, torch.ones(factor.shape), merge)
         )
+        if result.state is not None and layer in result.state.keys:
+            layers[-1].held_hN = result.state.keys[layer][sample][:, real]
         layers[-1].fill = plain_fill(backbone, layer, routed & seen, mask)
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
@@ -232,7 +236,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     count, length = len(layer.seen_N), query.shape[2]
     causal = torch.ones(length, length).bool().tril()
     allowed = causal.repeat(key.shape[1], 1, 1)
-    allowed[:, :count, :count] &= layer.seen_N | sample.whole_N[:, None] | torch.eye(count).bool()
+    seen_hN = layer.seen_N[None] if layer.held_hN is None else layer.seen_N & layer.held_hN
+    allowed[:, :count, :count] &= seen_hN[:, None] | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
     entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
     if window is not None:

@@ -222,7 +222,7 @@ class RoutingPanel(Callback):
             usages[layer] = group_usage(mask_BNS, routed_BN)
             found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
             if layer in self._logits:
-                logits_BNS = self._logits[layer]
+                logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
                 mean, deviation = masked_moments(logits_BNS, routed_BN)
                 found[f"router_logit_mean/layer_{layer}"] = mean
                 found[f"router_logit_std/layer_{layer}"] = deviation

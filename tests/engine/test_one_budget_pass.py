@@ -1,0 +1,250 @@
+"""One byte budget for keys and groups: what rows see, what is stored, what learns, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.evictions import build_eviction
+from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.cache_report import account, report
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from tests.engine.test_context import hf_logits, only_text, trained_loss
+from tests.support.helpers import compress
+from tests.support.sampling import sampled
+from tests.support.text_families import KINDS, NAMED, text_batch, text_family
+from tests.support.truth_cells import from_truth
+
+MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
+QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
+NONE = {"name": "none"}
+
+
+def settings(**changed):
+    own = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.4, "sinks": 1, "window": 1}
+    return RoutingConfig(**{**own, **changed})
+
+
+def eager(family, routing=None, reducer=NONE, factor=20.0):
+    """A backbone whose routers have opinions."""
+    backbone = compress(family, routing or settings(), **reducer)
+    torch.manual_seed(3)
+    for parameter in backbone.bank.parameters():
+        torch.nn.init.normal_(parameter, std=0.02 * factor)
+    return backbone
+
+
+def opened(backbone, batch, compression=None, protocol="query_aware"):
+    cache = PackedCache(backbone.family.shape.num_layers)
+    return open_prompts(backbone, batch, cache, compression or Compression(), protocol), cache
+
+
+@sampled("kind", NAMED, every=2)
+@pytest.mark.parametrize("pool", ["layer", "head"])
+@pytest.mark.parametrize(("pad_left", "reducer"), [(True, NONE), (False, QUEST)])
+def test_packed_equals_a_full_recompute(kind, pool, pad_left, reducer):
+    """Windows among the families; a batch of three lengths; every head's own keys and groups."""
+    backbone = eager(text_family(kind), settings(byte_pool=pool), reducer)
+    batch = text_batch([(24, 6, 0), (16, 4, 0), (21, 3, 0)], pad_left)
+    found = from_truth(backbone.eval(), batch, 5, Compression())
+    assert found.largest < 1e-4
+    assert found.same_tokens
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_blind_and_in_chunks(protocol, chunk):
+    backbone = eager(text_family()).eval()
+    batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
+    found = from_truth(backbone, batch, 5, Compression(prefill_chunk=chunk), protocol)
+    assert found.largest < 1e-4
+    assert found.same_tokens
+
+
+@torch.no_grad()
+def test_chunks_keep_the_same():
+    backbone, batch = eager(text_family()).eval(), text_batch([(24, 6, 0), (16, 4, 0)])
+    plans = [opened(backbone, batch, Compression(prefill_chunk=chunk))[0].plan for chunk in (None, 5)]
+    for whole, parts in zip(*(plan.layers for plan in plans), strict=True):
+        assert torch.equal(whole.heads_BNh, parts.heads_BNh)
+        assert torch.equal(whole.group_mask_BNS, parts.group_mask_BNS)
+
+
+@pytest.mark.parametrize("pool", ["layer", "head"])
+@pytest.mark.parametrize("share", [0.1, 0.21875, 0.5, 0.9])
+@torch.no_grad()
+def test_a_layer_spends_its_bytes_and_never_more(pool, share):
+    """Counted from the plan, and measured on what is packed; less than an entry is left over."""
+    backbone = eager(text_family(), settings(byte_share=share, byte_pool=pool)).eval()
+    batch = text_batch([(40, 6, 0), (31, 4, 0)])
+    first, cache = opened(backbone, batch)
+    shape, heads = backbone.family.shape, backbone.family.shape.num_kv_heads
+    masks, keys = (backbone.run(batch).state.__dict__[name] for name in ("masks", "keys"))
+    for layer in range(shape.num_layers):
+        context = batch.regions_BN == Region.CONTEXT
+        assert keys[layer].transpose(1, 2)[~context].all()
+        own = keys[layer] & context[:, None]
+        groups = masks[layer].view(*context.shape, heads, -1).transpose(1, 2) & context[:, None, :, None]
+        assert not (groups & ~own[..., None]).any()  # nothing is stored of a token without its key
+        spent = own.sum(-1) * 33 + groups.sum((-1, -2)) * 8  # bf16: a key of 16 channels, a byte of index, groups of 4
+        limit = torch.tensor([[int(share * count * 64)] * heads for count in (40, 31)])
+        if pool == "layer":
+            spent, limit = spent.sum(-1), torch.tensor([int(share * count * 128) for count in (40, 31)])
+        assert (spent <= limit).all()
+        assert (limit - spent < 65).all()
+    ledger = measured_ledger(first.plan, batch.regions_BN, shape)
+    assert share - 0.05 < ledger.fraction("context", with_index=False) <= share
+    assert report(backbone, batch, first.plan, cache).nominal_fraction == pytest.approx(share, abs=1e-3)
+    for sample in account(backbone, batch, first, cache):
+        assert sample.keys_after < sample.entries_before or share > 0.5
+        assert sample.region_bytes - sample.index_bytes <= share * sample.region_dense_bytes
+
+
+@torch.no_grad()
+def test_sinks_and_window_are_kept_whole_in_every_head():
+    backbone, batch = eager(text_family(), settings(sinks=2, window=3)).eval(), text_batch(MIXED)
+    state = backbone.run(batch).state
+    for sample, (context, _, _) in enumerate(MIXED):
+        rows = [1, 2, context - 2, context - 1, context]
+        for layer in range(3):
+            assert state.keys[layer][sample][:, rows].all()
+            assert state.masks[layer][sample, rows].all()
+
+
+@torch.no_grad()
+def test_heads_and_tokens_differ():
+    """Some tokens keep a head, some a part of their groups, some nothing; a layer's heads need not keep as many."""
+    state = eager(text_family()).run(text_batch(MIXED)).state
+    keys, masks = torch.stack(list(state.keys.values())), torch.stack(list(state.masks.values()))
+    assert not keys[:, :, 0].equal(keys[:, :, 1])
+    assert not keys[:, :, 0].sum(-1).equal(keys[:, :, 1].sum(-1))
+    assert (~keys.any(2)).any()
+    per_head = masks.view(*masks.shape[:3], 2, 4).sum(-1)
+    assert {0, 1, 2, 3, 4} <= set(per_head.flatten().tolist())
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_batch_equals_each_sample_alone(pad_left):
+    batch, backbone = text_batch(MIXED, pad_left), eager(text_family()).eval()
+    logits = backbone.logits(backbone.run(batch))
+    for index in range(len(MIXED)):
+        alone = backbone.logits(backbone.run(only_text(batch, index)))[0]
+        real = batch.regions_BN[index] != Region.PADDING
+        torch.testing.assert_close(logits[index][real], alone, rtol=1e-4, atol=1e-4)
+
+
+@sampled("kind", KINDS, every=4)
+@torch.no_grad()
+def test_a_whole_budget_is_the_backbone(kind):
+    family, batch = text_family(kind), text_batch(MIXED)
+    expected = hf_logits(family, batch)
+    whole, real = settings(byte_share=1.0), batch.regions_BN != Region.PADDING
+    neutral = compress(family, whole)
+    assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
+    forced = compress(family, whole, **{**QUEST, "keep_ratio": 1.0})
+    result = forced.run(batch, force_gather=True)
+    assert all(keys.all() for keys in result.state.keys.values())
+    assert (forced.logits(result)[real] - expected[real]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("routing", [{}, {"byte_pool": "head", "value_gate": True}, {"selector": "mlp"}])
+def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
+    """Routers, their key logits and the LoRA get gradients; recomputing a layer changes none of them."""
+    gradients = []
+    for checkpointing in (False, True):
+        family = text_family()
+        torch.manual_seed(0)
+        add_lora(family, LoraSettings(dropout=0.0))
+        backbone = eager(family, settings(query_conditioned=True, **routing))
+        backbone.train()
+        if checkpointing:
+            enable_checkpointing(family, backbone.bank)
+        gradients.append(trained_loss(backbone, text_batch(MIXED))[1])
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+        assert gradient.any() or "lora_A" in name
+    last = "out" if routing.get("selector") == "mlp" else "token"
+    for layer in range(3):
+        weight = gradients[0][f"bank.selectors.{layer}.{last}.weight"]
+        assert weight.shape[0] == 8 + 2  # the groups, then the heads' keys
+        assert weight.any(-1).all()
+
+
+def test_a_batch_is_trained_as_each_sample_alone():
+    family = text_family()
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = eager(family)
+    batch = text_batch([*MIXED, (0, 9, 6)])  # one without a context
+    loss, gradients = trained_loss(backbone, batch)
+    alone = [trained_loss(backbone, only_text(batch, index)) for index in range(len(batch.record_ids))]
+    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-6)
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
+
+
+def test_a_key_that_would_help_is_brought_back():
+    """Routers alone, whose values never lose a group: what lowers the loss is which keys stay."""
+    family, batch = text_family(), text_batch(MIXED)
+    family.model.requires_grad_(False)
+    whole = family.model(batch.input_ids_BN, attention_mask=(batch.regions_BN != Region.PADDING).long()).logits
+    backbone = eager(family, settings(num_groups=2, kept_groups=2, byte_share=0.2, sinks=0, window=0), factor=1.0)
+    late = (batch.regions_BN == Region.QUERY) | (batch.regions_BN == Region.ANSWER)
+    optimizer, losses, kept = torch.optim.Adam(backbone.bank.parameters(), lr=5e-3), [], []
+    for _ in range(40):
+        result = backbone.run(batch)
+        away = (backbone.logits(result) - whole)[late].pow(2).mean()
+        losses.append(away.item())
+        kept.append(torch.stack(list(result.state.keys.values())))
+        optimizer.zero_grad()
+        away.backward()
+        optimizer.step()
+    assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
+    assert (kept[-1] & ~kept[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"selector": "value_norm"},
+            "budget 'bytes' needs a logit for every key, which selector 'value_norm' does not",
+        ),
+        ({"selector": "random"}, "needs a logit for every key"),
+        ({"kept_groups": 4}, r"kept_groups=4 is another budget: set kept_groups to num_groups, 8"),
+        ({"layout": "per_head"}, "groups, num_groups=8, span the 2 heads: use contiguous groups, as many as 2, 4, 8"),
+        ({"num_groups": 1, "kept_groups": 1}, "num_groups=1, span the 2 heads"),
+        ({"byte_share": 0.0}, r"byte_share=0.0 must lie in \(0, 1\]; 0.2 spends a fifth"),
+        ({"byte_share": True}, "byte_share=True must lie in"),
+        ({"byte_pool": "all"}, "byte_pool 'all'"),
+        ({"fill": "mean"}, "fill 'mean' is not stored under budget 'bytes'"),
+        ({"sinks": -1}, "routing sinks"),
+        ({"budget": "global"}, "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(changed, words):
+    with pytest.raises(ValueError, match=words):
+        compress(text_family(), settings(**changed))
+
+
+def test_models_that_see_images_are_refused(tiny_family):
+    with pytest.raises(ValueError, match="budget 'bytes' drops keys of a text's context, and llava sees images"):
+        compress(tiny_family, settings())
+
+
+@pytest.mark.parametrize(
+    ("compression", "words"),
+    [
+        (Compression(build_eviction("snapkv"), 0.5), "eviction 'snapkv' would cut keys again: leave it out"),
+        (Compression(key_channels=0.5), "key_channels=0.5 would cut keys again"),
+    ],
+)
+def test_nothing_else_chooses_keys(compression, words):
+    with pytest.raises(ValueError, match=words):
+        opened(eager(text_family()).eval(), text_batch([(24, 6, 0)]), compression)

@@ -1,0 +1,139 @@
+"""A recipe with one byte budget: checked, trained, read back, asked blind, saved, and set beside its anchor."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from subtoken_train import SubTokenModel
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from tests.support.commands import refused
+from tests.support.helpers import moved_by_fit
+from tests.support.text_fits import save_language_model, text_recipe
+
+BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
+TEXT = "The lamp in the hall is red . The door of the garden is green . " * 4
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A random tiny language model: two heads of 16 channels, so that a group is 4 of them."""
+    return save_language_model(tmp_path_factory.mktemp("language-model"))
+
+
+@pytest.fixture
+def recipe(backbone, tmp_path):
+    """Writes a recipe and returns the arguments of ``fit``."""
+
+    def write(routing=BYTES, **bands):
+        return text_recipe(
+            tmp_path / "recipe.yaml", backbone, **{"reducer": {"name": "none"}, **bands}, routing=routing
+        )
+
+    return write
+
+
+@pytest.mark.parametrize("extra", [[], ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"]])
+def test_three_steps_move_exactly_the_trainables(recipe, extra):
+    cli = RecipeCLI([*recipe(), *extra])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert any(name.startswith("bank.") for name in moved)
+
+
+def test_check_says_what_is_spent(recipe, capsys):
+    assert main(["check", *recipe(), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert "linear, S=8, K=8, contiguous, keys and groups in 25 % of the bytes of each layer, sinks 2, window 2" in out
+    assert "context region: 8.00 KiB of 32.00 KiB, 25 %" in out
+    assert "routers (linear)" in out
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"byte_share": 0.05}, "byte_share 0.05 of 64 tokens is 409 bytes for a layer, less than the 520 that sinks 2"),
+        ({"selector": "value_norm"}, "budget 'bytes' needs a logit for every key"),
+        ({"byte_share": 2}, "byte_share=2.0 must lie in (0, 1]"),
+        ({"budget": "per_token"}, "is a setting of budget 'bytes', and the budget is 'per_token'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_check_and_fit(recipe, capsys, changed, words):
+    argv = recipe({**BYTES, **changed})
+    assert words in refused(capsys, "check", *argv)
+    assert words in refused(capsys, "fit", *argv)
+
+
+@pytest.fixture(scope="module")
+def trained(backbone, tmp_path_factory):
+    """The adapter of a run of three steps."""
+    folder = tmp_path_factory.mktemp("run")
+    argv = text_recipe(folder / "recipe.yaml", backbone, reducer={"name": "none"}, routing=BYTES)
+    assert main(["fit", *argv]) == 0
+    return folder / "run" / "adapter"
+
+
+def test_the_adapter_reads_back(trained):
+    config, backbone, _ = read_adapter(trained)
+    assert {name: getattr(config.routing, name) for name in BYTES} == BYTES
+    assert config.routing.byte_pool == "layer"
+    assert backbone.bank.selectors[0].token.weight.shape[0] == 8 + 2
+    assert "keys and groups in 25.0000% of the bytes of each layer" in (trained / "README.md").read_text()
+
+
+def account_of(model):
+    """Bytes of the last context, without what was asked of it."""
+    report = model.cache_report()
+    return report.payload_bytes, report.index_bytes, report.ledger
+
+
+def test_a_text_is_asked_blind_and_its_cache_saved(trained, tmp_path):
+    """What is asked does not change what is kept; the file answers as the cache that it was written from."""
+    model = SubTokenModel.from_pretrained(str(trained))
+    answers = model.ask(TEXT, ["Which door ?", "What is red ?"], max_new_tokens=4)
+    report = model.cache_report()
+    assert report.realised_fraction <= 0.25
+    assert report.nominal_fraction == pytest.approx(0.25, abs=1e-3)
+    other = SubTokenModel.from_pretrained(str(trained))
+    other.load_cache(model.cache.save(tmp_path / "cache.safetensors"))
+    assert other.ask(None, ["Which door ?", "What is red ?"], max_new_tokens=4) == answers
+    first = account_of(model)
+    model.ask(TEXT, ["What is it ?"], max_new_tokens=4)
+    assert account_of(model) == first  # whatever is asked
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_it_is_stored_in_fewer_bits(trained, kv_dtype):
+    model = SubTokenModel.from_pretrained(str(trained), kv_dtype=kv_dtype)
+    plain = SubTokenModel.from_pretrained(str(trained))
+    for each in (model, plain):
+        each.ask(TEXT, ["Which door ?"], max_new_tokens=2)
+    assert model.cache_report().payload_bytes < 0.5 * plain.cache_report().payload_bytes
+
+
+def test_an_eviction_on_top_is_refused(trained, capsys):
+    words = refused(
+        capsys,
+        "generate",
+        "--adapter",
+        str(trained),
+        "--prompt",
+        TEXT,
+        "--eviction",
+        "snapkv",
+        "--eviction-keep",
+        "0.5",
+    )
+    assert "the routers spend one byte budget on keys and groups (budget bytes), and eviction 'snapkv'" in words
+
+
+def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):
+    argv = recipe(reducer={"name": "quest", "keep_ratio": 1.0, "page_size": 4, "window": 8})
+    assert main(["recipes", "anchor", argv[1], str(tmp_path / "anchor.yaml")]) == 0
+    anchor = yaml.safe_load((tmp_path / "anchor.yaml").read_text())
+    assert anchor["model"]["reducer"]["keep_ratio"] == 0.25
+    assert anchor["model"].get("routing") is None
+    argv = recipe({**BYTES, "byte_share": 1.0})
+    assert "and byte_share = 1), so it has no anchor" in refused(capsys, "recipes", "anchor", argv[1])
