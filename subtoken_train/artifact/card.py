@@ -12,6 +12,7 @@ from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.routing.base import POOLS
 from subtoken_train.types import Licence
 
 NATS = frozenset({"log_likelihood"})
@@ -280,7 +281,7 @@ def _routing_words(routing: dict[str, Any]) -> str:
     """Describe selector, S, K and further settings; older records lack the later ones."""
     parts = [routing["selector"], f"S={routing['num_groups']}", f"K={routing['kept_groups']}"]
     if (budget := routing.get("budget", "per_token")) == "bytes":
-        parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of each {routing['byte_pool']}")
+        parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of {POOLS[routing['byte_pool']]}")
     elif budget != "per_token":
         parts.append(f"{budget} budget")
     if (prior := routing.get("score_prior", "none")) != "none":

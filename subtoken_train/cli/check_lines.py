@@ -24,6 +24,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.base import POOLS
 from subtoken_train.training.memory import Step, estimate_memory
 from subtoken_train.training.preflight import (
     LayerBand,
@@ -210,7 +211,7 @@ def _routing_words(config: RoutingConfig | None) -> str:
     budget = f"{config.budget} budget"
     if config.budget == "bytes":
         budget = (
-            f"keys and groups in {_percent(config.byte_share)} of the bytes of each {config.byte_pool}, "
+            f"keys and groups in {_percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}, "
             f"sinks {config.sinks}, window {config.window}"
         )
     return (

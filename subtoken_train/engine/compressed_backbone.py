@@ -28,7 +28,7 @@ from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
-from subtoken_train.engine.second_pass import context_scores
+from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.families.family import Family, check_reducer
 from subtoken_train.families.load import check_on_one_device
@@ -70,6 +70,11 @@ class CompressedBackbone(nn.Module):
                 raise ValueError(
                     f"budget 'bytes' drops keys of a text's context, and {family.name} sees images: use budget "
                     "'global' with a token reducer, or a language model"
+                )
+            if bank.config.byte_pool == "all" and reducer.acts:
+                raise ValueError(
+                    f"byte_pool 'all' chooses among whole contexts, before reducer {reducer.name!r} drops a token: use "
+                    "reducer none, or byte_pool 'layer'"
                 )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
             outputs = [layer.self_attn.o_proj for layer in family.decoder.layers]
@@ -233,6 +238,10 @@ class CompressedBackbone(nn.Module):
             self.family.rotation,
             again=context_scores(self.family, reducer, run) if isinstance(reducer, ScoredContext) else {},
         )
+        config = self.active_routing
+        if self.bank is not None and run.state is not None and config is not None and config.byte_pool == "all":
+            held = [run.split.contexts[size][0] for size in self.family.windows]
+            run.state.chosen = one_budget(self.family, self.bank, run, held)
 
     def _run_layers(self, run: RunningPass) -> None:
         """Stage 4: run the decoder layers, in stretches on ever fewer rows where a ``decoder`` reducer cuts.

@@ -14,13 +14,17 @@ after them, as under the eviction before its question is seen. LoRA is on, so th
 Beside a training step it costs a forward pass over the context and one over what is repeated of it; keys and values of
 the contexts stand in memory meanwhile, of all layers.
 
+Routers that share one byte budget among all layers choose before the pass that counts, too (``one_budget``): nothing
+that a context's rows read hangs on the choice, so one more pass over them has every layer's logits.
+
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
-task, K = N + S, D model width, H query heads, h key-value heads, d head width, n layers that add features.
+task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
+head width, n layers that add features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,6 +41,8 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.reducers.scored_context import ScoredContext
+from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Region
 from subtoken_train.view.view import Opening, TaskPlan, TaskView
 
@@ -47,6 +53,8 @@ TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
+Chosen = dict[int, tuple[Tensor, Tensor]]
+"""By layer, ``RoutingState.chosen``."""
 
 
 @dataclass(frozen=True)
@@ -260,8 +268,7 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
             "prefill_chunk out"
         )
     assert run.embeds_BND is not None
-    rows, index_BM = whole.take(before_BN, pad_left=True)
-    rows = replace(rows, next_position=one_past(rows.position, rows.visible_BM))
+    rows, index_BM = _contexts_alone(run)
     depth, cache = family.shape.num_layers, family.dense_cache()
     found: Again = {}
     with evaluation_mode(family.decoder):
@@ -276,6 +283,55 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
             watch = partial(_note, family, reducer, held, plan, task, asked_B1, whole.index_BM.shape[1], found)
             second_pass(family, cache, entries, task, watch, [each.position for each, _ in held])
     return found
+
+
+@torch.no_grad()
+def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> Chosen:
+    """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
+
+    The contexts run as they do in the pass that counts: whole, with LoRA, without dropout or gradient.
+
+    Args:
+        family: the backbone.
+        bank: its routers, which read nothing behind the context.
+        run: the pass that counts, before its first layer.
+        held: of every layer the context tokens that are chosen among, bool [B, N].
+
+    Returns:
+        Of every layer the groups and the keys that stay, bool [B, N, S] and [B, h, N].
+
+    Raises:
+        ValueError: the pass runs in chunks, whose memory another pass would not keep.
+    """
+    if run.chunks is not None:
+        raise ValueError(
+            "prefill_chunk: byte_pool 'all' runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
+        )
+    rows, index_BM = _contexts_alone(run)
+    if not index_BM.shape[1]:
+        return {}  # no sample has anything to choose among
+    scopes = [take_rows(marks_BN, index_BM) & rows.visible_BM for marks_BN in held]
+    asks_BM = torch.zeros_like(rows.visible_BM)
+    state = RoutingState(asks_BM, asks_BM, rows.ordinal_BM, run.sample_seeds, scopes=scopes)
+    with evaluation_mode(family.decoder), bank.routing(state):
+        family.run_layers(take_rows(run.embeds_BND, index_BM), rows.visible_BM, rows.position, deep_nBND=rows.deep_nBMD)
+    place_BM = rows.index_BM.masked_fill(~rows.visible_BM, run.rows.index_BM.shape[1])  # padding: past all
+
+    def placed(scores_BMO: Tensor) -> Tensor:
+        batch, _, outputs = scores_BMO.shape
+        whole = scores_BMO.new_zeros(batch, run.rows.index_BM.shape[1] + 1, outputs)
+        return whole.scatter_(1, place_BM.to(whole.device)[..., None].expand_as(scores_BMO), scores_BMO)[:, :-1]
+
+    home = run.rows.index_BM.device
+    spent = bank.spend([placed(state.scores[layer].to(home)) for layer in range(len(held))], held)
+    return dict(enumerate(spent))
+
+
+def _contexts_alone(run: RunningPass) -> tuple[Rows, Tensor]:
+    """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
+    regions_BM = run.rows.regions_BM
+    rows, index_BM = run.rows.take((regions_BM == Region.CONTEXT) | (regions_BM == Region.SYSTEM), pad_left=True)
+    return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM
 
 
 def _note(

@@ -14,8 +14,8 @@ How far from the best set: step 2 is the best that fractions of offers could do,
 not fit. So no set of at most as many bytes is worth more than that offer beyond this one, and what stays unspent is
 less than an entry. Ties go to the lower index: entry, then head, then group.
 
-Legend: B samples, h key-value heads, N entries, s groups of a head's value; R pools, M entries of a pool, i offers of
-an entry.
+Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, s groups of a head's value; R pools,
+M entries of a pool, i offers of an entry.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def budget_bytes(count_B: Tensor, entry_bytes: int, share: Fraction) -> Tensor:
 def best_in_bytes(
     key_BhN: Tensor,
     groups_BhNs: Tensor,
-    competes_BN: Tensor,
-    always_BN: Tensor,
+    competes_BhN: Tensor,
+    always_BhN: Tensor,
     costs: EntryCosts,
     budget_B: Tensor,
     pooled: bool,
@@ -58,9 +58,9 @@ def best_in_bytes(
     Args:
         key_BhN: logits of the keys, any real dtype.
         groups_BhNs: logits of the groups.
-        competes_BN: entries that may stay, bool; no other does.
-        always_BN: of these, entries that stay whole in every head, bool: before all others, the first ones first, as
-            far as the bytes reach.
+        competes_BhN: entries that may stay, bool; no other does. [B, 1, N] where all heads have the same.
+        always_BhN: of these, entries that stay whole, bool, likewise: before all others, the first ones first, as far
+            as the bytes reach.
         costs: of an entry of one head.
         budget_B: bytes of each pool, int64.
         pooled: whether the heads of a sample share one pool; else each has ``budget_B``.
@@ -76,7 +76,7 @@ def best_in_bytes(
     def by_pool(of_heads: Tensor) -> Tensor:
         return of_heads.transpose(1, 2).flatten(1, 2) if pooled else of_heads.flatten(0, 1)
 
-    competes_RM, always_RM = (by_pool(marks[:, None].expand(-1, heads, -1)) for marks in (competes_BN, always_BN))
+    competes_RM, always_RM = (by_pool(marks.expand(-1, heads, -1)) for marks in (competes_BhN, always_BhN))
     budget_R = budget_B.repeat_interleave(times)
     kept_RM, groups_RMs = _spent(by_pool(key_BhN), by_pool(groups_BhNs), competes_RM, always_RM, costs, budget_R)
     if pooled:

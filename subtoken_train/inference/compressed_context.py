@@ -30,7 +30,14 @@ from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_o
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.generate_arguments import check_ids
-from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
+from subtoken_train.inference.prefill import (
+    append_rest,
+    check_before_prefill,
+    contexts_of,
+    prefill,
+    reader_of_question,
+    who_drops,
+)
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
 from subtoken_train.inference.text_prompts import (
     RAW_FRAME,
@@ -234,7 +241,8 @@ class CompressedContext:
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
         held_LBN = held_rows(backbone.family.windows, batch.regions_BN)
-        if words := emptied_words(emptied_regions(plan, batch.regions_BN, held_LBN), compression.label):
+        emptied = emptied_regions(plan, batch.regions_BN, held_LBN)
+        if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
             warnings.warn(words, SubTokenWarning, stacklevel=3)
         by_threshold = compression.threshold is not None
         held = replace(batch, pixel_values=None)

@@ -39,7 +39,7 @@ from subtoken_train.inference.generate_arguments import (
 from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.messages import Prompt
 from subtoken_train.inference.pool import load_backbone
-from subtoken_train.inference.prefill import Prefill
+from subtoken_train.inference.prefill import Prefill, who_drops
 from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
@@ -241,7 +241,8 @@ class SubTokenModel:
             described = replace(batch, pixel_values=None)
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
             held_LBN = held_rows(family.windows, batch.regions_BN)
-            if words := emptied_words(emptied_regions(result.plan, batch.regions_BN, held_LBN), self.compression.label):
+            emptied = emptied_regions(result.plan, batch.regions_BN, held_LBN)
+            if words := emptied_words(emptied, *who_drops(self.backbone.active_routing, self.compression.label)):
                 warnings.warn(words, SubTokenWarning, stacklevel=2)
 
         room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)

@@ -40,6 +40,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.reducers.base import ContextReducer
+from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
 
 
@@ -79,6 +80,13 @@ def check_one_budget(backbone: CompressedBackbone, compression: Compression) -> 
             f"the routers spend one byte budget on keys and groups (budget bytes), and {refused} would cut keys "
             "again: leave it out, or use an arm of another budget"
         )
+
+
+def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
+    """Return what may empty a region, the routers or a compression of that label, and what to do about it."""
+    if routing is not None and routing.budget == "bytes":
+        return [routing.size, "Raise byte_share or sinks"]
+    return [compression]
 
 
 def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:

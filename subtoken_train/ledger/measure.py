@@ -113,12 +113,15 @@ def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) 
     return [{name: n for name, n in zip(names, row, strict=True) if n} for row in layers_BR.tolist()]
 
 
-def emptied_words(emptied: Sequence[dict[str, int]], compression: str) -> str | None:
+def emptied_words(
+    emptied: Sequence[dict[str, int]], compression: str, remedy: str = "Keep more (eviction_keep), or use scope context"
+) -> str | None:
     """Warn of emptied regions, on one line; None where every region keeps something.
 
     Args:
         emptied: what ``emptied_regions`` found, of every prompt.
         compression: its label.
+        remedy: what to do about it.
     """
     prompts = Counter(region for sample in emptied for region in sample)
     if not prompts:
@@ -126,5 +129,5 @@ def emptied_words(emptied: Sequence[dict[str, int]], compression: str) -> str | 
     regions = ", ".join(f"{region} ({count:,} of {len(emptied):,} prompts)" for region, count in prompts.items())
     return (
         f"{compression}: nothing is left of a whole region in some layer: {regions}; what follows cannot look at it "
-        "there. Keep more (eviction_keep), or use scope context"
+        f"there. {remedy}"
     )

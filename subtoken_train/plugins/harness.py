@@ -23,7 +23,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
 from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import check_context_first
+from subtoken_train.inference.prefill import check_context_first, who_drops
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
@@ -245,7 +245,8 @@ class Counted:
             )
         else:
             lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
-        lines += filter(None, [emptied_words(self.emptied, self.compression.label)])
+        dropping = who_drops(self.backbone.active_routing, self.compression.label)
+        lines += filter(None, [emptied_words(self.emptied, *dropping)])
         return "\n".join(lines)
 
 

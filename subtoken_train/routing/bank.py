@@ -15,6 +15,7 @@ a score prior or a query summary is of a whole prompt); the hook then gives ever
 
 Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
 of a token may lose its key: whoever computes the attention leaves it out (``LateValues``), a cache does not store it.
+Where all layers share the bytes, a pass before this one notes every layer's logits (``RoutingState.scopes``).
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -208,6 +209,10 @@ class RouterBank(nn.Module):
         if state is None:  # see ``query_attention``
             return output_BND
         value_BND = output_BND[..., start:] if start else output_BND
+        if state.scopes is not None:
+            here, scope_BN = state.on(value_BND.device), state.scopes[layer].to(value_BND.device)
+            state.scores[layer] = self._scores(layer, args[0], value_BND, here, scope_BN).to(scope_BN.device)
+            return output_BND
         if layer in state.ahead:
             value_BND = state.ahead[layer][:, slice(*state.part)]
         elif state.deferred is not None:
@@ -233,12 +238,11 @@ class RouterBank(nn.Module):
             left_BND = value_BND.detach() - fill_BV.detach()[:, None].to(value_BND.dtype)
             state.fills[layer] = fill_BV.detach().to(value_BND.dtype)
         scores_BNO = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
-        scores_BNS, key_logits_BhN = scores_BNO[..., : config.num_groups], None
-        keys_BhN = None
+        scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         if config.budget == "bytes":
-            key_logits_BhN = scores_BNO[..., config.num_groups :].transpose(1, 2)
-            hard_BNS, keys_BhN = self._spend(scores_BNS.detach(), key_logits_BhN.detach(), routed_BN)
-            state.keys[layer] = keys_BhN.to(home)
+            chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
+            hard_BNS, keys_BhN = (marks.to(device) for marks in chosen)
+            state.keys[layer], key_logits_BhN = keys_BhN.to(home), scores_BNO[..., config.num_groups :].mT
         else:
             hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
@@ -299,23 +303,33 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def _spend(self, scores_BNS: Tensor, key_logits_BhN: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the groups and the keys that stay under a byte budget, bool [B, N, S] and [B, h, N].
+    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Spend one byte budget on the keys and groups of layers; a head's groups are those of its own key.
 
-        A head's groups are those of its own key; a token that is not routed keeps every key.
+        Args:
+            scores: logits of every layer's groups and keys, [B, N, O].
+            routed: of every layer the tokens that it chooses among, bool [B, N].
+
+        Returns:
+            Of every layer the groups and the keys that stay, bool [B, N, S] and [B, h, N]; every key of other tokens.
         """
-        config, shape, pooled = self.config, self.shape, self.config.byte_pool == "layer"
+        config, heads = self.config, self.shape.num_kv_heads
+        logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
         if not config.drops:  # the index would not be paid for
-            return torch.ones_like(scores_BNS, dtype=torch.bool), torch.ones_like(key_logits_BhN, dtype=torch.bool)
-        by_head_BNhs = scores_BNS.reshape(*routed_BN.shape, shape.num_kv_heads, -1)
-        first_BN = routed_BN & (routed_BN.cumsum(-1) <= config.sinks)
-        always_BN = first_BN | last_marked(routed_BN, config.window)
-        costs = head_costs(shape, config.num_groups)
-        entry = costs.dense * (shape.num_kv_heads if pooled else 1)
-        budget_B = budget_bytes(routed_BN.sum(-1), entry, exact(config.byte_share))
-        logits = key_logits_BhN, by_head_BNhs.transpose(1, 2)
-        keys_BhN, groups_BhNs = best_in_bytes(*logits, routed_BN, always_BN, costs, budget_B, pooled)
-        return groups_BhNs.transpose(1, 2).flatten(2), keys_BhN | ~routed_BN[:, None]
+            return [(torch.ones_like(x, dtype=torch.bool), torch.ones_like(y, dtype=torch.bool).mT) for x, y in logits]
+        always = [x & ((x.cumsum(-1) <= config.sinks) | last_marked(x, config.window)) for x in routed]
+        competes_BhN, always_BhN = (torch.stack(list(x), 1).repeat_interleave(heads, 1) for x in (routed, always))
+        key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
+        groups_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
+        costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool != "head"
+        count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
+        budget_B = budget_bytes(count_B, costs.dense, exact(config.byte_share))
+        kept = best_in_bytes(key_BhN, groups_BhNs, competes_BhN, always_BhN, costs, budget_B, pooled)
+        keys_LBhN, groups_LBhNs = (x.chunk(len(routed), 1) for x in kept)
+        return [
+            (groups.transpose(1, 2).flatten(2), keys | ~own_BN[:, None])
+            for groups, keys, own_BN in zip(groups_LBhNs, keys_LBhN, routed, strict=True)
+        ]
 
     def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
         """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens."""

@@ -20,7 +20,9 @@ from subtoken_train.types import Fill, Layout
 GroupBudget = Literal["per_token", "global", "ranked"]
 """Budgets that keep N * K groups of a sample's N tokens, and every key."""
 BudgetKind = Literal[GroupBudget, "bytes"]
-BytePool = Literal["head", "layer"]
+BytePool = Literal["head", "layer", "all"]
+POOLS: dict[str, str] = {"head": "each head", "layer": "each layer", "all": "all layers together"}
+"""Byte pools in words."""
 FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
@@ -40,9 +42,10 @@ class RoutingConfig:
             keys and on groups, so that a head of a token may keep any number of its groups, or no key and nothing.
             Language models only; ``kept_groups`` is then ``num_groups``, which must be a multiple of the key-value
             heads.
-        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends in a layer, the index of
-            the groups included.
-        byte_pool: what shares those bytes: the heads of a ``layer``, or each ``head`` has as many.
+        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, the index of the groups
+            included.
+        byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
+            layers, for which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise.
         value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
@@ -141,18 +144,26 @@ class RoutingConfig:
             )
         if self.fill != "zero":
             raise ValueError(f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out")
+        asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
+        asks = "feature 'attention'" if "attention" in self.features else asks
+        if self.byte_pool == "all" and asks is not None:
+            raise ValueError(
+                f"byte_pool 'all' chooses before the question is read, which {asks} reads: use byte_pool 'layer', or a "
+                "router without it"
+            )
 
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
         """Raise a worded ``ValueError`` where a byte budget is less than what sinks and window take of ``tokens``."""
         if self.budget != "bytes" or not self.drops or not tokens:
             return
-        costs, heads = head_costs(shape, self.num_groups), shape.num_kv_heads if self.byte_pool == "layer" else 1
+        costs, heads = head_costs(shape, self.num_groups), 1 if self.byte_pool == "head" else shape.num_kv_heads
         entry = costs.key + self.num_groups // shape.num_kv_heads * costs.group
         needed = min(tokens, self.sinks + self.window) * entry * heads
         spent = int(exact(self.byte_share) * tokens * costs.dense * heads)
         if needed > spent:
+            unit = "head" if self.byte_pool == "head" else "layer"
             raise ValueError(
-                f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {self.byte_pool}, "
+                f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}, "
                 f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take with their index: "
                 "raise byte_share, or lower sinks or window"
             )

@@ -1,6 +1,6 @@
 """Routing in one prompt pass: what routers read, and what they did (every layer's choice and its balance loss).
 
-Legend: B batch, N positions, S value groups, h key-value heads.
+Legend: B batch, N positions, S value groups, h key-value heads, O a router's outputs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class RoutingState:
             waits.
         keys: per layer the keys that stay under a byte budget, bool [B, h, N]; True for those of an unrouted token.
             Empty under other budgets.
+        scopes: per layer the tokens that one budget of all layers chooses among, bool; None outside of the pass that
+            looks for it.
+        scores: what that pass found by layer: logits of groups and keys, [B, N, O] in fp32.
+        chosen: per layer the groups and the keys that such a budget leaves, bool [B, N, S] and [B, h, N].
         fills: per layer the value that dropped groups read as, without gradient, on the layer's device, [B, d_v] in the
             values' dtype; empty where they read as zero.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
@@ -50,6 +54,9 @@ class RoutingState:
     rank_BN: Tensor | None = None
     masks: dict[int, Tensor] = field(default_factory=dict)
     keys: dict[int, Tensor] = field(default_factory=dict)
+    scopes: list[Tensor] | None = None
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    chosen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     fills: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.cache_report import account, report
@@ -46,8 +48,10 @@ def opened(backbone, batch, compression=None, protocol="query_aware"):
 
 
 @sampled("kind", NAMED, every=2)
-@pytest.mark.parametrize("pool", ["layer", "head"])
-@pytest.mark.parametrize(("pad_left", "reducer"), [(True, NONE), (False, QUEST)])
+@pytest.mark.parametrize(
+    ("pool", "pad_left", "reducer"),
+    [("layer", True, NONE), ("layer", False, QUEST), ("head", True, NONE), ("head", False, QUEST), ("all", True, NONE)],
+)
 def test_packed_equals_a_full_recompute(kind, pool, pad_left, reducer):
     """Windows among the families; a batch of three lengths; every head's own keys and groups."""
     backbone = eager(text_family(kind), settings(byte_pool=pool), reducer)
@@ -58,9 +62,9 @@ def test_packed_equals_a_full_recompute(kind, pool, pad_left, reducer):
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
-@pytest.mark.parametrize("chunk", [None, 7])
-def test_blind_and_in_chunks(protocol, chunk):
-    backbone = eager(text_family()).eval()
+@pytest.mark.parametrize(("pool", "chunk"), [("layer", None), ("layer", 7), ("all", None)])
+def test_blind_and_in_chunks(protocol, pool, chunk):
+    backbone = eager(text_family(), settings(byte_pool=pool)).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
     found = from_truth(backbone, batch, 5, Compression(prefill_chunk=chunk), protocol)
     assert found.largest < 1e-4
@@ -106,6 +110,58 @@ def test_a_layer_spends_its_bytes_and_never_more(pool, share):
         assert sample.region_bytes - sample.index_bytes <= share * sample.region_dense_bytes
 
 
+@sampled("kind", ["llama", "qwen2_window"], every=1)
+@pytest.mark.parametrize("share", [0.1, 0.4])
+@torch.no_grad()
+def test_all_layers_share_one_budget(kind, share):
+    """Of what their windows leave in reach; layers keep unlike numbers, and one may keep next to nothing."""
+    backbone = eager(text_family(kind), settings(byte_share=share, byte_pool="all", sinks=0, window=0)).eval()
+    batch = text_batch([(40, 6, 0), (31, 4, 0)])
+    family, (first, _) = backbone.family, opened(backbone, batch)
+    spent, dense = torch.zeros(2), torch.zeros(2)
+    result, by_layer = backbone.run(batch), []
+    for layer, (_, regions_BN) in enumerate(result.layer_rows()):
+        context = (batch.regions_BN == Region.CONTEXT) & result.kept[layer]
+        own = result.state.keys[layer] & context[:, None]
+        groups = result.state.masks[layer] & context[..., None]
+        by_layer.append(own.sum((1, 2)) * 33 + groups.sum((1, 2)) * 8)
+        spent, dense = spent + by_layer[-1], dense + context.sum(-1) * 128
+        assert regions_BN.shape == context.shape
+    assert (spent <= share * dense).all()
+    assert (share * dense - spent < 65).all()
+    assert len({int(bytes_B[0]) for bytes_B in by_layer}) == family.shape.num_layers
+    ledger = measured_ledger(first.plan, batch.regions_BN, family.shape)
+    assert ledger.fraction("context") <= share
+
+
+@torch.no_grad()
+def test_the_pass_before_finds_the_logits_of_the_pass_that_counts():
+    """What all layers choose by is what each would have chosen by, had it been alone."""
+    backbone, batch = eager(text_family(), settings(byte_pool="all")).eval(), text_batch(MIXED, True)
+    taken, spend = [], backbone.bank.spend
+    backbone.bank.spend = lambda scores, routed: taken.append(scores) or spend(scores, routed)
+    state = backbone.run(batch).state
+    context = batch.regions_BN == Region.CONTEXT
+    assert len(taken) == 1
+    for layer, scores in enumerate(taken[0]):
+        torch.testing.assert_close(scores[..., :8][context], state.choices[layer][0][context], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_head_may_keep_nothing_of_a_text():
+    """Without a token before the context, and before a question is seen."""
+    backbone = eager(text_family(), settings(byte_share=0.02, byte_pool="all", sinks=0, window=0)).eval()
+    batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
+    batch.regions_BN[batch.regions_BN == Region.SYSTEM] = Region.CONTEXT
+    found = from_truth(backbone, batch, 5, Compression(), "context_first")
+    assert found.largest < 1e-4
+    keys = torch.stack(list(backbone.run(batch).state.keys.values())) & (batch.regions_BN == Region.CONTEXT)[:, None]
+    assert (keys.sum((-1, -2)) == 0).any()
+    model = SubTokenModel.around(backbone, Compression())
+    with pytest.warns(SubTokenWarning, match="S8 bytes 0.02: nothing is left of .* Raise byte_share or sinks"):
+        model.ask("the lamp is red . the door is green . what", ["which ?"], max_new_tokens=2)
+
+
 @torch.no_grad()
 def test_sinks_and_window_are_kept_whole_in_every_head():
     backbone, batch = eager(text_family(), settings(sinks=2, window=3)).eval(), text_batch(MIXED)
@@ -129,10 +185,11 @@ def test_heads_and_tokens_differ():
     assert {0, 1, 2, 3, 4} <= set(per_head.flatten().tolist())
 
 
+@pytest.mark.parametrize("pool", ["layer", "all"])
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
-def test_batch_equals_each_sample_alone(pad_left):
-    batch, backbone = text_batch(MIXED, pad_left), eager(text_family()).eval()
+def test_batch_equals_each_sample_alone(pad_left, pool):
+    batch, backbone = text_batch(MIXED, pad_left), eager(text_family(), settings(byte_pool=pool)).eval()
     logits = backbone.logits(backbone.run(batch))
     for index in range(len(MIXED)):
         alone = backbone.logits(backbone.run(only_text(batch, index)))[0]
@@ -146,15 +203,24 @@ def test_a_whole_budget_is_the_backbone(kind):
     family, batch = text_family(kind), text_batch(MIXED)
     expected = hf_logits(family, batch)
     whole, real = settings(byte_share=1.0), batch.regions_BN != Region.PADDING
-    neutral = compress(family, whole)
-    assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
+    for pool in ("layer", "all"):
+        neutral = compress(family, settings(byte_share=1.0, byte_pool=pool))
+        assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
     forced = compress(family, whole, **{**QUEST, "keep_ratio": 1.0})
     result = forced.run(batch, force_gather=True)
     assert all(keys.all() for keys in result.state.keys.values())
     assert (forced.logits(result)[real] - expected[real]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("routing", [{}, {"byte_pool": "head", "value_gate": True}, {"selector": "mlp"}])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        {"query_conditioned": True},
+        {"query_conditioned": True, "byte_pool": "head", "value_gate": True},
+        {"query_conditioned": True, "selector": "mlp"},
+        {"byte_pool": "all", "features": ("norm",), "score_prior": "value_norm"},
+    ],
+)
 def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
     """Routers, their key logits and the LoRA get gradients; recomputing a layer changes none of them."""
     gradients = []
@@ -162,7 +228,7 @@ def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
         family = text_family()
         torch.manual_seed(0)
         add_lora(family, LoraSettings(dropout=0.0))
-        backbone = eager(family, settings(query_conditioned=True, **routing))
+        backbone = eager(family, settings(**routing))
         backbone.train()
         if checkpointing:
             enable_checkpointing(family, backbone.bank)
@@ -177,10 +243,11 @@ def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
         assert weight.any(-1).all()
 
 
-def test_a_batch_is_trained_as_each_sample_alone():
+@pytest.mark.parametrize("pool", ["layer", "all"])
+def test_a_batch_is_trained_as_each_sample_alone(pool):
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))
-    backbone = eager(family)
+    backbone = eager(family, settings(byte_pool=pool))
     batch = text_batch([*MIXED, (0, 9, 6)])  # one without a context
     loss, gradients = trained_loss(backbone, batch)
     alone = [trained_loss(backbone, only_text(batch, index)) for index in range(len(batch.record_ids))]
@@ -222,7 +289,10 @@ def test_a_key_that_would_help_is_brought_back():
         ({"num_groups": 1, "kept_groups": 1}, "num_groups=1, span the 2 heads"),
         ({"byte_share": 0.0}, r"byte_share=0.0 must lie in \(0, 1\]; 0.2 spends a fifth"),
         ({"byte_share": True}, "byte_share=True must lie in"),
-        ({"byte_pool": "all"}, "byte_pool 'all'"),
+        ({"byte_pool": "any"}, "byte_pool 'any'"),
+        ({"byte_pool": "all", "query_conditioned": True}, "before the question is read, which query_conditioned reads"),
+        ({"byte_pool": "all", "selector": "bilinear"}, "before the question is read"),
+        ({"byte_pool": "all", "features": ("attention",)}, "before the question is read, which feature 'attention'"),
         ({"fill": "mean"}, "fill 'mean' is not stored under budget 'bytes'"),
         ({"sinks": -1}, "routing sinks"),
         ({"budget": "global"}, "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
@@ -231,6 +301,14 @@ def test_a_key_that_would_help_is_brought_back():
 def test_what_does_not_fit_is_refused_in_words(changed, words):
     with pytest.raises(ValueError, match=words):
         compress(text_family(), settings(**changed))
+
+
+def test_all_layers_are_not_shared_after_a_reducer_nor_in_chunks():
+    with pytest.raises(ValueError, match="byte_pool 'all' chooses among whole contexts, before reducer 'quest' drops"):
+        compress(text_family(), settings(byte_pool="all"), **QUEST)
+    backbone = eager(text_family(), settings(byte_pool="all")).eval()
+    with pytest.raises(ValueError, match="byte_pool 'all' runs a context twice, of which chunks keep nothing"):
+        opened(backbone, text_batch([(24, 6, 0)]), Compression(prefill_chunk=8))
 
 
 def test_models_that_see_images_are_refused(tiny_family):

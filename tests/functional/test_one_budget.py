@@ -88,7 +88,7 @@ def test_equals_the_plain_greedy(sizes, costs, seed, levels, dtype, pooled, shar
     key, logits, competes, always = drawn(seed, sizes, levels, dtype)
     entry = (costs.key + sizes[3] * costs.group) * (sizes[1] if pooled else 1)
     budget_B = budget_bytes(competes.sum(-1), entry, share)
-    found = best_in_bytes(key, logits, competes, always & competes, costs, budget_B, pooled)
+    found = best_in_bytes(key, logits, competes[:, None], (always & competes)[:, None], costs, budget_B, pooled)
     for own, expected in zip(found, slow_best(key, logits, competes, always, costs, budget_B, pooled), strict=True):
         assert torch.equal(own, expected)
 
@@ -101,7 +101,7 @@ def test_never_over_and_less_than_an_entry_under(sizes, costs, seed, levels, poo
     key, logits, competes, always = drawn(seed, sizes, levels)
     whole = costs.key + sizes[3] * costs.group
     budget_B = budget_bytes(competes.sum(-1), whole * (sizes[1] if pooled else 1), share)
-    keys, groups = best_in_bytes(key, logits, competes, always & competes, costs, budget_B, pooled)
+    keys, groups = best_in_bytes(key, logits, competes[:, None], (always & competes)[:, None], costs, budget_B, pooled)
     found = spent(keys, groups, costs, pooled)
     limit = budget_B if pooled else budget_B[:, None].expand(found.shape)
     assert (found <= limit).all()
@@ -128,7 +128,7 @@ def test_no_set_is_worth_more_than_one_offer_beyond_it(length, groups, costs, se
     budget = data.draw(st.integers(0, length * whole))
     key, logits, competes, _ = drawn(seed, (1, 1, length, groups))
     competes = torch.ones_like(competes)
-    chosen = best_in_bytes(key, logits, competes, ~competes, costs, torch.tensor([budget]), True)
+    chosen = best_in_bytes(key, logits, competes[:, None], ~competes[:, None], costs, torch.tensor([budget]), True)
     worth = [key[0, 0].exp(), logits[0, 0].exp()]
     own = float((worth[0] * chosen[0][0, 0]).sum() + (worth[1] * chosen[1][0, 0]).sum())
     best = best_worth(*worth, costs, budget)
@@ -145,7 +145,7 @@ def test_a_whole_budget_keeps_everything_and_none_nothing():
     competes = torch.tensor([[True] * 5, [False] * 5])
     for share, kept in ((Fraction(1), True), (Fraction(0), False)):
         budget = budget_bytes(competes.sum(-1), 2 * 16, share)
-        keys, groups = best_in_bytes(key, logits, competes, ~competes & False, costs, budget, True)
+        keys, groups = best_in_bytes(key, logits, competes[:, None], ~competes[:, None] & False, costs, budget, True)
         assert keys[0].all() == kept
         assert keys[0].any() == kept
         assert groups[0].all() == kept
@@ -157,7 +157,9 @@ def test_always_is_kept_whole_before_the_best_as_far_as_bytes_reach():
     key, logits = torch.tensor([[[0.0, -9, 9, -9]]]), torch.zeros(1, 1, 4, 4)
     competes, always = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[False, True, False, True]])
     for entries, expected in ((1, [1]), (2, [1, 3]), (3, [1, 2, 3])):
-        keys, groups = best_in_bytes(key, logits, competes, always, costs, torch.tensor([entries * entry]), True)
+        keys, groups = best_in_bytes(
+            key, logits, competes[:, None], always[:, None], costs, torch.tensor([entries * entry]), True
+        )
         assert keys[0, 0].nonzero()[:, 0].tolist() == expected
         assert groups[0, 0, 1].all()
 
@@ -166,10 +168,10 @@ def test_a_key_may_stay_without_a_group_and_a_pool_lets_heads_differ():
     costs = EntryCosts(4, 4, 0)
     key, logits = torch.tensor([[[5.0, 0], [0, 0]]]), torch.full((1, 2, 2, 2), -20.0)
     competes = torch.ones(1, 2, dtype=torch.bool)
-    keys, groups = best_in_bytes(key, logits, competes, ~competes, costs, torch.tensor([4]), True)
+    keys, groups = best_in_bytes(key, logits, competes[:, None], ~competes[:, None], costs, torch.tensor([4]), True)
     assert keys.tolist() == [[[True, False], [False, False]]]
     assert not groups.any()
-    keys, _ = best_in_bytes(key, logits, competes, ~competes, costs, torch.tensor([4]), False)
+    keys, _ = best_in_bytes(key, logits, competes[:, None], ~competes[:, None], costs, torch.tensor([4]), False)
     assert keys.tolist() == [[[True, False], [True, False]]]  # each head has bytes of its own; the tie goes first
 
 
@@ -185,12 +187,24 @@ def test_infinite_and_far_logits_are_ranked():
     key = torch.tensor([[[-torch.inf, 1e4, torch.inf]]])
     logits = torch.full((1, 1, 3, 2), -torch.inf)
     competes = torch.ones(1, 3, dtype=torch.bool)
-    keys, _ = best_in_bytes(key, logits, competes, ~competes, EntryCosts(1, 1, 0), torch.tensor([1]), True)
+    keys, _ = best_in_bytes(
+        key, logits, competes[:, None], ~competes[:, None], EntryCosts(1, 1, 0), torch.tensor([1]), True
+    )
     assert keys[0, 0].tolist() == [False, False, True]
 
 
 def test_no_entries():
-    empty = torch.zeros(1, 2, 0), torch.zeros(1, 2, 0, 4), torch.zeros(1, 0, dtype=torch.bool)
+    empty = torch.zeros(1, 2, 0), torch.zeros(1, 2, 0, 4), torch.zeros(1, 1, 0, dtype=torch.bool)
     keys, groups = best_in_bytes(*empty, empty[2], EntryCosts(1, 1, 0), torch.tensor([0]), True)
     assert keys.shape == (1, 2, 0)
     assert groups.shape == (1, 2, 0, 4)
+
+
+def test_heads_may_compete_with_entries_of_their_own():
+    """As layers do, of which a window leaves some fewer entries."""
+    key, logits = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4, 2)
+    competes = torch.tensor([[[True] * 4, [False, False, True, True]]])
+    costs, budget = EntryCosts(2, 1, 0), torch.tensor([6 * 4])
+    keys, groups = best_in_bytes(key, logits, competes, ~competes & False, costs, budget, True)
+    assert torch.equal(keys, competes)
+    assert torch.equal(groups, competes[..., None].expand_as(groups))

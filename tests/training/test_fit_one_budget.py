@@ -35,7 +35,14 @@ def recipe(backbone, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("extra", [[], ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"],
+        ["--model.routing.byte_pool=all", "--model.gradient_checkpointing=true", "--model.lora.dropout=0.1"],
+    ],
+)
 def test_three_steps_move_exactly_the_trainables(recipe, extra):
     cli = RecipeCLI([*recipe(), *extra])
     moved = moved_by_fit(cli)
@@ -48,7 +55,8 @@ def test_check_says_what_is_spent(recipe, capsys):
     out = capsys.readouterr().out
     assert "linear, S=8, K=8, contiguous, keys and groups in 25 % of the bytes of each layer, sinks 2, window 2" in out
     assert "context region: 8.00 KiB of 32.00 KiB, 25 %" in out
-    assert "routers (linear)" in out
+    assert main(["check", *recipe({**BYTES, "byte_pool": "all"}), "--offline"]) == 0
+    assert "keys and groups in 25 % of the bytes of all layers together" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import TokenScore, in_batches
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import write_whole
@@ -163,7 +164,8 @@ def answer_samples(
         if progress is not None:
             progress(len(found), len(samples))
     records = [found[place] for place in range(len(samples))]
-    if words := emptied_words([record.emptied for record in records], compression.label):
+    emptied = [record.emptied for record in records]
+    if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
         warnings.warn(words, SubTokenWarning, stacklevel=2)
     named = dict.fromkeys(name for each in figures for name in each if name != metric.names[0])
     measures = {name: [each.get(name) for each in figures] for name in named}

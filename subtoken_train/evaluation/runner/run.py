@@ -16,6 +16,7 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.measure import emptied_words
 
 Say = Callable[[str], None]
@@ -71,7 +72,7 @@ def run_grid(
 def _say_emptied(cell: Cell, say: Say) -> None:
     """Say how many of the cell's prompts lost a whole region in some layer."""
     found = [record.emptied for record in cell.finished().values()]
-    if words := emptied_words(found, cell.arm.facts.eviction):
+    if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
         say(f"{cell.arm.facts.name} / {cell.task.name}: {words}")
 
 
