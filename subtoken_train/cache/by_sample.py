@@ -101,7 +101,8 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     else:
         index = values.index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
-    return replace(values, index=index, pieces=values.pieces.select(source), offsets=offsets, bounds=[])
+    chosen = values.pieces.each(lambda data: data[source], lambda scales: scales[index_R])
+    return replace(values, index=index, pieces=chosen, offsets=offsets, bounds=[])
 
 
 @dataclass
@@ -156,7 +157,7 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0) -
 
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
     """Add one row's routed entries to its sample's share; ``place`` is the row's in the block."""
-    count, pieces = len(keys.data), len(values.piece_bit)
+    count, pieces, own = len(keys.data), len(values.piece_bit), values.pieces
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
     in_index = values.index.element_size() * stored
     if values.index.dim() > 1:  # bits: as many for every row
@@ -164,7 +165,8 @@ def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, w
     shared = values.piece_bit.nbytes
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
     channels = width * values.heads // pieces
-    routed = keys.nbytes // count + stored * values.pieces.vector_bytes(channels) + index
+    scales = 0 if own.scale is None else own.scale.nbytes // count
+    routed = keys.nbytes // count + stored * own.data.shape[-1] * own.data.element_size() + scales + index
     share.total_bytes += routed
     share.routed_bytes += routed
     share.index_bytes += index

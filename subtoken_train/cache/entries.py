@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.functional.gather import kept_index
-from subtoken_train.kernels.formats import Format, Payload, concatenated
+from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.kernels.tail import Fill
 from subtoken_train.types import LayerPlan, Region
@@ -278,22 +278,24 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     flags_RPM = stored_flags(values)
     stays_n = mark_RM[:, None].expand_as(flags_RPM)[flags_RPM]
     kept_RPM = flags_RPM.gather(2, index_RM[:, None].expand(-1, flags_RPM.shape[1], -1))
-    return BlockPart(keys, _found(values.pieces.select(stays_n), kept_RPM, values.piece_bit, keys), part.cut)
+    pieces = values.pieces.each(lambda data: data[stays_n], lambda scales: _chosen(scales, index_RM))
+    return BlockPart(keys, _found(pieces, kept_RPM, values.piece_bit, keys), part.cut)
 
 
-def _found(pieces: Payload, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
+def _found(pieces: Stored, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
     """Call ``with_index`` from the flags of every piece: a bit is that of the first piece it rules."""
     ruled = (piece_bit == torch.arange(int(piece_bit.max()) + 1, device=piece_bit.device)[:, None]).int()
     return with_index(pieces, flags_RPM.index_select(1, ruled.argmax(1)), piece_bit, keys)
 
 
 def _take(payload: Payload, index_RM: Tensor) -> Payload:
+    return payload.each(lambda vectors: _chosen(vectors, index_RM))
+
+
+def _chosen(vectors_RcMd: Tensor, index_RM: Tensor) -> Tensor:
     """Return chosen entries of every head."""
-
-    def taken(vectors: Tensor) -> Tensor:
-        return vectors.gather(2, index_RM[:, None, :, None].expand(-1, vectors.shape[1], -1, vectors.shape[-1]))
-
-    return payload.each(taken)
+    heads, width = vectors_RcMd.shape[1], vectors_RcMd.shape[-1]
+    return vectors_RcMd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:

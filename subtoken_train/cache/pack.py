@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload
+from subtoken_train.kernels.formats import MODEL, Format, Payload, Stored
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, places_of
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
@@ -182,7 +182,7 @@ class Packing:
 
     Attributes:
         layout: of the value groups.
-        form: of the stored vectors, which are key heads and value pieces.
+        form: of the stored vectors, which are heads of keys and values.
     """
 
     layout: Layout = "contiguous"
@@ -299,15 +299,36 @@ def _routed_values(
     value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int]
 ) -> RoutedValues:
     """Keep the flagged pieces, with the faster index that is small enough."""
-    rows, heads, entries, _ = value_RcMd.shape
-    pieces_RPMw = value_RcMd.reshape(rows, heads, entries, len(piece_bit) // heads, -1).transpose(2, 3).flatten(1, 2)
-    stored_n3 = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1])
-    pieces = keys.format.store(pieces_RPMw[stored_n3.unbind(1)])
+    (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
+    pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
+    row_n, piece_n, entry_n = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1]).unbind(1)
+    pieces_nw, form = pieces_RPMw[row_n, piece_n, entry_n], keys.format
+    if form.rounds:
+        place_n = (row_n * heads + piece_n.div(per_head, rounding_mode="floor")) * entries + entry_n
+        pieces = _rounded(pieces_nw, place_n, (rows, heads, entries), form)
+    else:
+        pieces = form.store(pieces_nw)
     return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 
+def _rounded(pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int], form: Format) -> Stored:
+    """Round the pieces of each place, a head's entry, by the largest channel of them all.
+
+    A place without any has the least scale.
+
+    Args:
+        pieces_nw: of all entries.
+        place_n: (row * c + head) * M + entry of each.
+        sizes: (R, c, M).
+        form: of the result.
+    """
+    largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
+    stored = form.store(pieces_nw, largest[place_n, None])
+    return Stored(stored.data, form.scale_of(largest.view(*sizes, 1)), stored.dtype, form)
+
+
 def with_index(
-    pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
+    pieces: Stored, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
 ) -> RoutedValues:
     """Index stored pieces by their entries.
 

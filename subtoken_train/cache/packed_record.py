@@ -22,7 +22,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.formats import Format, Payload
+from subtoken_train.kernels.formats import Format, Payload, Stored
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, unpack_bits
 from subtoken_train.kernels.tail import Fill
 
@@ -342,7 +342,9 @@ def _read_part(
     pieces = len(piece_bit)
     if not pieces or pieces % heads or shape.width % (pieces // heads):
         raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
-    stored = _read_payload(f"{place}values", (None,), shape.width * heads // pieces, reader, shape)
+    numbers = _read_numbers(f"{place}values", (None,), shape.width * heads // pieces, reader, shape)
+    scale = _read_scale(f"{place}values", (rows, heads, entries), reader, shape)
+    stored = Stored(numbers, scale, shape.dtype, shape.form)
     offsets = reader.take(f"{place}offsets", (torch.int32,), rows * pieces)
     index = reader.take(f"{place}index", (torch.int32, torch.uint8))
     check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
@@ -352,8 +354,17 @@ def _read_part(
 def _read_payload(
     name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape
 ) -> Payload:
+    data = _read_numbers(name, lead, width, reader, shape)
+    return Payload(data, _read_scale(name, data.shape[:-1], reader, shape), shape.dtype, shape.form)
+
+
+def _read_numbers(
+    name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape
+) -> Tensor:
     form = shape.form
     form.check_width(width, f"{name} has {width} channels")
-    data = reader.take(name, (form.code_dtype(shape.dtype),), *lead, form.code_width(width))
-    scale = reader.take(f"{name}.scale", (torch.float16,), *data.shape[:-1], 1) if form.rounds else None
-    return Payload(data, scale, shape.dtype, form)
+    return reader.take(name, (form.code_dtype(shape.dtype),), *lead, form.code_width(width))
+
+
+def _read_scale(name: str, lead: Sequence[int], reader: TensorReader, shape: PackedShape) -> Tensor | None:
+    return reader.take(f"{name}.scale", (torch.float16,), *lead, 1) if shape.form.rounds else None

@@ -42,8 +42,8 @@ from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
-VERSION = 2
-"""1, of version 0.2, noted no tokenizer; it is read with a warning."""
+VERSION = 3
+"""1, of version 0.2, noted no tokenizer; it is read with a warning. Up to 2 every rounded value group had a scale."""
 MAX_HEADER = 2**26
 """Bytes of a file's header at most: names and places of its tensors, and the record."""
 _RECORD = "subtoken_cache"
@@ -132,8 +132,8 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         compression: which must be the cache's.
 
     Raises:
-        ValueError: no such file; a newer one; damaged, or no cache; of another backbone, adapter, tokenizer,
-            reducer, dtype or compression.
+        ValueError: no such file; a newer one; an older one that stores rounded value groups; damaged, or no cache; of
+            another backbone, adapter, tokenizer, reducer, dtype or compression.
 
     Warns:
         SubTokenWarning: a file of version 0.2, whose tokenizer cannot be checked.
@@ -151,6 +151,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     if digest != _digest(text, tensors):
         raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress again")
     record = typed(_CacheRecord, content, str(path))
+    _check_scales(record, compression, path)
     try:
         if record.version > 1 and record.model.tokenizer is None:
             raise ValueError("its model names no tokenizer")
@@ -214,6 +215,16 @@ def _content(text: str, path: Path) -> dict[str, Any]:
     if version < 1:
         raise ValueError(f"{path} has version {version}; versions count from 1")
     return content
+
+
+def _check_scales(record: _CacheRecord, compression: Compression, path: Path) -> None:
+    """Raise a worded ``ValueError`` for an older file whose rounded value groups have a scale each."""
+    routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
+    if record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds:
+        raise ValueError(
+            f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each; since "
+            "version 3 the groups of an entry's head share one: compress the context again"
+        )
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:

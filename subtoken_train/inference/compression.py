@@ -49,8 +49,8 @@ class Compression:
         unit: of ``keep``.
         scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
             context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
-        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per key head and value
-            piece.
+        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
+            a value, which all of its stored groups share.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.

@@ -35,6 +35,7 @@ from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.kernels.formats import FORMATS, Format
+from subtoken_train.kernels.storage import dense_values
 from subtoken_train.types import Plan, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OnlineView
@@ -96,7 +97,7 @@ class HeldLayer:
         keys = self._dense(read_keys(self.layer.blocks, rows), tail.keys.read())
         values = keys[:, :, :0]  # the view gives them to nobody
         if OnlineView.reads_values(method.needs):
-            values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), tail.payloads[1].read())
+            values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), dense_values(tail))
         carried = state.carried(tail_length)
         return OnlineView(
             number,

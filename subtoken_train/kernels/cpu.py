@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import Payload, Picked
+from subtoken_train.kernels.formats import Payload, Picked, Stored
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, read_pages
 from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 
@@ -32,10 +32,10 @@ from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 class Integers:
     """Reads codes as whole numbers in fp32, always into the same memory: new pages cost more than the numbers."""
 
-    def __init__(self, payload: Payload, vectors: int) -> None:
-        """Make room for so many vectors of a payload."""
-        self.format, device = payload.format, payload.data.device
-        numbers = vectors * self.format.width(payload.data.shape[-1])
+    def __init__(self, stored: Stored, vectors: int) -> None:
+        """Make room for so many vectors or pieces of what is stored."""
+        self.format, device = stored.format, stored.data.device
+        numbers = vectors * self.format.width(stored.data.shape[-1])
         self.room = torch.empty(numbers, device=device)
         self.bytes = torch.empty(numbers if self.format.per_code > 1 else 0, dtype=torch.uint8, device=device)
 
@@ -138,8 +138,10 @@ def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
 
 
 def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
-    """Sum one bag of pieces per (row, piece), weighted by its probabilities."""
-    columns, pieces = weight_XMG.shape[2], values.pieces
+    """Sum one bag of pieces per (row, piece), weighted by its probabilities; scales go into the weights."""
+    columns, pieces, dtype = weight_XMG.shape[2], values.pieces, weight_XMG.dtype
+    if pieces.scale is not None:
+        weight_XMG = weight_XMG * pieces.scale.flatten(0, 1).float()
     if columns == 1:  # one axis is gathered faster than two
         weight_nG = weight_XMG.reshape(-1).index_select(0, values.places()).unsqueeze(1)
     else:
@@ -148,8 +150,7 @@ def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
         stored = in_dtype(pieces.data, weight_nG.dtype)
         sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
     else:
-        weight_nG = weight_nG * pieces.scale.float()
-        sums = pieces.format.given_order(_of_rounded_pieces(weight_nG, values)).to(weight_XMG.dtype)
+        sums = pieces.format.given_order(_of_rounded_pieces(weight_nG, values)).to(dtype)
     if columns == 1:
         return sums.view(len(weight_XMG), 1, -1)
     return sums.view(len(weight_XMG), -1, columns, sums.shape[-1]).transpose(1, 2).flatten(2)

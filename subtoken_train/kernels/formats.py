@@ -3,15 +3,15 @@
 A new format is a class or a line here (and in ``KVDtype``), and its branch in the fused kernels (``load_vectors`` and
 ``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored.
 
-Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels; or [n, w] with n
-pieces of w channels.
+Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
+that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of the whole values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,8 +59,16 @@ class Format:
         if width % self.per_code:
             raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]} channels a byte, but {cut}")
 
-    def store(self, vectors: Tensor) -> Payload:
+    def scale_of(self, largest: Tensor) -> Tensor | None:
+        """Return the fp16 scales of vectors by their largest magnitudes; None where nothing is rounded."""
+        return None
+
+    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors of the last axis.
+
+        Args:
+            vectors: [..., d].
+            largest: the magnitudes that they are rounded by, [..., 1], at least their own; None: their own.
 
         Raises:
             ValueError: their width does not fill whole stored numbers.
@@ -99,16 +107,23 @@ class Int8(Format):
         """See ``Format.code_dtype``."""
         return torch.int8
 
-    def store(self, vectors: Tensor) -> Payload:
+    @property
+    def top(self) -> int:
+        """Largest code."""
+        return (1 << self.bits - 1) - 1
+
+    def scale_of(self, largest: Tensor) -> Tensor:
+        """See ``Format.scale_of``."""
+        return (largest.float() / self.top).clamp(min=2**-24).half()  # one that fp16 flushes to 0 would divide by it
+
+    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """See ``Format.store``."""
-        codes, scale = self._round(vectors)
+        codes, scale = self._round(vectors, largest)
         return Payload(codes, scale, vectors.dtype, self)
 
-    def _round(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        top = 2 ** (self.bits - 1) - 1
-        # a scale that fp16 flushes to 0 would divide by it
-        scale = (vectors.float().abs().amax(-1, keepdim=True) / top).clamp(min=2**-24).half()
-        return (vectors.float() / scale.float()).round().clamp(-top, top).to(torch.int8), scale
+    def _round(self, vectors: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
+        scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
+        return (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8), scale
 
     def read(self, payload: Payload) -> Tensor:
         """See ``Format.read``."""
@@ -129,12 +144,12 @@ class Int4(Int8):
         """See ``Format.code_dtype``."""
         return torch.uint8
 
-    def store(self, vectors: Tensor) -> Payload:
+    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """See ``Format.store``."""
         width = vectors.shape[-1]
         cut = f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
         self.check_width(width, cut)
-        codes, scale = self._round(vectors)
+        codes, scale = self._round(vectors, largest)
         codes = (codes + 8).to(torch.uint8)
         return Payload(codes[..., ::2] | codes[..., 1::2] << 4, scale, vectors.dtype, self)
 
@@ -165,13 +180,13 @@ FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, Int8("int8
 
 
 @dataclass
-class Payload:
-    """Stored vectors of the last axis.
+class Stored:
+    """Stored numbers, and the scales that they are read with.
 
     Attributes:
-        data: the stored numbers.
-        scale: fp16 [..., 1]; None where nothing is rounded.
-        dtype: the dtype that ``read`` returns.
+        data: the numbers.
+        scale: fp16; None where nothing is rounded.
+        dtype: the dtype in which they are read.
         format: how they are stored.
     """
 
@@ -180,13 +195,27 @@ class Payload:
     dtype: torch.dtype
     format: Format
 
+    def each(self, take: Callable[[Tensor], Tensor], of_scales: Callable[[Tensor], Tensor] | None = None) -> Self:
+        """Return what ``take`` makes of the numbers, and ``of_scales`` (None: ``take`` too) of the scales."""
+        scale = None if self.scale is None else (of_scales or take)(self.scale)
+        return replace(self, data=take(self.data), scale=scale)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+StoredKind = TypeVar("StoredKind", bound=Stored)
+
+
+@dataclass
+class Payload(Stored):
+    """Stored vectors of the last axis; their scales are [..., 1]."""
+
     def read(self) -> Tensor:
         """See ``Format.read``."""
         return self.format.read(self)
-
-    def each(self, take: Callable[[Tensor], Tensor]) -> Payload:
-        """Return the payload of what ``take`` makes of the stored numbers and of their scales."""
-        return Payload(take(self.data), None if self.scale is None else take(self.scale), self.dtype, self.format)
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
         """Return a view of a stretch along an axis other than the last."""
@@ -207,23 +236,18 @@ class Payload:
         rows, heads, entries, width = self.data.shape
         return entries if self.scale is None else max(1, CHUNK // (rows * heads * width))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
-
     def vector_bytes(self, width: int) -> int:
         """Return the bytes that a vector of ``width`` channels takes in this format, its scale included."""
         scale = 0 if self.scale is None else self.scale.element_size()
         return self.format.code_width(width) * self.data.element_size() + scale
 
 
-def concatenated(payloads: Sequence[Payload], axis: int) -> Payload:
-    """Join payloads of one format along an axis; vectors that are not rounded take the first payload's dtype."""
-    first = payloads[0]
-    scales = [payload.scale for payload in payloads if payload.scale is not None]
-    data = [payload.data if payload.format.rounds else payload.data.to(first.dtype) for payload in payloads]
-    return Payload(torch.cat(data, axis), torch.cat(scales, axis) if scales else None, first.dtype, first.format)
+def concatenated(parts: Sequence[StoredKind], axis: int) -> StoredKind:
+    """Join what is stored in one format along an axis; what is not rounded takes the first part's dtype."""
+    first = parts[0]
+    scales = [part.scale for part in parts if part.scale is not None]
+    data = [part.data if part.format.rounds else part.data.to(first.dtype) for part in parts]
+    return replace(first, data=torch.cat(data, axis), scale=torch.cat(scales, axis) if scales else None)
 
 
 @dataclass
@@ -271,4 +295,4 @@ class Picked(Payload):
             own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
             return own.view(*self.entry_RcM.shape, vectors.shape[-1])
 
-        return self.each(taken)
+        return Payload(self.data, self.scale, self.dtype, self.format).each(taken)

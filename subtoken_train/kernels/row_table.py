@@ -26,11 +26,11 @@ class Field(IntEnum):
     """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
 
     KEYS = 0
-    KEY_SCALES = 1
+    KEY_SCALES = 1  # of each entry
     KEY_WIDTH = 2  # channels of a stored key
     CHANNELS = 3  # their numbers, where keys are cut
     VALUES = 4  # where values are routed, of the part's first piece
-    VALUE_SCALES = 5
+    VALUE_SCALES = 5  # of each entry: all its pieces share it
     FLAGS = 6  # uint8 [S, FLAG_BYTES]
     FLAG_BYTES = 7
     PIECE_BIT = 8  # int32 [P]
@@ -209,29 +209,24 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
         Field.KEY_SCALES: of_rows(keys.scale),
         Field.KEY_WIDTH: (keys.format.width(keys.data.shape[-1]), 0),
         Field.CHANNELS: of_rows(block.channels if part.cut else None),
+        Field.VALUE_SCALES: of_rows(part.payloads[1].scale),
         Field.POSITIONS: of_rows(part.position_RM),
         Field.ENTRIES: (part.entries, 0),
         Field.STRETCHES: (-(-part.entries // stretch), 0),
     }
     if isinstance(values, Payload):
-        return (
-            dict.fromkeys(Field, (0, 0))
-            | columns
-            | {Field.VALUES: of_rows(values.data), Field.VALUE_SCALES: of_rows(values.scale)}
-        )
+        return dict.fromkeys(Field, (0, 0)) | columns | {Field.VALUES: of_rows(values.data)}
     flags, piece_bit = values.index, values.piece_bit
     if flags.dtype == torch.int32:
         flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
         held += [flags, piece_bit]
     starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)
     held.append(starts)
-    pieces = values.pieces
     return (
         dict.fromkeys(Field, (0, 0))
         | columns
         | {
-            Field.VALUES: (pieces.data.data_ptr(), 0),
-            Field.VALUE_SCALES: (0 if pieces.scale is None else pieces.scale.data_ptr(), 0),
+            Field.VALUES: (values.pieces.data.data_ptr(), 0),
             Field.FLAGS: of_rows(flags),
             Field.FLAG_BYTES: (flags.shape[-1], 0),
             Field.PIECE_BIT: (piece_bit.data_ptr(), 0),

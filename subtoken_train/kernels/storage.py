@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.formats import Payload, Picked
+from subtoken_train.kernels.formats import Payload, Picked, Stored
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 """By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
@@ -113,7 +113,8 @@ class RoutedValues:
         index: one of two forms, whichever ``cache/pack.py`` chose. ``int32 [n]``: for each stored piece the place
             (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
             byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
-        pieces: payload [n, w], ordered by row, then piece, then entry.
+        pieces: [n, w], ordered by row, then piece, then entry; where they are rounded, all pieces of an entry's head
+            share a scale, [R, c, M, 1].
         offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
@@ -122,7 +123,7 @@ class RoutedValues:
     """
 
     index: Tensor
-    pieces: Payload
+    pieces: Stored
     offsets: Tensor
     piece_bit: Tensor
     entries: int
@@ -140,6 +141,12 @@ class RoutedValues:
         if self.index.dtype == torch.int32:
             return self.index
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
+
+    def read(self) -> Tensor:
+        """Return the stored pieces in the model's dtype, [n, w]."""
+        own = self.pieces
+        scale = None if own.scale is None else own.scale.view(-1, 1).index_select(0, self.places())
+        return Payload(own.data, scale, own.dtype, own.format).read()
 
     @property
     def index_bytes(self) -> int:
@@ -177,8 +184,8 @@ class BlockPart:
         return self.keys.entries
 
     @property
-    def payloads(self) -> list[Payload]:
-        """Payloads of keys and values."""
+    def payloads(self) -> list[Stored]:
+        """Keys and values, as they are stored."""
         return [self.keys, self.values.pieces if isinstance(self.values, RoutedValues) else self.values]
 
     @property
@@ -228,8 +235,8 @@ class Block:
         return self.parts[0].keys.data.shape[1]
 
     @property
-    def payloads(self) -> list[Payload]:
-        """Payloads of all parts' keys and values."""
+    def payloads(self) -> list[Stored]:
+        """All parts' keys and values, as they are stored."""
         return [payload for part in self.parts for payload in part.payloads]
 
     @property
@@ -262,7 +269,7 @@ def dense_values(part: BlockPart) -> Tensor:
     values = part.values
     if isinstance(values, Payload):
         return values.read()
-    flags_RPM, pieces = stored_flags(values), values.pieces.read()
+    flags_RPM, pieces = stored_flags(values), values.read()
     dense = pieces.new_zeros(*flags_RPM.shape, pieces.shape[-1])
     dense[flags_RPM] = pieces
     by_head = dense.view(len(dense), values.heads, -1, part.entries, pieces.shape[-1])

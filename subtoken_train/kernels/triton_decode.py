@@ -38,6 +38,8 @@ ENTRIES: tl.constexpr = tl.constexpr(int(Field.ENTRIES))
 SAMPLE: tl.constexpr = tl.constexpr(int(Field.SAMPLE))
 HEAD: tl.constexpr = tl.constexpr(int(Field.HEAD))
 SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
+ZERO_CODES: tl.constexpr = tl.constexpr(0x88)
+"""A byte of two 4-bit codes that read as 0."""
 
 
 @triton.jit
@@ -64,25 +66,33 @@ def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.co
         return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(DTYPE)
     scale = tl.load(scales + vector, mask=inside, other=0).to(tl.float32)[:, None]
     if BITS == 4:
-        codes = tl.load(data + vector[:, None] * (width // 2) + channel[None, :] // 2, mask=mask, other=0)
-        return tl.where(mask, _unpacked(codes, channel[None, :]) * scale, 0.0).to(DTYPE)
+        codes = tl.load(data + vector[:, None] * (width // 2) + channel[None, :] // 2, mask=mask, other=ZERO_CODES)
+        return (_unpacked(codes, channel[None, :]) * scale).to(DTYPE)
     codes = tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0)
     return (codes.to(tl.float32) * scale).to(DTYPE)
 
 
 @triton.jit
-def load_pieces(data, scales, number, stored, within, WIDTH: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not."""
+def load_pieces(
+    data, scales, entry, inside, number, stored, within,
+    WIDTH: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not.
+
+    All pieces of an ``entry`` [n] share its scale.
+    """
     there, number = stored != 0, number.to(tl.int64)
     mask, place = there[:, :, None] & (within < WIDTH)[None, None, :], within[None, None, :]
     if BITS == 0:
         return tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(DTYPE)
-    scale = tl.load(scales + number, mask=there, other=0).to(tl.float32)[:, :, None]
     if BITS == 4:
-        codes = tl.load(data + number[:, :, None] * (WIDTH // 2) + place // 2, mask=mask, other=0)
-        return tl.where(mask, _unpacked(codes, place) * scale, 0.0).to(DTYPE)
-    codes = tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0)
-    return (codes.to(tl.float32) * scale).to(DTYPE)
+        codes = tl.load(data + number[:, :, None] * (WIDTH // 2) + place // 2, mask=mask, other=ZERO_CODES)
+        read = _unpacked(codes, place)
+    else:
+        read = tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(tl.float32)
+    by_entry = tl.reshape(read, [stored.shape[0], stored.shape[1] * within.shape[0]])
+    by_entry *= tl.load(scales + entry, mask=inside, other=0).to(tl.float32)[:, None]
+    return tl.reshape(by_entry.to(DTYPE), [stored.shape[0], stored.shape[1], within.shape[0]])
 
 
 @triton.jit
@@ -144,7 +154,8 @@ def next_pieces(
     turn_n1 = tl.arange(0, BLOCK)[:, None].to(tl.uint32)
     number = next_p[None, :] + set_bits(word_p[None, :] & ((1 << turn_n1) - 1))
     stored = (word_p[None, :] >> turn_n1) & 1
-    value = load_pieces(values, value_scales, number, stored, tl.arange(0, PIECE_TILE), PIECE, BITS, DTYPE)
+    entry, within_w = start + tl.arange(0, BLOCK), tl.arange(0, PIECE_TILE)
+    value = load_pieces(values, value_scales, entry, entry < stop, number, stored, within_w, PIECE, BITS, DTYPE)
     return value, next_p + set_bits(word_p)
 
 
@@ -166,6 +177,7 @@ def routed_entries(
     flags_p = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8)) + bit_p * flag_bytes
     starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
     next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
+    value_scales += before
     ahead, next_p = next_pieces(
         flags_p, flag_bytes, owned_p, next_p, first, stop, values, value_scales, PIECE, BITS, dtype, BLOCK, PIECE_TILE
     )

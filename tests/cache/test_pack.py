@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from subtoken_train.cache.pack import MAX_INDEX, Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.kernels.storage import RoutedValues
+from subtoken_train.kernels.storage import RoutedValues, dense_values
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import LayerPlan, Plan, Region
-from tests.support.packing import SETS, dense
+from tests.support.packing import FORMAT_OF, SETS, dense
 
 LAYOUTS = ("contiguous", "per_head")
 
@@ -102,3 +102,58 @@ def test_index_is_at_most_half_a_percent(kv_heads, name, entries, layout):
     layer.store_prompt(pack_layer(key, key, layer_plan(keep, groups), Packing(layout)), entries, key)
     assert layer.payload_bytes == entries * kv_heads * 128 * 2 * 5 // 4
     assert layer.index_bytes <= 0.005 * layer.payload_bytes, name
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    sets=st.sampled_from(SETS),
+    layout=st.sampled_from(LAYOUTS),
+    shape=st.sampled_from([(1, 8, 4), (2, 8, 4), (4, 8, 2), (2, 8, 2), (6, 8, 4)]),
+    share=st.sampled_from([0.0, 0.4, 1.0]),
+    bits=st.sampled_from([8, 4]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    fill=st.sampled_from(["none", "mean"]),
+    ties=st.booleans(),
+)
+def test_rounded_pieces_of_an_entry_share_a_scale(seed, sets, layout, shape, share, bits, dtype, fill, ties):
+    """What is read is each head's value without its dropped groups, rounded as one vector; a token may keep none."""
+    kv_heads, width, num_groups = shape
+    state = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, layout, bits, dtype, fill)
+    if ties:
+        state.value.copy_(state.value.sign())
+    form, value = FORMAT_OF[bits], state.read
+    if state.fill is not None:  # what is stored goes without it
+        value = value - state.fill.vectors_Bhd[:, :, None]
+    expected, partial_BhN = form.store(value * state.channels), state.keep & ~state.groups.all(-1)[:, None]
+    took = slices = channels = 0
+    for block in state.layer().blocks:
+        rows = range(block.num_rows) if block.rows is None else block.rows.tolist()
+        for part in (part for part in block.parts if isinstance(part.values, RoutedValues)):
+            for place, row in enumerate(rows):
+                for of_row in range(block.heads):
+                    sample, head = divmod(row * block.heads + of_row, kv_heads)
+                    own = partial_BhN.expand(-1, kv_heads, -1)[sample, head]
+                    assert torch.equal(part.values.pieces.scale[place, of_row], expected.scale[sample, head, own])
+                    assert torch.equal(dense_values(part)[place, of_row], form.read(expected)[sample, head, own])
+                    slices, channels = slices + int(own.sum()), channels + int(state.channels[sample, head, own].sum())
+            took += part.payloads[1].nbytes
+    assert took == channels * bits // 8 + 2 * slices
+
+
+@pytest.mark.parametrize(
+    ("width", "bits", "twelve"), [(64, 8, 48 + 2), (64, 4, 24 + 2), (128, 8, 96 + 2), (128, 4, 48 + 2)]
+)
+def test_twelve_of_sixteen_groups_take_less_than_the_whole_value(width, bits, twelve):
+    key = torch.randn(1, 2, 40, width)
+    groups = torch.rand(1, 40, 16, generator=torch.Generator().manual_seed(0)).argsort(-1) < 12
+    keep, form = torch.ones(1, 1, 40, dtype=torch.bool), FORMAT_OF[bits]
+    (block,) = pack_layer(key, key, layer_plan(keep, groups), Packing("per_head", form))
+    (routed,) = (part for part in block.parts if part.entries)
+    assert routed.payloads[1].nbytes == 2 * 40 * twelve
+    assert twelve < form.store(key).vector_bytes(width)
+
+
+def test_four_bits_refuse_odd_pieces():
+    with pytest.raises(ValueError, match="groups cut heads into pieces of 3 channels; use kv_dtype int8, or fewer"):
+        dense(3, width=12, num_groups=4, layout="per_head", bits=4).layer()

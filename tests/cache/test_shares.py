@@ -47,3 +47,5 @@ def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
         if bits == 0:
             assert share.index_bytes == share.routed_bytes - routed * VECTOR[0] - 4 * channels
             assert 0 <= share.index_bytes <= 4 * channels + 200
+        else:  # keys, a scale for the pieces of each slice, and the pieces
+            assert share.index_bytes == share.routed_bytes - routed * (VECTOR[bits] + 2) - channels * bits // 8

@@ -24,7 +24,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.text import TextFamily
-from subtoken_train.inference.cache_file import sealed
+from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.faults import die, killed, no_room
@@ -40,6 +40,7 @@ KINDS = {
     "stored fill": CELLS["qwen3_vl"],
     "learned fill": CELLS["qwen2_window"],
     "heads of their own": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets"},
+    "int8 groups": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "8/3", "precision": "int8"},
     "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
@@ -359,11 +360,32 @@ def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
     tensors = load_file(path)
     del record["model"]["tokenizer"]
     other = SubTokenModel.around(model.backbone, model.compression)
-    for version in (1, 2):
+    for version in (1, VERSION):
         text = json.dumps({**record, "version": version})
         save_file(tensors, tmp_path / f"{version}", sealed(text, tensors))
     with pytest.warns(SubTokenWarning, match=r"was saved by version 0\.2, which did not note the tokenizer"):
         other.load_cache(tmp_path / "1")
     assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
     with pytest.raises(ValueError, match="not a cache of this model: its model names no tokenizer"):
-        other.load_cache(tmp_path / "2")
+        other.load_cache(tmp_path / f"{VERSION}")
+
+
+@pytest.mark.parametrize(
+    ("groups", "precision", "read"), [("8/3", "int8", False), ("8/3", "fp32", True), ("8/8", "int8", True)]
+)
+def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups, precision, read, tmp_path):
+    """Without rounded groups the file is as it is today."""
+    model = asking(**{**PLAIN, "family": "llama", "selector": "linear", "groups": groups, "precision": precision})
+    answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
+    path = model.cache.save(tmp_path / "new.safetensors")
+    with safe_open(path, "pt") as file:
+        record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
+    tensors, text = load_file(path), json.dumps({**record, "version": 2})
+    save_file(tensors, tmp_path / "old.safetensors", sealed(text, tensors))
+    other = SubTokenModel.around(model.backbone, model.compression)
+    if read:
+        other.load_cache(tmp_path / "old.safetensors")
+        assert other.ask(None, [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4) == answers
+    else:
+        with pytest.raises(ValueError, match=r"has version 2, whose int8 value groups have a scale each.*compress"):
+            other.load_cache(tmp_path / "old.safetensors")
