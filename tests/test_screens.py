@@ -57,7 +57,7 @@ def test_the_bits_are_those_of_the_grids():
     assert frame_csv(frame) == bits_pareto.CSV_FILE.read_text(encoding="utf-8")
 
 
-def test_fewer_bits_take_fewer_bytes_and_finer_groups_more_scales():
+def test_fewer_bits_take_fewer_bytes_and_a_part_of_a_value_the_scale_of_all():
     choices = bits_pareto.read_choices()
     found = {(one.task, one.adapter, one.keep, one.bits): one.kv for one in choices}
     for (task, adapter, keep, bits), kv in found.items():
