@@ -1,9 +1,9 @@
 """RULER's made tasks on a real model: from a grid's results to a compact record, and from it to the page.
 
     subtoken-train evaluate --config recipes/real/ruler.yaml       # the results; stopped, it goes on
-    python -m benchmarks.real_ruler --results results/real_ruler   # the record of its finished arms, and the page
+    python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into the record, and the page
 
-A task judges methods only where the full cache scores half of it, which is measured first; the page names the others.
+Arms that the record has stay in it, unless the results have them anew. A task judges methods only where the full cache scores half of it, which is measured first; the page names the others.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ def compact(results: Path) -> dict[str, Any]:
             "share": [_bytes(sample) / sample["region_dense_bytes"] for sample in samples],
         }
     return {"options": options, "kinds": [name.rsplit("-", 1)[0] for name in names or []], "arms": arms}
+
+
+def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the arms found; both must have been asked the same."""
+    for key in ("options", "kinds"):
+        if earlier[key] != found[key]:
+            raise SystemExit(f"{RECORD} was asked other tasks ({key}: {earlier[key]}); move it away")
+    return {**found, "arms": {**earlier["arms"], **found["arms"]}}
 
 
 def _bytes(sample: Mapping[str, Any]) -> int:
@@ -91,7 +99,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.results is not None:
         RECORD.parent.mkdir(parents=True, exist_ok=True)
-        RECORD.write_text(json.dumps(compact(args.results)) + "\n", encoding="utf-8")
+        record = compact(args.results)
+        if RECORD.exists():
+            record = joined(json.loads(RECORD.read_text(encoding="utf-8")), record)
+        RECORD.write_text(json.dumps(record) + "\n", encoding="utf-8")
     put(PAGE, "ruler", table(json.loads(RECORD.read_text(encoding="utf-8"))))
 
 

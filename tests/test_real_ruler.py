@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.real_ruler import RECORD, compact, table
+from benchmarks.real_ruler import RECORD, compact, joined, table
 from benchmarks.real_text import PAGE
 from tests.support.places import shown
 
@@ -46,6 +46,17 @@ def test_arms_that_were_asked_other_prompts_are_refused(tmp_path):
     write_arm(tmp_path, "some", "kvzip 0.2", [1.0] * 4, 21, prompt="q")
     with pytest.raises(ValueError, match="other prompts"):
         compact(tmp_path)
+
+
+def test_a_record_keeps_its_arms_where_the_same_was_asked(tmp_path):
+    write_arm(tmp_path / "a", "full", "-", [1.0] * 4, 99)
+    write_arm(tmp_path / "b", "some", "kvzip 0.2", [0.5] * 4, 21)
+    write_arm(tmp_path / "b", "again", "-", [0.0] * 4, 99)
+    earlier = compact(tmp_path / "a")
+    record = joined(earlier, compact(tmp_path / "b"))
+    assert {words: arm["scores"][0] for words, arm in record["arms"].items()} == {"full cache": 0.0, "kvzip 0.2": 0.5}
+    with pytest.raises(SystemExit, match="other tasks"):
+        joined({**earlier, "kinds": []}, record)
 
 
 def test_the_page_shows_the_record():
