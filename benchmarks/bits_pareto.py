@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.mini_suite import STYLE, read_scores
-from benchmarks.pages import put
-from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, axes_in_a_row, styled, svg_of
+from benchmarks.mini_suite import read_scores
+from benchmarks.pages import put, svg_file
+from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.reporting.exports import report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 
@@ -178,9 +177,7 @@ def _draw(axes: Axes, choices: Sequence[Choice], title: str) -> None:
 def drawing() -> str:
     """The picture as an SVG file of its own."""
     words = "Score over stored bytes for tokens, value groups and bits; the tables beside it have the numbers"
-    style = Markup("<style>{}</style>").format(Markup(STYLE))
-    made = str(svg_of(figure(), "bits", "Bits and groups at equal bytes", words))
-    return made.replace("<title", f"{style}<title", 1) + "\n"
+    return svg_file(figure(), "bits", "Bits and groups at equal bytes", words)
 
 
 def main() -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from benchmarks.pages import put
-from subtoken_train.evaluation.charts import COLORS, svg_of
+from benchmarks.pages import put, svg_file
+from subtoken_train.evaluation.charts import COLORS
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
 from subtoken_train.evaluation.reporting.page import Series, kind_chart
 from subtoken_train.evaluation.reporting.report import make_report
@@ -90,7 +89,6 @@ DRAWN = (
 """Arms of the plot."""
 ONE_WORD = ("scenes_pope", "scenes_gqa", "scenes_mmbench")
 """Tasks whose answers are one token: an eviction after the prompt that saw the question cannot change them."""
-STYLE = "svg{color:#57606a;font-family:sans-serif}@media(prefers-color-scheme:dark){svg{color:#9aa4b0}}"
 NOTE = (
     "† The eviction saw the question and acts after the prompt's pass, from which these one-word answers come:\n"
     "it cannot change them, so they say nothing about it (grey in the plot)."
@@ -161,10 +159,7 @@ def figure() -> Figure:
 def drawing() -> str:
     """The plot as an SVG file of its own."""
     words = "Scores of the arms on digit scenes; docs/mini_suite.md has the numbers"
-    style = Markup("<style>{}</style>").format(Markup(STYLE))
-    return (
-        str(svg_of(figure(), "mini", "Scores of the mini-suite", words)).replace("<title", f"{style}<title", 1) + "\n"
-    )
+    return svg_file(figure(), "mini", "Scores of the mini-suite", words)
 
 
 def main() -> None:

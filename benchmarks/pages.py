@@ -1,8 +1,21 @@
-"""Put the tables that programs make into pages, between marks."""
+"""Put what programs make into pages: tables between marks, and pictures as files of their own."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from subtoken_train.evaluation.charts import svg_of
+
+STYLE = "svg{color:#57606a;font-family:sans-serif}@media(prefers-color-scheme:dark){svg{color:#9aa4b0}}"
+
+
+def svg_file(figure: Figure, name: str, title: str, words: str) -> str:
+    """Return a figure as the text of an SVG file that reads on white and on dark pages; arguments as of ``svg_of``."""
+    style = Markup("<style>{}</style>").format(Markup(STYLE))
+    return str(svg_of(figure, name, title, words)).replace("<title", f"{style}<title", 1) + "\n"
 
 
 def put(page: Path, name: str, text: str) -> None:

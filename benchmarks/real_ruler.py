@@ -3,7 +3,8 @@
     subtoken-train evaluate --config recipes/real/ruler.yaml       # the results; stopped, it goes on
     python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into the record, and the page
 
-Arms that the record has stay in it, unless the results have them anew. A task judges methods only where the full cache scores half of it, which is measured first; the page names the others.
+Arms that the record has stay in it, unless the results have them anew. A task judges methods only where the full cache
+scores half of it, which is measured first; the page names the others.
 """
 
 from __future__ import annotations

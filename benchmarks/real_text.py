@@ -160,6 +160,7 @@ def arms() -> dict[str, list[Arm]]:
     mixed: dict[str, tuple[tuple[float, KVDtype], ...]] = {
         "kvzip": ((0.42, "int8"), (0.5, "int8"), (0.8, "int4")),
         "kvzip bits": ((0.242, "int8"), (0.47, "int4")),
+        "kvzip more bits": ((0.94, "int4"), (0.29, "int8"), (0.56, "int4"), (0.19, "int8"), (0.38, "int4")),
     }
     for name, kinds in mixed.items():
         found.setdefault(name, []).extend(
