@@ -80,8 +80,9 @@ def figure(models: Mapping[str, Records]) -> Figure:
                 if re.fullmatch(pattern, arm)
             )
             line = "none" if kind == "other evictions" else "-"
-            places = zip(*points, strict=True) if points else ([], [])
-            own_axes.plot(*places, color=COLORS[number], marker=MARKERS[number], linestyle=line, label=kind)
+            if points:
+                places = zip(*points, strict=True)
+                own_axes.plot(*places, color=COLORS[number], marker=MARKERS[number], linestyle=line, label=kind)
         own_axes.set(title=NAMES[name], xlabel="bytes, share of the full cache in bf16", ylabel="nats lost a fact")
         own_axes.set(xscale="log", xlim=(0.09, 0.62), yscale="symlog", ylim=(-0.2, 14))
         own_axes.set_yticks([0, 0.5, 1, 3, 10], ["0", "0.5", "1", "3", "10"])
