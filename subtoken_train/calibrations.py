@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from subtoken_train.documents import parse_json, read_text
 from subtoken_train.outputs import write_whole
@@ -26,11 +26,15 @@ from subtoken_train.types import Identity
 SCHEMA_VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_CALIBRATION = 2**24
-"""Bytes of a file; a number for every channel of every head of a model of 70 billion parameters fits."""
+"""Bytes of a file, unless its numbers say more; a number for every channel of every head of a model of 70 billion
+parameters fits."""
 
 
 class CalibratedNumbers(ABC):
-    """Numbers that a method calibrates: a frozen dataclass of plain numbers and lists, checked in ``__post_init__``."""
+    """Numbers that a method calibrates: a frozen dataclass of plain values and lists, checked in ``__post_init__``."""
+
+    most_bytes: ClassVar[int] = MAX_CALIBRATION
+    """Bytes of a file of them at most."""
 
     @abstractmethod
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
@@ -128,7 +132,7 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
         raise ValueError(f"{method} calibration is {shown(path)}; it must name a file")
     if not Path(path).is_file():
         raise ValueError(f"{method} calibration {path} is not a file; 'subtoken-train calibrate {method}' writes one")
-    text = read_text(path, MAX_CALIBRATION)
+    text = read_text(path, kind.most_bytes)
     record = checked(dict[str, Any], parse_json(text, path), path)
     version = checked(int, record.get("schema_version"), f"{path}: schema_version")
     if version != SCHEMA_VERSION:

@@ -8,7 +8,7 @@ Legend: B batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -91,6 +91,14 @@ class PackedCache(Cache):  # type: ignore[misc]
                 "generate or forward: call its generate(past_key_values=last.cache), or leave the cache out"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @property
+    def input_observer(self) -> Callable[[int, Tensor], None] | None:
+        """Observer of what layers project of new tokens, for an eviction that reads it; None where none does."""
+        states = [layer.eviction_state for layer in self.layers]
+        if not all(state is not None and state.reads_inputs for state in states):
+            return None
+        return lambda layer, input_BqD: states[layer].note_input(input_BqD)  # type: ignore[union-attr]
 
     @contextmanager
     def appending(self) -> Iterator[None]:

@@ -46,6 +46,8 @@ class EvictionState:
         given: first tokens of the tail that belong to the prompt; they never compete.
         queries: rotated queries of the last tokens, [B, H, q, d] each.
         held: rows of these.
+        reads_inputs: whether the method reads what the layer projects of new tokens.
+        inputs: that, of the tokens since the method looked last, [B, q, D] each.
     """
 
     place_RM: Tensor
@@ -57,6 +59,8 @@ class EvictionState:
     given: int = 0
     queries: deque[Tensor] = field(default_factory=deque)
     held: int = 0
+    reads_inputs: bool = False
+    inputs: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of_prompt(
@@ -67,6 +71,7 @@ class EvictionState:
         budget_B: Tensor,
         observed: int | None,
         carried_BkM: Tensor | None,
+        reads_inputs: bool = False,
     ) -> EvictionState:
         """Build the state of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first.
 
@@ -77,6 +82,7 @@ class EvictionState:
             budget_B: see the class.
             observed: see the class.
             carried_BkM: the method's, [B, h * k, M].
+            reads_inputs: see the class.
         """
         valid_BN = plan.entries_BN >= 0
         rows_BN = (plan.entries_BN if plan.rows_BN is None else plan.rows_BN).clamp(min=0)
@@ -106,11 +112,12 @@ class EvictionState:
             budget_B,
             observed,
             carried,
+            reads_inputs=reads_inputs,
         )
 
     def copy(self) -> EvictionState:
         """Return an independent state of the same entries."""
-        return replace(self, queries=deque(self.queries))
+        return replace(self, queries=deque(self.queries), inputs=list(self.inputs))
 
     def note(self, query_BHqd: Tensor) -> None:
         """Keep the queries of new tokens while a method wants them."""
@@ -120,6 +127,10 @@ class EvictionState:
         self.held += query_BHqd.shape[2]
         while self.observed is not None and self.held - self.queries[0].shape[2] >= self.observed:
             self.held -= self.queries.popleft().shape[2]
+
+    def note_input(self, input_BqD: Tensor) -> None:
+        """Keep what the layer projects of new tokens until the method looks."""
+        self.inputs.append(input_BqD)
 
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
@@ -139,9 +150,10 @@ class EvictionState:
         return place_RN, region_RN
 
     def carry(self, carried_RkN: Tensor | None) -> None:
-        """Store what the method noted of all entries and tail tokens, and drop the queries that it has read."""
+        """Store what the method noted of all entries and tail tokens, and drop the queries and inputs it has read."""
         self.carried_RkN = carried_RkN
         self.queries.clear()
+        self.inputs.clear()
         self.held = 0
 
     def carried(self, tail: int) -> Tensor | None:
@@ -173,11 +185,12 @@ class EvictionState:
             chosen = self.carried_RkN[rows_R]
             self.carried_RkN = torch.cat([chosen[..., :longest], chosen[..., stored:]], -1)
         self.queries = deque(query[samples] for query in self.queries)
+        self.inputs = [noted[samples] for noted in self.inputs]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors of the state."""
-        parts = [self.place_RM, self.region_RM, self.seen_B, self.budget_B, *self.queries]
+        parts = [self.place_RM, self.region_RM, self.seen_B, self.budget_B, *self.queries, *self.inputs]
         return sum(part.nbytes for part in parts) + (0 if self.carried_RkN is None else self.carried_RkN.nbytes)
 
 

@@ -9,6 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, CalibrationData
 from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
@@ -24,6 +26,7 @@ from subtoken_train.evaluation.runner.prompt_file import TextPrompts
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.types import Batch, Identity, Region
 
 RECALL = "recall"
@@ -40,13 +43,21 @@ class PromptSource:
 
 
 def calibration_prompts(
-    family: Family, data: str | None, samples: int, batch_size: int, context_length: int, seed: int, answers: bool
+    family: Family,
+    data: str | None,
+    samples: int,
+    batch_size: int,
+    context_length: int,
+    seed: int,
+    answers: bool,
+    any_text: bool = False,
 ) -> PromptSource:
     """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
 
     A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens, or, without
-    answers, a ``.jsonl`` file of prompts (``PromptFile``); one that sees images a file of records. Data of another
-    kind, or a broken file, raise a ``ValueError``.
+    answers, a ``.jsonl`` file of prompts (``PromptFile``), or where ``any_text`` serves the first stretches of
+    ``context_length`` tokens of another text file; one that sees images a file of records. Data of another kind, or a
+    broken file, raise a ``ValueError``.
     """
     if family.image_token_id is None and data is not None and data.endswith(".jsonl") and not answers:
         task = TextPrompts(source=data, chat=bool(family.tokenizer.chat_template))
@@ -55,6 +66,9 @@ def calibration_prompts(
         )
         return PromptSource(Path(data).name, (move_data_to_device(x, family.device) for x in texts), _digest(data))
     if family.image_token_id is None:
+        if any_text and data not in (None, RECALL):
+            stretches = _stretches(family, data, samples, batch_size, context_length)
+            return PromptSource(Path(data).name, stretches, _digest(data))
         if data not in (None, RECALL):
             file = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
             raise ValueError(f"data {data!r}: {family.name} is calibrated on {RECALL!r}; {file}")
@@ -70,6 +84,21 @@ def calibration_prompts(
 def _digest(path: str) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
+    """Return the first stretches of a text file, each a context with its last token once more after it.
+
+    Raises:
+        ValueError: see ``load_rows`` and ``read_blocks``.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
+    source = CorpusSource(path)
+    blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
+    texts = [EncodedText((*block.input_ids, block.input_ids[-1]), length) for block in blocks]
+    batches = (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
+    return (move_data_to_device(batch, family.device) for batch in batches)
 
 
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
@@ -98,6 +127,8 @@ class Calibrator(ABC):
     name: ClassVar[str]
     answers: ClassVar[bool] = False
     """True where the prompts' answers are read too."""
+    any_text: ClassVar[bool] = False
+    """True where a language model can be calibrated on any text, not on recall alone."""
 
     samples: int = 10
     batch_size: int = 2
@@ -110,27 +141,37 @@ class Calibrator(ABC):
         check_range(f"{self.name} seed", self.seed, 0, 2**32 - 1)
 
     @abstractmethod
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> CalibratedNumbers:
-        """Return the numbers that the method reads, from prompts of ``samples``; ``check`` passed."""
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> CalibratedNumbers:
+        """Return the numbers that the method reads, from prompts of ``samples``; ``check`` passed.
+
+        ``show`` sees the layers of one that goes on once it has read all prompts.
+        """
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
         return
 
     def run(
-        self, backbone: CompressedBackbone, identity: Identity, data: str | None = None, show: Progress | None = None
+        self,
+        backbone: CompressedBackbone,
+        identity: Identity,
+        data: str | None = None,
+        show: Progress | None = None,
+        show_layers: Progress | None = None,
     ) -> Calibration[CalibratedNumbers]:
         """A calibration of a backbone in evaluation mode, with or without an adapter.
 
-        ``identity`` is as adapters record it, ``data`` as ``calibration_prompts`` takes it.
+        ``identity`` is as adapters record it, ``data`` as ``calibration_prompts`` takes it; ``show`` sees the prompts
+        that were read, ``show_layers`` the layers that were learned after them.
 
         Raises:
             ValueError: data that does not fit the backbone, or has nothing to calibrate with.
         """
         self.check(backbone)
-        source = calibration_prompts(
-            backbone.family, data, self.samples, self.batch_size, self.context_length, self.seed, self.answers
-        )
+        drawn = self.samples, self.batch_size, self.context_length, self.seed, self.answers, self.any_text
+        source = calibration_prompts(backbone.family, data, *drawn)
         read = [0, 0]
 
         def counted() -> Iterable[Batch]:
@@ -141,6 +182,6 @@ class Calibrator(ABC):
                 if show is not None:
                     show(read[0], self.samples)
 
-        numbers = self.numbers(backbone, counted())
+        numbers = self.numbers(backbone, counted(), show_layers)
         made_of = CalibrationData(source.name, read[0], read[1], source.sha256)
         return Calibration(self.name, identity, asdict(self), numbers, made_of)

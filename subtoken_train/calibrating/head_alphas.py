@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.calibrating.base import Calibrator, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import are_finite
@@ -80,7 +80,9 @@ class DuoCalibrator(Calibrator):
             raise ValueError("duo_attention is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
         check_on_one_device(backbone.model, "duo_attention's calibration")
 
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> HeadAlphas:
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> HeadAlphas:
         """Train, a step per batch."""
         family = backbone.family
         module = AlphaModule(family, self, steps=-(-self.samples // self.batch_size))

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
@@ -41,7 +41,9 @@ class PrefixCalibrator(Calibrator):
         self._compression(0.5).check(backbone.family)
 
     @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> LayerShares:
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> LayerShares:
         """The mean shares; prompts of which nothing competes are left out."""
         use_packed_attention(backbone.family.decoder.config)
         found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]

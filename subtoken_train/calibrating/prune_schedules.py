@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.fitprune import PruneSchedules, attention_masses
@@ -45,7 +45,9 @@ class PruneCalibrator(Calibrator):
             raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
 
     @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> PruneSchedules:
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> PruneSchedules:
         """The mean schedules; prompts without an image are left out."""
         prompts = [(batch, BearableCuts()) for batch in batches]
         found: dict[float, Tensor] = {}

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
@@ -27,7 +27,9 @@ class DirectionCalibrator(Calibrator):
     name: ClassVar[str] = "q_filter"
 
     @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> HeadDirections:
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> HeadDirections:
         """The directions of all layers."""
         use_packed_attention(backbone.family.decoder.config)
         grams: dict[int, Tensor] = {}

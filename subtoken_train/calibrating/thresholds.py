@@ -16,7 +16,7 @@ from typing import ClassVar, get_args
 import torch
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.calibrating.base import Calibrator, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word
@@ -75,7 +75,9 @@ class ThresholdCalibrator(Calibrator):
             check_context_first(backbone, compression)
 
     @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Iterable[Batch]) -> ThresholdRecord:
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> ThresholdRecord:
         """The threshold and what it keeps; prompts of which nothing is in scope are left out."""
         with reading_packed(backbone.family.decoder.config):
             prompts = [each for batch in batches for each in self._scored(backbone, batch)]

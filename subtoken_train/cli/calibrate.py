@@ -19,6 +19,7 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   q_filter        where the queries of each head point
+  kvzap           nets that foretell KVzip's scores from what each layer reads
   fitprune        what share of the visual tokens each layer can do with (models that take images)
   threshold       the score that entries must reach so that a mean budget is met
 
@@ -29,13 +30,17 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   subtoken-train generate --backbone PATH --eviction kvzip --eviction-keep threshold:kvzip.json ...
 
 A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention,
-on the prompts of --data FILE.jsonl, as generate --prompts reads them; a model that takes images on the records of
---data FILE. The file is valid for the backbone that it names, with any adapter, and for no other.
+on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap also on a text of --data FILE.txt; a model
+that takes images on the records of --data FILE. The file is valid for the backbone that it names, with any adapter, and
+for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
-  all             samples=10 (duo_attention: 200), batch_size=2, context_length=512, seed=0
+  all             samples=10 (duo_attention: 200, kvzap: 16), batch_size=2 (kvzap: 1), context_length=512 (kvzap: 704),
+                  seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
+  kvzap           hidden=0 (512: two layers), normalise=false, ridge=0.1, positions=500, epochs=15,
+                  learning_rate=0.005
   threshold       samples=16, eviction=kvzip, eviction_options= (its settings: KEY=VALUE,KEY=VALUE), keep=0.5,
                   window=128, scope=context, protocol=query_aware"""
 
@@ -46,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
     parser.add_argument(
-        "--data", metavar="NAME|FILE", help="prompts: recall, a .jsonl file of texts, or records with images"
+        "--data", metavar="NAME|FILE", help="recall, a .jsonl file of texts, a text (kvzap), or records with images"
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
@@ -76,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
     backbone, identity = _load(args)
-    calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
+    calibration = calibrator.run(backbone, identity, args.data, counter("prompts"), counter("layers"))
     write_calibration(out, calibration)
     print(_summary(calibration))
     print(f"calibration of {args.method} written to {out}")

@@ -26,6 +26,7 @@ from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
+from subtoken_train.engine.layer_inputs import InputObserver
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
 from subtoken_train.engine.second_pass import context_scores, one_budget
@@ -141,6 +142,7 @@ class CompressedBackbone(nn.Module):
         force_gather: bool = False,
         observer: PromptObserver | None = None,
         chunks: Chunks | None = None,
+        inputs: InputObserver | None = None,
     ) -> PromptPass:
         """Run a batch through all decoder layers, reduced and routed.
 
@@ -151,13 +153,14 @@ class CompressedBackbone(nn.Module):
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
+            inputs: sees what every layer projects, before ``observer`` sees its attention.
 
         Raises:
             ValueError: in evaluation mode and without a cache, NaN or infinity in what the last layer gives.
         """
         assert not self._detached, "this backbone's family was handed on to another"
         acts = self.reducer.stage != "none" and (self.reducer.acts or force_gather)
-        run = RunningPass(batch, cache, pad_left, observer, chunks, acts)
+        run = RunningPass(batch, cache, pad_left, observer, inputs, chunks, acts)
         self._embed(run)
         with self.family.as_long_as(run.rows.next_position):
             self._shorten(run)

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
+from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
@@ -65,6 +66,7 @@ class RunningPass:
         cache: filled by the layers; None: none.
         pad_left: side on which samples with fewer kept rows are padded.
         observer: sees every layer's attention.
+        inputs: sees what every layer projects, before that.
         chunks: how layers run in chunks of rows; None: all rows at once.
         acts: whether the reducer acts.
         hidden_BMD: states of the rows: their embeddings, then the output of the last layer that ran.
@@ -81,6 +83,7 @@ class RunningPass:
     cache: Cache | None
     pad_left: bool
     observer: PromptObserver | None
+    inputs: InputObserver | None
     chunks: Chunks | None
     acts: bool
     hidden_BMD: Tensor = field(init=False)
@@ -129,7 +132,8 @@ def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
 
         options["observer"] = observe
     where = rows.visible_BM, rows.position, run.cache
-    return family.run_layers(run.hidden_BMD, *where, start, stop, rows.deep_nBMD, **options)
+    with watching_inputs(family, run.inputs):
+        return family.run_layers(run.hidden_BMD, *where, start, stop, rows.deep_nBMD, **options)
 
 
 def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
@@ -138,6 +142,8 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
     assert cache is not None
     for layer in layers:
         look_ahead(family, layer, hidden_BMD, rows.position, split, state)
+        if run.inputs is not None:
+            run.inputs(layer, family.attention_input(layer, hidden_BMD))
         notes = None if run.observer is None else QueryNotes()
         hidden_BMD = run_chunks(
             family,

@@ -30,6 +30,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
         "kvzip": "kvzip:KVzip",
+        "kvzap": "kvzap:KVzap",
         "quest_steps": "quest_steps:QuestSteps",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",

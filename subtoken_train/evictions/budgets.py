@@ -10,11 +10,15 @@ layers).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from subtoken_train.view.scores import Candidates
+from subtoken_train.view.scores import Candidates, Scores
 
+Pool = Literal["global", "layer", "head"]
+"""Heads that share a budget: those of all layers, those of a layer, or each its own."""
 FAINTEST = 1e-9  # share of a sample's largest weight that every layer has at least, so that any total can be placed
 PYRAMID_BETA = 20  # PyramidKV's: the last layer gets 1 / 20 of the mean budget
 GRAIN = 1e6  # remainders closer than 1 / GRAIN are ties
@@ -95,16 +99,50 @@ def pooled_head_counts(
 
     Args:
         scores: of every layer, [B, h, N].
-        candidates: the budget of a layer is that of each of its heads.
+        candidates: the budget of a layer is that of each of its heads. While tokens are decoded, heads of a sample
+            may be rows of the batch (``Candidates.heads``), and so they are in what is returned.
         lower_bound: see ``pooled_counts``; unless it is 0, every head keeps one at least.
         total_B: entries of all heads together; h times the budgets if not given.
     """
-    kv_heads = scores[0].shape[1]
+    rows, kv_heads = scores[0].shape[:2]
+    heads = candidates.heads * kv_heads
     if total_B is None:
-        total_B = candidates.budget_LB.sum(0) * kv_heads
-    count_BR = pooled_counts(aligned(score_curves(scores, candidates)), total_B, lower_bound)
-    count_LBh = count_BR.view(-1, len(scores), kv_heads).transpose(0, 1)
+        total_B = candidates.budget_LB[:, :: candidates.heads].sum(0) * heads
+    curves = [each.view(-1, heads, each.shape[-1]) for each in score_curves(scores, candidates)]
+    count_BR = pooled_counts(aligned(curves), total_B, lower_bound)
+    count_LBh = count_BR.view(-1, len(scores), heads).transpose(0, 1).reshape(len(scores), rows, kv_heads)
     return torch.maximum(count_LBh, competing_counts(candidates).clamp(max=min(1, lower_bound))[..., None])
+
+
+def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, lower_bound: int) -> Tensor:
+    """Entries per layer and head, int64 [L, B, h], or [L, B] where every head has a budget of its own.
+
+    Args:
+        scores: of every layer, [B, h, N].
+        candidates: see ``pooled_head_counts``.
+        pool: what shares a budget.
+        lower_bound: see ``pooled_head_counts``.
+    """
+    if pool == "head":
+        return candidates.budget_LB
+    if pool == "global":
+        return pooled_head_counts(scores, candidates, lower_bound)
+    layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
+    return torch.cat(
+        [
+            pooled_head_counts(
+                [each], Candidates([regions_BN], [competes_BN], budget_B[None], heads=candidates.heads), lower_bound
+            )
+            for each, regions_BN, competes_BN, budget_B in layers
+        ]
+    )
+
+
+def protected_first(scores: Scores) -> Tensor:
+    """Scores by which a pool counts, [B, h, N] in fp32: those of a method, infinite where it protects an entry."""
+    limits = torch.finfo(torch.float32)
+    finite_BhN = scores.scores_BhN.float().clamp(limits.min, limits.max)
+    return finite_BhN.masked_fill(scores.protected_BN[:, None], torch.inf)
 
 
 def score_curves(scores: list[Tensor], candidates: Candidates) -> list[Tensor]:

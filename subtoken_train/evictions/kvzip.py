@@ -33,7 +33,7 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.budgets import pooled_head_counts
+from subtoken_train.evictions.budgets import Pool, counts_of_pool
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scale, Scores
@@ -45,7 +45,6 @@ ANSWER = Opening("\n")
 HINT = 8  # last tokens of the chunk before that a later sentence names
 
 Level = Literal["token", "head"]
-Pool = Literal["global", "layer", "head"]
 
 
 @dataclass(frozen=True)
@@ -131,27 +130,22 @@ class KVzip(Eviction):
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
-        scores_BhC = over_groups(column_largest(chosen.blocks()), view.value_BhNd.shape[1], "max")
+        largest_BHC = self.weighed(view, column_largest(chosen.blocks()), index_BC)
+        scores_BhC = over_groups(largest_BHC, view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
 
+    def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
+        """Largest attention of every query head to entries that stand at some places, unchanged unless overridden."""
+        return largest_BHC
+
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
-        if self.pool == "head":
-            return candidates.budget_LB
         found = [each.scores_BhN for each in scores]
         if self.level == "head":
             found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]
-        if self.pool == "global":
-            return pooled_head_counts(found, candidates, self.lower_bound)
-        layers = zip(found, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
-        return torch.cat(
-            [
-                pooled_head_counts([each], Candidates([regions_BN], [competes_BN], budget_B[None]), self.lower_bound)
-                for each, regions_BN, competes_BN, budget_B in layers
-            ]
-        )
+        return counts_of_pool(found, candidates, self.pool, self.lower_bound)
 
 
 def repeated_context(regions_BN: Tensor) -> Tensor:

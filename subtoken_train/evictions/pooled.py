@@ -15,10 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from subtoken_train.evictions.budgets import pooled_head_counts
+from subtoken_train.evictions.budgets import pooled_head_counts, protected_first
 from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.view.scores import Candidates, Scores
 
@@ -43,12 +42,6 @@ class Pooled(Wrapper):
         """Return the entries per layer and head, int64 [L, B, h]; their sum is the base's."""
         base = self.base.counts(scores, candidates)
         layers = zip(scores, candidates.competes_LBN, base, strict=True)
-        found = [_protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]
+        found = [protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]
         each_LB = base.sum(-1) if base.dim() == 3 else base * found[0].shape[1]
         return pooled_head_counts(found, candidates, 1, each_LB.sum(0))
-
-
-def _protected_first(scores: Scores) -> Tensor:
-    limits = torch.finfo(torch.float32)
-    finite_BhN = scores.scores_BhN.float().clamp(limits.min, limits.max)
-    return finite_BhN.masked_fill(scores.protected_BN[:, None], torch.inf)

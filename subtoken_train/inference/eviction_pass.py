@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subtoken_train.engine.layer_inputs import InputObserver
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.engine.second_pass import TaskRows, task_view
 from subtoken_train.evictions.thresholds import Older, ScoredPrompt, scale_of
@@ -203,6 +204,12 @@ class EvictionPass:
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
         self._finite: list[Tensor] = []
         self._older: list[Older] = []
+        self._input: dict[int, Tensor] = {}
+
+    @property
+    def inputs(self) -> InputObserver | None:
+        """Observer of what layers project, for a method that reads it; None where it does not."""
+        return self._input.__setitem__ if "inputs" in self.method.needs else None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Score one layer, see ``PromptObserver``."""
@@ -227,6 +234,7 @@ class EvictionPass:
             attended_BN=rows.attended_BM,
             reach=self.family.window(layer, rows.position),
             budget=partial(self._in_scope_budget, rows.regions_BM),
+            input_BND=self._input.pop(layer, None),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)

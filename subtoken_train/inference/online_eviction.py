@@ -110,6 +110,7 @@ class HeldLayer:
             self.competes_RN,
             carried=None if carried is None else _arranged(carried, self.order_RM),
             budget=self.budget,
+            input_BND=torch.cat(state.inputs, 1) if state.inputs else None,
             place_RN=self.place_RN,
             seen_R=self.place_RN.amax(-1) + 1,
             heads=self.heads,
@@ -175,6 +176,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             own.budget_B.to(here),
             method.online.rows,
             on_device(own.carried, here),
+            "inputs" in method.needs,
         )
     scales = [own.scale for own in layers]
     form = FORMATS[compression.kv_dtype]

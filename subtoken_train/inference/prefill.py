@@ -25,6 +25,7 @@ from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks, PromptObserver
@@ -204,7 +205,9 @@ def run_whole(
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
-    result = backbone.run(prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer))
+    result = backbone.run(
+        prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer), inputs=_inputs(eviction)
+    )
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
@@ -252,7 +255,12 @@ def _chunked(
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
     watch, chunks = _observer(eviction, packer), Chunks(size, finished)
-    return backbone.run(prompts, cache=packer.dense, pad_left=True, observer=watch, chunks=chunks), plan
+    given: dict[str, Any] = {"observer": watch, "chunks": chunks, "inputs": _inputs(eviction)}
+    return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
+
+
+def _inputs(eviction: EvictionPass | None) -> InputObserver | None:
+    return None if eviction is None else eviction.inputs
 
 
 def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
@@ -308,7 +316,7 @@ def append(
         warn_beyond(family.decoder.config, int(start.max()) + new, int(held.max()))
     positions = start + torch.arange(new, device=token_ids_Bq.device)
     cache.choose_pages(chooses_pages)
-    with cache.appending():
+    with cache.appending(), watching_inputs(family, cache.input_observer):
         hidden = family.decode(family.token_states(token_ids_Bq), positions, cache)
     cache.next_position = start + new
     return hidden

@@ -141,6 +141,8 @@ def _check_serves(method: Eviction) -> None:
         why = "reads the attention between text and image, and a context reducer is for texts"
     elif method.reads_question:
         why = "reads the question's rows, which training predicts"
+    elif "inputs" in method.needs:
+        why = "reads what a layer projects, which a context reducer is not shown"
     elif method.across_layers:
         why = "divides its budget between layers or heads, and a context reducer keeps as many tokens in each"
     elif method.merges != "none":

@@ -30,11 +30,11 @@ from subtoken_train.types import Region
 
 Scope = Literal["context", "all", "visual"]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
-Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "asks"]
+Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "asks", "inputs"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``values``: the values
 themselves; ``value_norms``: both they and their norms; ``second_pass``: the attention that rows which run after the
-prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask about a context (context reducers). Keys
-and queries need no word."""
+prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask about a context (context reducers);
+``inputs``: what a layer projects to queries, keys and values. Keys and queries need no word."""
 
 
 def undeclared(thing: str, need: Need) -> ValueError:
@@ -72,6 +72,8 @@ class View:
         scope_counts: rows in scope of each sample; counted once per pass, so that no layer waits for the device.
         asks_counts: rows of each sample that ask.
         again: of a context reducer, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
+        input_BND: the normed states that the layer projects to queries, keys and values, of an eviction that declared
+            ``inputs``; while tokens are decoded, of the tokens since the last look alone, [B, n, D].
         entries_BN: rows that are entries of the cache, bool.
     """
 
@@ -95,6 +97,7 @@ class View:
     scope_counts: Sequence[int] = ()
     asks_counts: Sequence[int] = field(default=(), repr=False)
     again: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    input_BND: Tensor | None = field(default=None, repr=False)
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,11 +108,13 @@ class View:
             self.attended_BN = self.entries_BN
 
     def __getattribute__(self, name: str) -> Any:
-        """Read an attribute; values and asking rows that were not declared raise a worded ``ValueError``."""
+        """Read an attribute; values, inputs and asking rows that were not declared raise a worded ``ValueError``."""
         if name == "value_BhNd" and not self.reads_values(self.needs):
             raise undeclared(name, "values")
         if name in ("asks_BN", "asks_counts"):
             self.check_declared(name, "asks")
+        if name == "input_BND":
+            self.check_declared(name, "inputs")
         return super().__getattribute__(name)
 
     def replaced(self, **changes: Any) -> View:

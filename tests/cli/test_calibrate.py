@@ -18,6 +18,7 @@ SHORT = {
     "q_filter": ["--option", "samples=2", "--option", "context_length=300"],
     "prefixkv": ["--option", "samples=2", "--option", "context_length=300"],
     "duo_attention": ["--option", "samples=4", "--option", "context_length=300"],
+    "kvzap": ["--option", "samples=2", "--option", "context_length=300"],
 }
 
 
@@ -70,6 +71,15 @@ def test_images_from_a_file(tmp_path, capsys):
     assert content["data"]["name"] == "dev.json"
     assert len(content["data"]["sha256"]) == 64
     assert content["data"]["samples"] == 3
+    nets = tmp_path / "nets.json"
+    small = ["--option", "samples=2", "--option", "hidden=8", "--option", "epochs=1", "--out", str(nets)]
+    assert main(["calibrate", "kvzap", *words[2:4], "--data", str(data / "dev.json"), *small]) == 0
+    assert "2 prompts of dev.json" in capsys.readouterr().out
+    picture = CHECKPOINTS.parent / "data/samples/a.png"
+    evict = ["--eviction", "kvzap", "--eviction-keep", "0.25", "--eviction-option", f"calibration={nets}"]
+    asked = ["--image", str(picture), "--prompt", "what is there ?", "--max-new-tokens", "1"]
+    assert main(["generate", *words[2:4], *asked, *evict]) == 0
+    assert "kvzap 0.25" in capsys.readouterr().out
     duo = ["calibrate", "duo_attention", *words[2:], "--overwrite", "--data", str(data / "dev.json")]
     assert "calibrated on recall of text, and the backbone sees images" in refused(capsys, *duo)
     assert json.loads((tmp_path / "made.json").read_text()) == content  # a refusal leaves what was there
@@ -130,6 +140,8 @@ WRONG = [
     (["threshold", "--backbone", "X", "--option", "eviction=snapkv"], "'snapkv', as it is set, has no scores"),
     (["threshold", "--backbone", "X", "--option", "eviction_options=chunks=3"], "unknown setting of kvzip 'chunks'"),
     (["prefixkv", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "english"], "calibrated on 'recall'"),
+    (["kvzap", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "no.txt"], "neither 'recall' nor a file"),
+    (["kvzap", "--backbone", "X", "--option", "normalise=1"], "normalise"),
 ]
 
 

@@ -24,6 +24,7 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region
 from tests.support.helpers import compress, random_mask, random_scores
+from tests.support.kvzap_files import settings_for
 from tests.support.prompt_views import PROMPTS, layer_views, plan
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
@@ -89,7 +90,7 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
 @pytest.mark.parametrize("name", [*EVICTIONS, "ada(snapkv)"])
 def test_a_watched_method_scores_and_plans_as_it_does(name):
     prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
-    method, layers = build_eviction(name), []
+    method, layers = build_eviction(name, **settings_for(name)), []
     other = watched(method, layers)
     assert type(other) is not type(method)
     assert other.name == method.name

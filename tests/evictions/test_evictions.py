@@ -8,6 +8,7 @@ import torch
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
+from tests.support.kvzap_files import settings_for
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,
@@ -41,7 +42,7 @@ CHAINS = [
 def method(request):
     names = notation_names(request.param)
     settings = {f"{name}.{key}": value for name in names for key, value in SETTINGS.get(name, {}).items()}
-    return build_eviction(request.param, **settings)
+    return build_eviction(request.param, **settings, **settings_for(request.param))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.types import Region
+from tests.support.kvzap_files import settings_for
 from tests.support.prompt_views import by_head, candidates_of, layer_views
 
 SETTINGS = {
@@ -28,7 +29,7 @@ def test_all_of_a_budget_is_spent_and_nothing_more(name):
     method = build_eviction(name, **{
         f"{part}.{key}": value for part in name.replace(")", "").split("(")
         for key, value in SETTINGS.get(part, {}).items()
-    })  # fmt: skip
+    }, **settings_for(name))  # fmt: skip
     body = [Region.VISUAL] if method.needs_image else [Region.CONTEXT]
     prompts = [[int(code) for code in [Region.SYSTEM, *body * length, Region.QUERY]] for length in LENGTHS]
     views = layer_views(prompts, method.needs, "left")

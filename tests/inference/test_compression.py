@@ -13,6 +13,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
+from tests.support.kvzap_files import settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -171,7 +172,8 @@ def test_budgets_over_everything_count_what_the_reducer_left(tiny_family):
 @sampled("name", FREEING, every=4)
 def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, scope):
     batch = make_batch([(1, 9), (2, 12)], pad_left=True)
-    plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.25, scope=scope))
+    method = build_eviction(name, **settings_for(name, tiny_family))
+    plan, _ = run(compress(tiny_family), batch, Compression(method, 0.25, scope=scope))
     total, visual = (sum(map(sum, kept_counts(plan, batch, region))) for region in (None, Region.VISUAL))
     if scope == "all":
         assert total <= 4 * ((11 + 64) // 4 + (14 + 128) // 4) * (4 if name in PER_HEAD else 1)
@@ -187,7 +189,8 @@ def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, sco
     batch = make_batch([(1, 6), (1, 6)])
     batch.regions_BN[0, -4:] = int(Region.PADDING)  # the last visual token is at 65
     batch.regions_BN[0, 66:] = int(Region.PADDING)
-    plan, _ = run(compress(tiny_family), batch, Compression(build_eviction(name), 0.125, scope=scope))
+    method = build_eviction(name, **settings_for(name, tiny_family))
+    plan, _ = run(compress(tiny_family), batch, Compression(method, 0.125, scope=scope))
     for layer in plan.layers:
         last = (layer.entries_BN[0] == 65).nonzero()[:, 0]
         assert len(last) == 1

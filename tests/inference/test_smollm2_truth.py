@@ -1,7 +1,7 @@
 """700 tokens of real text on SmolLM2: what follows is read from the packed cache as in a recompute, for every eviction.
 
 The recompute is transformers' eager attention under the same masks, without a cache. Methods that need an image are
-left out; those that can be calibrated run with a calibration and without.
+left out; those that can be calibrated run with a calibration and without, KVzap with one alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from tests.support.calibration_files import written
+from tests.support.kvzap_files import drawn_nets
 from tests.support.places import ROOT
 from tests.support.sampling import quick
 from tests.support.truth_cells import from_truth
 
 TOKENS, CONTEXT, STEPS, KEEP = 700, 650, 5, 0.25
-LAYERS, HEADS, WIDTH = 30, 3, 64
+LAYERS, HEADS, WIDTH, MODEL = 30, 3, 64, 576
 METHODS = [name for name in EVICTIONS if not EVICTIONS.find(name).needs_image]
 SETTINGS: dict[str, dict[str, Any]] = {
     "duo_attention": {"sinks": 16, "recent": 32},
@@ -60,11 +61,13 @@ def numbers_of(method: str):
         return HeadAlphas(draw[..., 0].abs().tolist(), sinks=16, recent=32)
     if method == "prefixkv":
         return LayerShares([KEEP], [draw[:, 0, 0].abs().tolist()])
+    if method == "kvzap":
+        return drawn_nets(LAYERS, HEADS, MODEL)
     return HeadDirections(draw.tolist())
 
 
 EVERY = [
-    *[Case(name, settings=SETTINGS.get(name, {})) for name in dict.fromkeys([*METHODS, *SETTINGS])],
+    *[Case(name, settings=SETTINGS.get(name, {})) for name in dict.fromkeys([*METHODS, *SETTINGS]) if name != "kvzap"],
     *[Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")],
 ]
 CASES = {str(case): case for case in EVERY}
@@ -73,7 +76,7 @@ CASES = {str(case): case for case in EVERY}
 def test_every_text_eviction_and_every_wrapper_has_a_case():
     names = {name for case in CASES.values() for name in notation_names(case.notation)}
     assert names == {*METHODS, *WRAPPERS}
-    assert sum(case.calibrated for case in CASES.values()) == 3
+    assert sum(case.calibrated for case in CASES.values()) == 4
 
 
 @pytest.fixture(scope="module")

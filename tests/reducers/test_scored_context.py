@@ -107,7 +107,7 @@ def test_a_plain_reference(name, sizes, pad, keep_ratio, kv_heads, dtype, seed):
 def test_equal_tokens_stay_in_order_and_a_sample_without_context_keeps_none(name):
     view = context_view([[CONTEXT] * 12 + [QUERY] * 2, [SYSTEM] * 3 + [QUERY] * 4])
     alike = {part: torch.ones_like(getattr(view, part)) for part in ("query_BHNd", "key_BhNd", "value_BhNd")}
-    view = replace(view, **alike, rotate=lambda at: rope(torch.zeros_like(at)))
+    view = view.replaced(**alike, rotate=lambda at: rope(torch.zeros_like(at)))
     kept = made(name).keep_context(view)
     assert kept.sum(-1).tolist() == [6, 0]
     if name == "expected_attention":  # all alike: the lower index; Compactor's mean of three falls at both ends
@@ -203,7 +203,8 @@ def test_a_training_step_under_kvzip_keeps_what_inference_keeps():
         ("tgv_kv", "reads the attention between text and image"),
         ("elastic", "merges what it evicts into what stays"),
         ("ada(snapkv)", "a wrapper changes what an eviction does with its budget"),
-        ("kvzap", "unknown reducer 'kvzap'. Did you mean 'kvzip'"),
+        ("kvzap", "reads what a layer projects, which a context reducer is not shown"),
+        ("kvzop", "unknown reducer 'kvzop'. Did you mean 'kvzip'"),
     ],
 )
 def test_what_cannot_serve_is_refused(name, why):
@@ -232,11 +233,11 @@ def test_the_sketch_is_drawn_from_its_seed_and_the_layer_alone():
     """Keys are wider than the sketch; with narrower ones leverage does not depend on it."""
     view, generator = context_view([[CONTEXT] * 200 + [QUERY] * 3]), torch.Generator().manual_seed(0)
     wide = torch.randn(3, 1, 2, 203, 96, generator=generator)
-    view = replace(view, query_BHNd=wide[0], key_BhNd=wide[1], value_BhNd=wide[2], rotate=lambda at: rope(at, 96))
+    view = view.replaced(query_BHNd=wide[0], key_BhNd=wide[1], value_BhNd=wide[2], rotate=lambda at: rope(at, 96))
     chosen = [made("compactor", 0.3, sketch_seed=seed).keep_context(view) for seed in (0, 0, 1)]
     assert torch.equal(chosen[0], chosen[1])
     assert not torch.equal(chosen[0], chosen[2])
-    assert not torch.equal(chosen[0], made("compactor", 0.3).keep_context(replace(view, layer=1)))
+    assert not torch.equal(chosen[0], made("compactor", 0.3).keep_context(view.replaced(layer=1)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ PROMPTS = {
     "context": [C] * 18 + [Q] * 7,
 }
 WITH_IMAGE = {name: codes for name, codes in PROMPTS.items() if V in codes}
-LAYERS, HEADS, KV_HEADS, WIDTH = 3, 4, 2, 8
+LAYERS, HEADS, KV_HEADS, WIDTH, MODEL = 3, 4, 2, 8, 12
 
 
 class DenseView(View):
@@ -70,6 +70,7 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
         tensors = [torch.randn(len(prompts), heads, width, WIDTH).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
         regions = torch.zeros(len(prompts), width, dtype=torch.long)
         real = torch.zeros(len(prompts), width, dtype=torch.bool)
+        inputs = torch.randn(len(prompts), width, MODEL).to(dtype) if "inputs" in needs else None
         for i, codes in enumerate(prompts):
             generator = torch.Generator().manual_seed(seed * 1000 + layer * 10 + len(codes))
             span = slice(width - len(codes), width) if pad == "left" else slice(0, len(codes))
@@ -80,7 +81,9 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
             share = dict(dropped).get(layer, 0.0)
             lost = torch.rand(len(codes), generator=generator) < share
             regions[i, span] = torch.where((torch.tensor(codes) == V) & lost, 0, torch.tensor(codes))
-        views.append(View(layer, *tensors, regions, WIDTH**-0.5, needs, **surroundings(real)))
+            if inputs is not None:
+                inputs[i, span] = torch.randn(len(codes), MODEL, generator=generator).to(dtype)
+        views.append(View(layer, *tensors, regions, WIDTH**-0.5, needs, **surroundings(real), input_BND=inputs))
     return views
 
 
@@ -91,7 +94,7 @@ def rope(position, width=WIDTH):
     return Rotation(angle.cos(), angle.sin())
 
 
-def surroundings(real_BN, width=WIDTH, model=12):
+def surroundings(real_BN, width=WIDTH, model=MODEL):
     """What a view is told beside states: positions that count real rows, their rotation, an output projection."""
     weight = torch.randn(model, HEADS * width, generator=torch.Generator().manual_seed(7))
     count = real_BN.sum(-1, keepdim=True)

@@ -25,6 +25,7 @@ from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
+from tests.support.kvzap_files import settings_for
 from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
@@ -255,7 +256,8 @@ def compression_of(cell: Cell) -> Compression:
     settings = dict({**CHAINS, **SHORT}.get(name, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
-    method = OWN[name]() if name in OWN else build_eviction(name, **settings)
+    own_family = family_of(cell["family"])
+    method = OWN[name]() if name in OWN else build_eviction(name, **settings, **settings_for(name, own_family))
     merge = None if cell.get("merge", "own") == "own" else cell["merge"]
     return Compression(method, 0.5, scope=cell.get("scope"), merge=merge, **own)
 

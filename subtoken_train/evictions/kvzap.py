@@ -1,0 +1,222 @@
+"""KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
+
+Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). In every
+layer a linear map, or two layers with a GELU between them, turns what the layer projects to queries, keys and values
+into one number for each key-value head: the log of the score that KVzip would give the entry. The nets are a
+backbone's own: ``subtoken-train calibrate kvzap`` learns them, and ``calibration`` names the file. As under KVzip one
+budget for all layers and heads says what stays, so heads keep unlike numbers of entries.
+While tokens are decoded (``eviction_every``) new ones are scored as they come, and entries keep the scores they had.
+
+What differs from the release: it drops what scores below a threshold and is older than 128 entries, which is
+``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last entries stay whatever they score: a net does
+not know where a context ends, and KVzip gives its end more than its words would have elsewhere. The nets run in fp32.
+What it does not do: no first entries are protected, and the question is not read.
+
+Legend: B batch, N cached rows of the prompt, n tokens since the last look, R rows while tokens are decoded, D model
+width, W width between the layers, h key-value heads, c key heads of a row, L layers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
+from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
+from subtoken_train.view.scores import Candidates, Scale, Scores
+from subtoken_train.view.view import Need, Online, View
+
+WIDEST = 2**20
+
+
+@dataclass(frozen=True)
+class TokenScorers(CalibratedNumbers):
+    """A net for every layer.
+
+    Attributes:
+        width: D, what a layer reads.
+        heads: h, what it gives.
+        hidden: W; 0: one linear map.
+        layers: per layer its weights and biases, [h, D] and [h], or [W, D], [W], [h, W] and [h], as little-endian
+            fp32 one after another in base64.
+    """
+
+    most_bytes: ClassVar[int] = 2**29
+
+    width: int
+    heads: int
+    hidden: int
+    layers: list[str]
+
+    def __post_init__(self) -> None:
+        check_range("width", self.width, 1, WIDEST)
+        check_range("heads", self.heads, 1, WIDEST)
+        check_range("hidden", self.hidden, 0, WIDEST)
+        if not self.layers:
+            raise ValueError("layers must hold a net for every layer")
+        _ = self.nets
+
+    @classmethod
+    def of(cls, nets: Sequence[Sequence[Tensor]]) -> TokenScorers:
+        """Return the nets of all layers, each given as the tensors that ``layers`` names."""
+        first = nets[0]
+        written = []
+        for net in nets:
+            flat = torch.cat([each.detach().float().cpu().flatten() for each in net])
+            written.append(base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode())
+        return cls(first[0].shape[1], len(first[-1]), len(first[1]) if len(first) > 2 else 0, written)
+
+    @cached_property
+    def nets(self) -> list[list[Tensor]]:
+        """Weights and biases of every layer, fp32."""
+        shapes: list[tuple[int, ...]] = [(self.heads, self.width), (self.heads,)]
+        if self.hidden:
+            shapes = [(self.hidden, self.width), (self.hidden,), (self.heads, self.hidden), (self.heads,)]
+        return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """A net for every layer, a score for every key-value head."""
+        if (len(self.layers), self.heads) != (num_layers, num_kv_heads):
+            raise ValueError(
+                f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads, and the backbone "
+                f"{num_layers} of {num_kv_heads}"
+            )
+
+    def words(self) -> str:
+        """The shape of the nets."""
+        net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
+        return f"{len(self.layers)} layers, each a net from {net}"
+
+
+def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Read tensors that stand one after another.
+
+    Raises:
+        ValueError: other bytes than these shapes take, or NaN or infinity among them.
+    """
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    try:
+        held = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{place} is no base64") from None
+    if len(held) != 4 * sum(sizes):
+        raise ValueError(f"{place} has {len(held):,} bytes; a net of these widths has {4 * sum(sizes):,}")
+    flat = torch.from_numpy(np.frombuffer(held, "<f4").astype(np.float32))
+    if not bool(flat.isfinite().all()):
+        raise ValueError(f"{place} holds NaN or infinity")
+    return [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
+
+
+def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
+    """Scores of a layer's net, [B, h, N] in fp32.
+
+    Args:
+        net: on the input's device: a weight and a bias, or those of two layers.
+        input_BND: what the layer projects.
+    """
+    states = input_BND.float()
+    if len(net) > 2:
+        states = F.gelu(F.linear(states, *net[:2]))
+    return F.linear(states, *net[-2:]).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class KVzap(Eviction):
+    """KVzip's scores as a net foretells them.
+
+    Attributes:
+        calibration: file of the nets; needed.
+        pool: what shares a budget: ``global`` all layers and heads, ``layer`` the heads of a layer, ``head`` each head
+            for itself.
+        last: last entries of the prompt, and while tokens are decoded of all, that always stay; they count in the
+            budget where they compete.
+        lower_bound: entries that every head keeps, where it has them; 0 may leave a head none of what competes.
+
+    Raises:
+        ValueError: a file that is no calibration of this method, a number below 0, or another word.
+    """
+
+    name: ClassVar[str] = "kvzap"
+    needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
+
+    calibration: str | None = None
+    pool: Pool = "global"
+    last: int = 16
+    lower_bound: int = 1
+
+    def __post_init__(self) -> None:
+        check_word("kvzap pool", self.pool, get_args(Pool))
+        check_range("kvzap last", self.last, 0, MAX_TOKENS)
+        check_range("kvzap lower_bound", self.lower_bound, 0, MAX_TOKENS)
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[TokenScorers] | None:
+        """See ``Eviction.calibrated``."""
+        return None if self.calibration is None else read_calibration(self.calibration, self.name, TokenScorers)
+
+    @cached_property
+    def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
+        """Nets on the devices of their layers."""
+        return {}
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """See ``Eviction.check_shape``; nothing is known of a backbone without a file."""
+        self._numbers()
+
+    def _numbers(self) -> TokenScorers:
+        if self.calibrated is None:
+            raise ValueError(
+                "eviction kvzap reads nets that are learned for a backbone, and calibration names no file of them; "
+                "'subtoken-train calibrate kvzap' writes one, for the eviction option calibration; or use kvzip"
+            )
+        return self.calibrated.numbers
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``; no query is read."""
+        return Online(rows=0)
+
+    @property
+    def absolute(self) -> Scale:
+        """See ``Eviction.absolute``: the nets give logs of attention."""
+        return Scale()
+
+    @property
+    def may_empty(self) -> bool:
+        """See ``Eviction.may_empty``."""
+        return not self.lower_bound
+
+    @property
+    def across_layers(self) -> bool:
+        """See ``Eviction.across_layers``: with a pool of all layers."""
+        return self.pool == "global"
+
+    def score(self, view: View) -> Scores:
+        """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
+        place = view.layer, view.key_BhNd.device
+        if place not in self._placed:
+            self._placed[place] = [each.to(place[1]) for each in self._numbers().nets[view.layer]]
+        assert view.input_BND is not None
+        scores = foretold(self._placed[place], view.input_BND.to(place[1]))
+        if view.carried is not None:
+            new = scores.shape[-1]
+            rows, heads, length = view.carried.shape
+            # a row is a sample, or one of its heads
+            scores = torch.cat([view.carried[..., : length - new], scores.reshape(rows, heads, new)], -1)
+        return Scores(scores, view.window(self.last), carried=scores)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
+        return counts_of_pool([protected_first(each) for each in scores], candidates, self.pool, self.lower_bound)

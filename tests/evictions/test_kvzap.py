@@ -1,0 +1,363 @@
+"""KVzap: nets against plain loops and kvpress's formula, its file, its pools, and what it keeps while decoding."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrations import read_calibration
+from subtoken_train.engine.attention import reading_packed
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.kvzap import KVzap, TokenScorers, foretold
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import decode, prefill, run_whole
+from subtoken_train.reducers import build_reducer
+from subtoken_train.types import Region
+from tests.support.calibration_files import NOBODY, written
+from tests.support.helpers import compress
+from tests.support.kvzap_files import drawn_nets, settings_for
+from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL, PROMPTS, by_head, candidates_of, layer_views
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import backbone_of, from_truth
+from tests.support.truth_models import family_of, prompts
+
+CELL = {"reducer": "none", "selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token"}
+FAMILIES = ["llama", "phi3", "gemma3", "qwen2_5_vl"]
+
+
+def loops(net, states):
+    """A net's scores of one token, number by number in float64."""
+    rows = [[float(x) for x in states]]
+    for weight, bias in zip(net[::2], net[1::2], strict=True):
+        if len(rows) > 1:
+            rows[-1] = [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in rows[-1]]
+        rows.append(
+            [
+                sum(float(w) * x for w, x in zip(own, rows[-1], strict=True)) + float(b)
+                for own, b in zip(weight, bias, strict=True)
+            ]
+        )
+    return rows[-1]
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_net_is_what_loops_say(hidden, dtype):
+    net = drawn_nets(1, 3, 7, hidden).nets[0]
+    states = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = foretold(net, states)
+    assert found.shape == (2, 3, 4)
+    assert found.dtype == torch.float32
+    for sample in range(2):
+        for token in range(4):
+            assert found[sample, :, token].tolist() == pytest.approx(loops(net, states[sample, token]), abs=1e-5)
+    assert foretold(net, states[:, :0]).shape == (2, 3, 0)
+
+
+def press_net(net):
+    """kvpress's module of a layer, with a net's weights."""
+    parts = [nn.Linear(weight.shape[1], len(weight)) for weight in net[::2]]
+    for part, weight, bias in zip(parts, net[::2], net[1::2], strict=True):
+        part.weight.data, part.bias.data = weight, bias
+    return parts[0] if len(parts) == 1 else nn.Sequential(parts[0], nn.GELU(), parts[1])
+
+
+@torch.no_grad()
+def press_scores(family, batch, nets):
+    """kvpress's scores: a hook of every attention reads its hidden states in a plain pass, [B, h, N] per layer."""
+    found, hooks = {}, []
+
+    def hook(layer, module, args, kwargs):
+        hidden_states = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        found[layer] = press_net(nets[layer])(hidden_states).transpose(1, 2)
+
+    for layer, block in enumerate(family.decoder.layers):
+        hooks.append(block.self_attn.register_forward_pre_hook(partial(hook, layer), with_kwargs=True))
+    compress(family).eval().run(batch, pad_left=True)
+    for each in hooks:
+        each.remove()
+    return found
+
+
+@torch.no_grad()
+def our_scores(backbone, batch, method, chunk=None):
+    """Scores of every layer after a prompt's pass, [B, h, N]."""
+    family, found = backbone.family, {}
+    compression = Compression(method, 0.5, prefill_chunk=chunk)
+    if chunk is not None:
+        noted = method.score
+
+        def score(view):
+            scores = noted(view)
+            found[view.layer] = scores.scores_BhN
+            return scores
+
+        object.__setattr__(method, "score", score)
+        prefill(backbone, batch, PackedCache(family.shape.num_layers), compression)
+        return found
+    eviction = EvictionPass(compression, family, batch, backbone.reducer)
+    with reading_packed(family.decoder.config):
+        run_whole(
+            backbone,
+            batch,
+            eviction,
+            LayerPacker(backbone, compression, PackedCache(family.shape.num_layers), batch.input_ids_BN.shape[1]),
+        )
+    return {layer: scores.scores_BhN for layer, scores in eviction.scores.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_scores_are_those_of_kvpress_s_press(family, hidden):
+    """The same nets on the hidden states that its hook is given; a batch of three, padded."""
+    backbone = backbone_of({**CELL, "family": family, "precision": "fp32"})
+    batch = prompts(backbone.family, "three", pad_left=True)
+    method = build_eviction("kvzap", **settings_for("kvzap", backbone.family, hidden))
+    expected = press_scores(backbone.family, batch, method.calibrated.numbers.nets)
+    found = our_scores(backbone, batch, method)
+    assert found.keys() == expected.keys()
+    for layer, scores in found.items():
+        seen = (batch.regions_BN != Region.PADDING)[:, None].expand_as(scores)
+        assert (scores - expected[layer])[seen].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("reducer", "selector"), [("none", "none"), ("none", "linear"), ("quest", "linear")])
+def test_chunks_show_the_same_inputs(reducer, selector):
+    """Whatever runs ahead of a layer's rows: routers, a context reducer."""
+    backbone = backbone_of({**CELL, "family": "llama", "precision": "fp32", "reducer": reducer, "selector": selector})
+    batch = prompts(backbone.family, "three", pad_left=True)
+    settings = {"pool": "layer", **settings_for("kvzap", backbone.family)}
+    whole = our_scores(backbone, batch, build_eviction("kvzap", **settings))
+    parts = our_scores(backbone, batch, build_eviction("kvzap", **settings), chunk=7)
+    for layer, scores in whole.items():
+        seen = (batch.regions_BN != Region.PADDING)[:, None].expand_as(scores)
+        assert (scores - parts[layer])[seen].abs().max() < 1e-4
+
+
+def test_a_scout_s_rows_are_not_taken_for_the_prompt_s():
+    """FastV's scout runs the first layers on all rows before the pass that counts."""
+    cell = {**CELL, "family": "llava_gqa", "precision": "fp32", "reducer": "fastv_embeds", "selector": "linear"}
+    backbone = backbone_of(cell)
+    method = build_eviction("kvzap", **settings_for("kvzap", backbone.family))
+    batch = prompts(backbone.family, "three", pad_left=True)
+    found = our_scores(backbone, batch, method)
+    lengths = {scores.shape[-1] for scores in found.values()}
+    assert len(lengths) == 1
+    assert lengths < {batch.input_ids_BN.shape[1], *lengths}
+
+
+@pytest.mark.parametrize("hidden", [0, 6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_follows_the_packed_cache_is_the_truth(family, hidden):
+    backbone = backbone_of({**CELL, "family": family, "precision": "fp32", "selector": "linear"})
+    method = build_eviction("kvzap", **settings_for("kvzap", backbone.family, hidden))
+    found = from_truth(backbone, prompts(backbone.family, "three", pad_left=True), 4, Compression(method, 0.4))
+    assert found.fits("fp32"), found
+
+
+@pytest.mark.parametrize("pool", ["global", "layer", "head"])
+def test_pools_share_their_budget(pool):
+    """The best of all layers and heads, of a layer's heads, or of each head, by sorting; one at least in every head."""
+    method = build_eviction("kvzap", pool=pool, last=0, **settings_for("kvzap"))
+    views = layer_views([PROMPTS["context"]], method.needs)
+    scores = [method.score(view) for view in views]
+    kept = method.keep(scores, candidates_of(method, views, 0.3))
+    length = len(PROMPTS["context"])
+    stacked = torch.stack([each.scores_BhN[0] for each in scores])
+    groups = {"global": stacked.view(1, -1), "layer": stacked.view(LAYERS, -1), "head": stacked.view(-1, length)}[pool]
+    marks = torch.zeros_like(groups, dtype=torch.bool)
+    each = int(length * 0.3) * groups.shape[1] // length
+    marks.scatter_(1, groups.topk(each, dim=1).indices, True)
+    expected = marks.view(LAYERS, KV_HEADS, length)
+    assert expected.any(-1).all()
+    assert torch.equal(torch.stack([every[0] for every in kept]), expected)
+    assert method.across_layers == (pool == "global")
+    assert not method.may_empty
+
+
+@pytest.mark.parametrize("pool", ["global", "layer", "head"])
+def test_the_last_entries_stay_inside_the_budget(pool):
+    """Of a context alone its own last ones, in every head; before a question those after it, which cost nothing."""
+    method = build_eviction("kvzap", pool=pool, last=3, **settings_for("kvzap"))
+    views = layer_views([[int(Region.CONTEXT)] * 20], method.needs)
+    candidates = candidates_of(method, views, 0.3)
+    counts = by_head(method.counts([method.score(view) for view in views], candidates))
+    assert counts.sum() * (KV_HEADS if counts.shape[-1] == 1 else 1) == 6 * LAYERS * KV_HEADS
+    for kept in method.keep([method.score(view) for view in views], candidates):
+        assert kept[0, :, -3:].all()
+    asked = layer_views([PROMPTS["context"]], method.needs)[0]
+    asked.in_scope_BN = asked.regions_BN == Region.CONTEXT
+    assert not (method.score(asked).protected_BN & asked.in_scope_BN).any()
+
+
+class Kept:
+    """What should be held while tokens are decoded: scores of the competing entries of every layer and head."""
+
+    def __init__(self, plan, regions_N, nets, inputs):
+        self.nets, self.inputs = nets, inputs
+        self.held = []
+        for layer, own in enumerate(plan.layers):
+            scores = foretold(nets[layer], inputs[layer][0])[0]
+            rows, heads = own.entries_BN[0], own.heads_BNh[0]
+            context = regions_N[rows.clamp(min=0)] == Region.CONTEXT
+            self.held.append(
+                [
+                    {int(row): float(scores[head, row]) for row in rows[heads[:, head] & context & (rows >= 0)]}
+                    for head in range(scores.shape[0])
+                ]
+            )
+
+    def append(self, place, call):
+        for layer, heads in enumerate(self.held):
+            scores = foretold(self.nets[layer], self.inputs[layer][call])[0]
+            for head, held in enumerate(heads):
+                held[place] = float(scores[head, 0])
+
+    def evict(self, budget, pool):
+        whole = [(-score, layer, head, at) for layer, heads in enumerate(self.held) for head, held in enumerate(heads)
+                 for at, score in held.items()]  # fmt: skip
+        parts = {}
+        for item in whole:
+            parts.setdefault({"global": 0, "layer": item[1], "head": item[1:3]}[pool], []).append(item)
+        heads = len(self.held[0])
+        size = budget * {"global": len(self.held) * heads, "layer": heads, "head": 1}[pool]
+        stay = {item[1:] for items in parts.values() for item in sorted(items)[:size]}  # ties: the lower
+        self.held = [
+            [{at: score for at, score in held.items() if (layer, head, at) in stay} for head, held in enumerate(heads)]
+            for layer, heads in enumerate(self.held)
+        ]
+
+
+@pytest.mark.parametrize("pool", ["global", "layer", "head"])
+@torch.no_grad()
+def test_while_decoding_the_best_of_old_and_new_stay(pool):
+    """By hand: entries keep their scores, new ones get theirs from what their layers projected."""
+    family, budget, every = text_family(layers=3), 12, 4
+    backbone = compress(family).eval()
+    batch = text_batch([(30, 5, 0)], seed=3)
+    method = build_eviction("kvzap", pool=pool, last=0, **settings_for("kvzap", family))
+    inputs = {layer: [] for layer in range(3)}
+    hooks = [
+        family.projection(layer, "v").module.register_forward_pre_hook(
+            lambda module, args, layer=layer: inputs[layer].append(args[0])
+        )
+        for layer in range(3)
+    ]
+    cache = PackedCache(3)
+    plan = prefill(backbone, batch, cache, Compression(method, budget, "tokens", every=every)).plan
+    expected = Kept(plan, batch.regions_BN[0], method.calibrated.numbers.nets, inputs)
+    prompt = int((batch.regions_BN != Region.PADDING).sum())
+    for call in range(14):
+        decode(backbone, torch.tensor([[20 + call]]), cache)
+        if call and call % every == 0:  # what came before this token
+            expected.evict(budget, pool)
+            for layer, heads in zip(cache.layers, expected.held, strict=True):
+                state = layer.eviction_state
+                competes = (state.region_RM > 0) & (state.region_RM < 128)
+                for places, marks, held in zip(state.place_RM, competes, heads, strict=True):
+                    assert sorted(places[marks].tolist()) == sorted(held)
+        expected.append(prompt + call, call + 1)
+    assert cache.evictor.evictions == 3
+    for hook in hooks:
+        hook.remove()
+
+
+def test_a_context_that_is_asked_about():
+    family = text_family(layers=2)
+    options = settings_for("kvzap", family)
+    model = SubTokenModel(family.model, family.tokenizer, eviction="kvzap", eviction_keep=0.5, eviction_options=options)
+    text = "the quick brown fox jumps over the lazy dog " * 4
+    assert len(model.ask(text, ["the bee", "the fox"], max_new_tokens=2)) == 2
+
+
+def test_a_file_holds_the_nets_bit_for_bit(tmp_path):
+    for hidden in (0, 4):
+        numbers = drawn_nets(2, 3, 5, hidden)
+        path = written(tmp_path / f"{hidden}.json", "kvzap", numbers)
+        found = read_calibration(path, "kvzap", TokenScorers).numbers
+        assert found == numbers
+        for ours, its in zip(found.nets, numbers.nets, strict=True):
+            assert all(map(torch.equal, ours, its))
+        found.check_shape(2, 3, 99)
+        assert f"a net from 5 to {'4 to ' if hidden else ''}3" in found.words()
+
+
+def encoded(*numbers):
+    return base64.b64encode(torch.tensor(numbers).numpy().astype("<f4").tobytes()).decode()
+
+
+FAULTS = {
+    "no layers": ({"layers": []}, "layers must hold a net for every layer"),
+    "no base64": ({"layers": ["!"]}, r"layers\[0\] is no base64"),
+    "too short": ({"layers": [encoded(1.0)]}, r"layers\[0\] has 4 bytes; a net of these widths has 12"),
+    "another width": ({"hidden": 2}, r"layers\[0\] has 12 bytes; a net of these widths has"),
+    "NaN": ({"layers": [encoded(1.0, math.nan, 0.0)]}, r"layers\[0\] holds NaN or infinity"),
+    "no width": ({"width": 0}, "width is 0"),
+    "a width of many digits": ({"width": 10**9}, "width is 1,000,000,000; it must be"),
+    "numbers": ({"layers": [[1.0]]}, r"layers\[0\] is \[1.0\]; it must be a text"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_broken_file_is_refused_in_one_message(tmp_path, name):
+    change, words = FAULTS[name]
+    path = written(tmp_path / "nets.json", "kvzap", TokenScorers.of([[torch.ones(1, 2), torch.ones(1)]]))
+    content = json.loads((tmp_path / "nets.json").read_text())
+    content["numbers"] |= change
+    (tmp_path / "nets.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=words) as raised:
+        build_eviction("kvzap", calibration=path)
+    assert "nets.json" in str(raised.value)
+
+
+def test_another_backbone_s_file_and_another_layer_count(tmp_path):
+    family = text_family(layers=2)
+    other = KVzap(written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, family.hidden_size)))
+    with pytest.raises(ValueError, match=r"made on 'nowhere/model'.* this backbone is another one"):
+        Compression(other, 0.5).check(family)
+    made = other.calibrated
+    made.check_backbone(NOBODY.model_type, NOBODY.digest, 2, family.shape.num_kv_heads, 16)
+    words = "kvzap's file has nets for 2 layers of 2 heads, and the backbone 3 of 2"
+    with pytest.raises(ValueError, match=words):
+        made.check_backbone(NOBODY.model_type, NOBODY.digest, 3, 2, 16)
+
+
+def test_without_a_file_it_is_refused_before_anything_runs():
+    family = text_family(layers=2)
+    words = re.escape("calibration names no file of them; 'subtoken-train calibrate kvzap' writes one")
+    with pytest.raises(ValueError, match=words):
+        Compression(build_eviction("kvzap"), 0.5).check(family)
+    with pytest.raises(ValueError, match="pool"):
+        build_eviction("kvzap", pool="heads")
+    with pytest.raises(ValueError, match="kvzap last is -1"):
+        build_eviction("kvzap", last=-1)
+    with pytest.raises(ValueError, match="kvzap lower_bound is -1"):
+        build_eviction("kvzap", lower_bound=-1)
+
+
+@pytest.mark.parametrize("pool", ["global", "head"])
+def test_it_is_no_context_reducer(pool):
+    with pytest.raises(ValueError, match="no context reducer: it"):
+        build_reducer("kvzap", keep_ratio=0.5, pool=pool)
+
+
+def test_views_of_other_methods_have_no_inputs():
+    view = layer_views([PROMPTS["context"]], KVzap.needs)[0]
+    assert view.input_BND.shape[-1] == MODEL
+    with pytest.raises(ValueError, match="add 'inputs' to the method's needs"):
+        _ = layer_views([PROMPTS["context"]], frozenset())[0].input_BND
+
+
+def test_families_of_the_matrix_have_files():
+    assert settings_for("kvzap", family_of("llama")) == settings_for("kvzap", family_of("llama", torch.bfloat16))
