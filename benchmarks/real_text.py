@@ -100,7 +100,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "critical(expected_attention)": {},
     "chunk(snapkv)": {},
 }
-"""Notation, and settings that differ from a method's own; calibrated methods are left out."""
+"""Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
+NETS = OUT / "kvzap"
+"""Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 BRIEF = {
     "full cache": "everything in bf16",
@@ -143,12 +145,14 @@ class Arm:
     seen: bool = False
 
 
-def arms() -> dict[str, list[Arm]]:
-    """Return the arms that share a pass, by its name, in the table's order."""
+def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
+    """Return the arms that share a pass, by its name, in the table's order; ``model`` says whose nets KVzap reads."""
     found: dict[str, list[Arm]] = {"full": [Arm("full cache", Compression())]}
     found["bits"] = [Arm(f"{kind} of everything", Compression(kv_dtype=kind)) for kind in ("int8", "int4")]
     found["channels"] = [Arm("3/4 of the key channels", Compression(key_channels=0.75))]
     chains = {name: (name.split(" ")[0], options) for name, options in METHODS.items()}
+    if (nets := NETS / f"{model}.json").exists():
+        chains["kvzap"] = ("kvzap", {"calibration": str(nets)})
     for base in POOLED:
         chains[f"pooled({base})"] = (f"pooled({base})", {})
         if base not in ("h2o",):
@@ -341,7 +345,7 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int)
     if wrong := [arm for arm, record in done.items() if any(record[key] != about[key] for key in about)]:
         raise SystemExit(f"{file} holds records of other weights or contexts ({wrong[0]}); move it away")
     for name in names:
-        left = [arm for arm in arms()[name] if arm.words not in done]
+        left = [arm for arm in arms(model.name).get(name, []) if arm.words not in done]
         if not left:
             continue
         if left[0].groups != groups:
