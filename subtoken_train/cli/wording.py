@@ -68,7 +68,10 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
 
 
 def _nearest(key: str, keys: list[str]) -> str | None:
-    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name anywhere."""
+    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name below the group.
+
+    Of a group that there is not, a similar name anywhere.
+    """
     group, _, leaf = key.rpartition(".")
     beside = [name for name in keys if name.rpartition(".")[0] == group]
     names = {name.rpartition(".")[2]: name for name in beside}
@@ -76,9 +79,10 @@ def _nearest(key: str, keys: list[str]) -> str | None:
         return names[near[0]]
     if not beside and (near := difflib.get_close_matches(key, keys, n=1, cutoff=0.8)):
         return near[0]
-    anywhere = {name.rpartition(".")[2]: name for name in keys}
-    near = difflib.get_close_matches(leaf.replace("-", "_"), anywhere, n=1, cutoff=0.8)
-    return anywhere[near[0]] if near else None
+    within = f"{group}." if group and beside else ""
+    below = {name.rpartition(".")[2]: name for name in keys if name.startswith(within)}
+    near = difflib.get_close_matches(leaf.replace("-", "_"), below, n=1, cutoff=0.8)
+    return below[near[0]] if near else None
 
 
 def unexpected_argument(argument: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -82,7 +80,7 @@ def test_a_page_that_the_budget_cuts_keeps_its_latest_tokens():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_pages_stay_in_order(dtype):
     view = context_view([[Region.CONTEXT] * 12 + [Region.QUERY]], dtype=dtype)
-    alike = replace(view, key_BhNd=torch.ones_like(view.key_BhNd))
+    alike = view.replaced(key_BhNd=torch.ones_like(view.key_BhNd))
     assert quest(0.5, page_size=4, window=1).keep_context(alike)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 7, 11]
 
 
