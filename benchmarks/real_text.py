@@ -108,6 +108,8 @@ BRIEF = {
     "full cache": "everything in bf16",
     "int8 of everything": "everything in int8",
     "kvzip 42% in int8": "**KVzip, 42 % of the entries in int8**",
+    "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
+    "kvzip 47.0% in int8, 12 of 16 value groups by norm": "KVzip, 47 % in int8, 12 of 16 value groups",
     "kvzip 21.9%": "KVzip, 21.9 % of the entries",
     "kvzip 25.0%, 12 of 16 value groups by norm": "KVzip, 25 %, 12 of 16 value groups",
     "compactor 21.9%": "Compactor, 21.9 %",
@@ -115,6 +117,8 @@ BRIEF = {
     "snapkv 21.9%": "SnapKV, 21.9 %",
     "kvzip 47% in int4": "KVzip, 47 % in int4",
     "kvzip 24% in int8": "KVzip, 24 % in int8",
+    "kvzap 24% in int8": "KVzap, 24 % in int8",
+    "kvzip 26.8% in int8, 12 of 16 value groups by norm": "KVzip, 27 % in int8, 12 of 16 value groups",
     "kvzip 14.3%, 12 of 16 value groups by norm": "KVzip, 14.3 %, 12 of 16 value groups",
     "kvzip 12.5%": "KVzip, 12.5 %",
 }
@@ -170,6 +174,11 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         found.setdefault(name, []).extend(
             Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in kinds
         )
+    if "kvzap" in found:
+        kvzap = found["kvzap"][0].compression
+        found["kvzap bits"] = [
+            Arm(f"kvzap {keep:.0%} in int8", replace(kvzap, keep=keep, kv_dtype="int8")) for keep in (0.42, 0.242)
+        ]
     tokens = [keep / (1 - CUT) for keep in ENTRIES]
     found["kvzip channels"] = [
         Arm(f"kvzip {keep:.1%}, 3/4 of the key channels", Compression(kvzip, keep, key_channels=0.75))
@@ -178,6 +187,15 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
     found["groups"] = [Arm("12 of 16 value groups by norm", Compression(), GROUPS)]
     found["kvzip groups"] = [
         Arm(f"kvzip {keep:.1%}, 12 of 16 value groups by norm", Compression(kvzip, keep), GROUPS) for keep in tokens
+    ]
+    rounded: tuple[tuple[float, KVDtype], ...] = ((0.47, "int8"), (0.268, "int8"), (0.51, "int4"))
+    found["kvzip groups bits"] = [
+        Arm(
+            f"kvzip {keep:.1%} in {kind}, 12 of 16 value groups by norm",
+            Compression(kvzip, keep, kv_dtype=kind),
+            GROUPS,
+        )
+        for keep, kind in rounded
     ]
     for name in SEEN:
         method = build_eviction(name)
@@ -370,6 +388,17 @@ def read(file: Path) -> list[dict[str, Any]]:
 Records = Mapping[str, Mapping[str, Any]]
 BUDGETS = {"50.0": 0, "57.1": 0, "21.9": 1, "25.0": 1, "12.5": 2, "14.3": 2}
 """Column of an arm by its share of tokens; groups and cut keys hold more tokens in the same bytes."""
+TWINS = {
+    "kvzip 47.0% in int8, 12 of 16 value groups by norm": "kvzip 42% in int8",
+    "kvzip 26.8% in int8, 12 of 16 value groups by norm": "kvzip 24% in int8",
+    "kvzip 51.0% in int4, 12 of 16 value groups by norm": "kvzip 47% in int4",
+    "kvzap 42% in int8": "kvzip 42% in int8",
+    "kvzap 24% in int8": "kvzip 24% in int8",
+    "kvzap 50.0%": "kvzip 50.0%",
+    "kvzap 21.9%": "kvzip 21.9%",
+    "kvzap 12.5%": "kvzip 12.5%",
+}
+"""Arms, and those of the same bytes that each is to be told from."""
 
 
 def tables(records: Records) -> str:
@@ -393,7 +422,22 @@ def tables(records: Records) -> str:
     cut = [name for name in blind if name.startswith("kvzip,")]
     if cut and "kvzip" in whole:
         parts.append(_beside_whole(cut, whole))
-    return "\n\n".join(parts)
+    twins = {arm: twin for arm, twin in TWINS.items() if arm in records and twin in records}
+    parts.append(_beside_twins(twins, records))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _beside_twins(twins: Mapping[str, str], records: Records) -> str:
+    """Write what an arm loses more than another of the same bytes; nothing without arms."""
+    if not twins:
+        return ""
+    lines = ["| less another arm | bytes of the two | a fact | a token of text |", "|---|---|---|---|"]
+    for arm, twin in twins.items():
+        own, other = records[arm], records[twin]
+        shares = " / ".join(f"{np.mean(each['share']):.1%}" for each in (own, other))
+        cells = [signed_cell(facts_lost(own, other), 2), signed_cell(text_lost(own, other), 3)]
+        lines.append(f"| {arm}, less {twin} | {shares} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _beside_whole(names: Sequence[str], rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
