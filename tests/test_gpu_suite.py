@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_sizes, gpu_suite, gpu_units
+from benchmarks.gpu_units import ROOT
 from tests.support.sampling import sampled
 
 TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_sizes.QUICK)
@@ -146,12 +147,14 @@ def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
 
 def test_gpu_tests_are_counted(monkeypatch):
     class Run:
-        returncode, stdout = 1, "F.s\n1 failed, 2 passed, 3 skipped, 40 deselected in 1.00s\n"
+        returncode = 1
+        stdout = f"F.s\nFAILED x - see {ROOT}/tests/x.py\n1 failed, 2 passed, 3 skipped, 40 deselected in 1.00s\n"
 
     monkeypatch.setattr(gpu_units.subprocess, "run", lambda *_, **__: Run)
     found = gpu_units.gpu_tests(TINY)
     assert found["counts"] == {"failed": 1, "passed": 2, "skipped": 3, "deselected": 40}
     assert [goal["met"] for goal in found["goals"]] == [False, True]
+    assert found["tail"][1] == "FAILED x - see tests/x.py"
 
 
 @pytest.mark.parametrize(
