@@ -1,6 +1,7 @@
 """Which compression loses least of a real text at each size of the cache: a table and a picture of records.
 
-    python -m benchmarks.real_frontier        # docs/choosing.md's table, and results/real_text/frontier.svg
+    python -m benchmarks.real_frontier        # docs/choosing.md's table, results/real_text/frontier.svg, and what
+                                              # the command recommend reads
 
 Records are ``real_text.py``'s, of arms that compress a context before it is asked. The size is what was measured, as a
 share of the full cache in bfloat16. A winner among many is somewhat flattered; intervals are of one arm against the
@@ -9,23 +10,28 @@ full cache.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put, svg_file
-from benchmarks.real_text import NAMES, OUT, facts_lost, read, text_lost
+from benchmarks.real_text import NAMES, OUT, Arm, arms, facts_lost, read, text_lost
+from subtoken_train.cli.recommend import FILE, GOALS, MeasuredArm, interval_cell, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import method_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
 SIZES = (0.53, 0.27, 0.225, 0.155, 0.13, 0.11)
-"""Shares of the bytes; an arm is in a row where it takes no more than that, and more than two thirds of it."""
+"""Shares of the bytes of the table's rows."""
 KINDS = {
     "KVzip, whole values in bf16": r"kvzip [0-9.]+%",
     "KVzip, int8": r"kvzip [0-9.]+% in int8",
@@ -48,24 +54,77 @@ def _size(own: Mapping[str, Any]) -> float:
     return float(np.mean(own["share"]))
 
 
-def table(models: Mapping[str, Records]) -> str:
+def measured(models: Mapping[str, Records]) -> list[MeasuredArm]:
+    """Return every arm with what it loses on the models that have its record, but for the full cache."""
+    words = {arm: None for records in models.values() for arm in records if arm != "full cache"}
+    known = {arm.words: settings(arm) for name in models for some in arms(name).values() for arm in some}
+    return [
+        MeasuredArm(
+            arm, known[arm], {name: _figures(own[arm], own["full cache"]) for name, own in models.items() if arm in own}
+        )
+        for arm in words
+    ]
+
+
+def settings(arm: Arm) -> dict[str, Any]:
+    """Return an arm's settings as ``ArmSettings`` names them; a file of nets stands under a name of the user's."""
+    own = arm.compression
+    made: dict[str, Any] = {}
+    if own.eviction is not None:
+        options: dict[str, Any] = {"calibration": "nets.json"}
+        if own.eviction.calibrated is None:
+            usual, given = (method_record(each) for each in (build_eviction(own.eviction.name), own.eviction))
+            options = {key: value for key, value in given.items() if value != usual[key]}
+        made = {"eviction": own.eviction.name, "eviction_keep": round(own.keep, 4)}
+        made |= {"eviction_options": options} if options else {}
+    made |= {"kv_dtype": own.kv_dtype} if own.kv_dtype != "model" else {}
+    made |= {"key_channels": own.key_channels} if own.key_channels < 1 else {}
+    return made | ({"groups": "{},{}".format(*arm.groups)} if arm.groups else {})
+
+
+def _figures(own: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an arm's bytes, and what it loses."""
+    codes = np.array(own["exact"]).mean(1) - np.array(full["exact"]).mean(1)
+    lost = {"facts": facts_lost(own, full), "text": text_lost(own, full), "codes": codes}
+    return {"bytes": round(_size(own), 5)} | {name: _mean_and_interval(each) for name, each in lost.items()}
+
+
+def _mean_and_interval(apart: npt.NDArray[np.float64]) -> list[float]:
+    return [round(float(each), 6) for each in (apart.mean(), *bootstrap_interval(apart))]
+
+
+def winners(found: Sequence[MeasuredArm], names: Sequence[str]) -> list[MeasuredArm]:
+    """Return the arms that lose least at some budget, on one of the models or on all."""
+    kept: dict[str, MeasuredArm] = {}
+    for some in (*((name,) for name in names), tuple(names)):
+        for budget in sorted(each.bytes_on(some) for each in measured_on(found, some)):
+            for goal in GOALS:
+                if (best := least(found, some, budget, goal)) is not None:
+                    kept[best.arm] = best
+    return sorted(kept.values(), key=lambda each: each.bytes_on(each.on))
+
+
+def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
     """Write for each size and model the arms that lose least of facts and of text."""
     lines = [
         "| bytes, at most | model | for facts | nats a fact | for text | nats a token |",
         "|---|---|---|---|---|---|",
     ]
     for size in SIZES:
-        for name, records in models.items():
-            full = records["full cache"]
-            fit = {arm: own for arm, own in records.items() if 2 / 3 * size < _size(own) <= size}
-            if not fit:
-                continue
+        for name in names:
             cells = []
-            for lost, digits in ((facts_lost, 2), (text_lost, 3)):
-                least = min(fit, key=lambda arm, lost=lost: float(lost(fit[arm], full).mean()))
-                cells += [f"{least} ({_size(fit[least]):.1%})", signed_cell(lost(fit[least], full), digits)]
-            lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
+            for goal, digits in (("facts", 2), ("text", 3)):
+                if (own := least(found, [name], size, goal)) is not None:
+                    cells += [f"{own.arm} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
+            if cells:
+                lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shipped(kept: Sequence[MeasuredArm], names: Sequence[str]) -> str:
+    """Return what the command reads, an arm a line."""
+    lines = ",\n  ".join(json.dumps(vars(each)) for each in kept)
+    return f'{{"models": {json.dumps({name: NAMES[name] for name in names})},\n "arms": [\n  {lines}]}}\n'
 
 
 @styled
@@ -101,10 +160,12 @@ def picture(models: Mapping[str, Records]) -> str:
 
 
 def main() -> None:
-    """Write the table and the picture."""
+    """Write the table, the picture and the command's file."""
     models = {name: blind(name) for name in NAMES}
-    put(PAGE, "frontier", table(models))
+    kept = winners(measured(models), list(NAMES))
+    put(PAGE, "frontier", table(kept, list(NAMES)))
     SVG_FILE.write_text(picture(models), encoding="utf-8")
+    FILE.write_text(shipped(kept, list(NAMES)), encoding="utf-8")
 
 
 if __name__ == "__main__":

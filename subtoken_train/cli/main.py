@@ -35,6 +35,7 @@ COMMANDS = {
     "sweep": "train a grid of overrides of a recipe",
     "recipes": "list, show or copy the shipped recipes",
     "budget": "what a keep ratio and S/K groups cost, and the matched anchor",
+    "recommend": "what to take for a text in a budget of bytes, as it was measured",
     "env": "versions and hardware, for bug reports",
 }
 """By name: one line for ``subtoken-train --help``."""

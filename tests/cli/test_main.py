@@ -152,6 +152,7 @@ def test_module_runs_as_a_program():
         BUDGET,
         [*BUDGET, "--model", "qwen2.5-7b", "--tokens", "64"],
         ["recipes", "ls"],
+        ["recommend", "--budget", "0.2"],
         ["env"],
     ],
     ids=" ".join,

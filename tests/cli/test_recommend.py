@@ -1,0 +1,101 @@
+"""``recommend``: what lost least in a budget, and spellings that mean what was measured."""
+
+from __future__ import annotations
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from subtoken_train.cli import generate
+from subtoken_train.cli.arm_flags import arm_options
+from subtoken_train.cli.command_line import Parser
+from subtoken_train.cli.recommend import MeasuredArm, least, read_measured, spellings
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.settings import ARM_SETTINGS
+from tests.support.commands import printed, refused
+
+NAMES, ARMS = read_measured()
+
+
+def arm(name, **on):
+    figures = {
+        model: {"bytes": size, "facts": [facts] * 3, "text": [text] * 3} for model, (size, facts, text) in on.items()
+    }
+    return MeasuredArm(name, {}, figures)
+
+
+def test_least_on_one_model_and_where_it_loses_most_on_several():
+    first = arm("first", a=(0.2, 0.0, 1.0), b=(0.2, 3.0, 1.0))
+    second = arm("second", a=(0.2, 1.0, 0.5), b=(0.21, 1.0, 0.5))
+    alone = arm("alone", b=(0.2, 0.0, 0.0))
+    same = arm("same", a=(0.1, 1.0, 2.0), b=(0.1, 1.0, 2.0))
+    arms = [first, second, alone, same]
+    assert least(arms, "a", 0.2, "facts") is first
+    assert least(arms, "b", 0.2, "facts") is alone
+    assert least(arms, "ab", 0.205, "text") is first  # the second takes too much on b
+    assert least(arms, "ab", 0.21, "text") is second
+    assert least(arms, "ab", 0.21, "facts") is same  # loses as much as the second, in fewer bytes
+    assert least(arms, "ab", 0.05, "facts") is None
+
+
+@pytest.mark.parametrize("measured", ARMS, ids=lambda each: each.arm)
+def test_every_spelling_means_what_was_measured(measured):
+    assert measured.settings.keys() <= ARM_SETTINGS.keys()
+    written = dict(spellings(measured.settings, "checkpoints/smollm2"))
+    seen = {}
+
+    def from_pretrained(path, **settings):
+        seen.update(settings, backbone=path)
+        return SimpleNamespace(ask=lambda text, questions: None)
+
+    model = SimpleNamespace(from_pretrained=from_pretrained)
+    eval(written["Python"], {"SubTokenModel": model, "text": "", "questions": []})
+    expected = {"backbone": "checkpoints/smollm2", **measured.settings}
+    assert seen == expected
+    assert yaml.safe_load(written["grid"]) == {"arms": [expected]}
+    program, command, *words = shlex.split(written["command"].removesuffix(" < FILE"))
+    assert (program, command) == ("subtoken-train", "generate")
+    parser = Parser()
+    generate.add_arguments(parser)
+    own = arm_options(parser.parse_args(words))
+    if "eviction_keep" in own:
+        own["eviction_keep"] = float(own["eviction_keep"])
+    assert ArmSpec(**own) == ArmSpec(**expected)
+
+
+def test_what_is_said_on_every_model(capsys):
+    out = printed(capsys, "recommend", "--budget", "0.2")
+    first, heads, qwen, smol, *_ = out.splitlines()
+    assert first == "For facts that are asked for later: kvzip 24% in int8"
+    assert heads.split("  ")[1:2] == ["measured on"]
+    assert qwen.startswith("  Qwen2.5-Coder-0.5B  12.4%  -0.03 [-0.07, +0.01]  -2.5 [-4.2, -0.8]")
+    assert smol.startswith("  SmolLM2-135M        12.4%  +0.35 [+0.22, +0.50]")
+    assert "eviction_keep=0.389, which was not measured" in out
+    assert "KVzip reads a context twice" in out
+    assert "checkpoints/NAME" in out
+
+
+def test_what_is_said_of_one_model(capsys):
+    out = printed(capsys, "recommend", "--budget", "0.25", "--model", "smollm2")
+    assert out.startswith("For facts and for text: kvzip 42% in int8\n")
+    assert "Qwen" not in out
+    assert 'SubTokenModel.from_pretrained("checkpoints/smollm2", eviction="kvzip", eviction_keep=0.42' in out
+
+
+def test_nets_are_learnt_first(capsys):
+    out = printed(capsys, "recommend", "--budget", "0.13", "--model", "smollm2")
+    assert "subtoken-train calibrate kvzap --backbone checkpoints/smollm2 --out nets.json" in out
+    assert "--eviction-option calibration=nets.json" in out
+
+
+@pytest.mark.parametrize("budget", ["0", "0.05", "-1", "1.01", "20", "nan", "inf"])
+def test_budgets_outside_what_was_measured(capsys, budget):
+    line = refused(capsys, "recommend", f"--budget={budget}")
+    assert "is outside what was measured on Qwen2.5-Coder-0.5B and SmolLM2-135M" in line
+    assert "to 1, a share of" in line
+
+
+def test_an_unknown_model(capsys):
+    assert "Did you mean 'smollm2'?" in refused(capsys, "recommend", "--budget", "0.2", "--model", "smolm2")
