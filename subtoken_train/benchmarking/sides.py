@@ -134,7 +134,7 @@ class PackedSide(Side):
         assert self._backbone is not None
         assert self._opened is not None
         assert self.cache is not None
-        found = report(self._backbone, self.prompts, self._opened.plan, self.cache, self.compression.key_channels)
+        found = report(self._backbone, self.prompts, self._opened.plan, self.cache, self.compression)
         return HeldBytes(**{part.name: getattr(found, f"{part.name}_bytes") for part in fields(HeldBytes)})
 
     def entries(self) -> int:

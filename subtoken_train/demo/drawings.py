@@ -46,8 +46,9 @@ COLUMNS = (
     "tokens",
 )
 LEGEND = (
-    "Nominal: the share of the picture's keys and values that reducer and routers promise, before an eviction. "
-    "Realised: what is stored of them. Cache bytes are measured: text, answer and index with them, slack left out."
+    "Nominal: the share of the picture's keys and values that reducer and routers promise, before an eviction (-: they "
+    "keep all). Realised: what is stored of them. Cache bytes are measured: text, answer and index with them, slack "
+    "left out."
 )
 
 
@@ -65,7 +66,7 @@ def _row(answer: SideAnswer) -> tuple[str, ...]:
         answer.method,
         f"{held:,}",
         share_words(held / report.dense_bytes, 1),
-        f"{report.nominal_fraction:.3%}",
+        "-" if report.kept_entries is not None and report.nominal_fraction == 1 else f"{report.nominal_fraction:.3%}",
         f"{report.realised_fraction:.3%}",
         f"{report.index_bytes:,}",
         f"{answer.prefill_seconds:.2f}",

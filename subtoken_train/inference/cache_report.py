@@ -17,7 +17,9 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import last_marked, take_rows
+from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill
+from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, measured_ledger
@@ -34,8 +36,8 @@ class CacheReport:
     Attributes:
         ledger: the prompts' entries per layer and region, as the plan promises them in the model's dtype; each prompt
             that the cache holds once, however many beams it has.
-        nominal_fraction: retained share of the compressed region (visual or context) that the budget promises, before
-            eviction.
+        nominal_fraction: retained share of the compressed region (visual or context) that reducer, routers and key
+            channels promise, before an eviction.
         payload_bytes: keys and values of the prompt, measured on the tensors; with ``eviction_every``, of what is left
             of it and of the generated tokens that were packed.
         index_bytes: what finds the stored pieces, measured.
@@ -45,12 +47,15 @@ class CacheReport:
         dense_bytes: an uncompressed cache of the same prompts and tail.
         plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
         statistics_bytes: what evicting while decoding needs: which entries are stored, what the method noted of them,
-            and the queries of the last tokens.
+            and the queries of the last tokens, or what their layers project, as far as the method reads them.
         kernel_bytes: tables and scratch of the fused kernels; 0 where others run.
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
         shares: retained share of the compressed region of each prompt, where a threshold decides, which promises none;
             empty elsewhere.
+        kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None
+            without one.
+        kv_dtype: of the stored prompt, see ``Compression``.
     """
 
     ledger: Ledger
@@ -66,6 +71,8 @@ class CacheReport:
     evictions: int = 0
     unread_bytes: int = 0
     shares: list[float] = field(default_factory=list)
+    kept_entries: float | None = None
+    kv_dtype: KVDtype = "model"
 
     @property
     def total_bytes(self) -> int:
@@ -93,24 +100,34 @@ class CacheReport:
     def __str__(self) -> str:
         """One line; the slack, which does not grow with the prompt, is named apart."""
         held = self.total_bytes - self.slack_bytes
-        compressed = f"compressed region {self.realised_fraction:.4%} of its KV (nominal {self.nominal_fraction:.4%})"
-        if self.shares:
-            mean, deviation = mean_deviation(self.shares)
-            each = f"; {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
-            measured = f"measured: a threshold promises none{each if len(self.shares) > 1 else ''}"
-            compressed = f"compressed region {self.realised_fraction:.4%} of its KV ({measured})"
-        if self._region is None:
-            compressed = "no visual token and no context to compress"
         online = ""
         if self.statistics_bytes:
             online = f"; {self.evictions:,} evictions while decoding, statistics {self.statistics_bytes:,} bytes"
         kernels = f", kernels' tables and scratch {self.kernel_bytes:,} bytes" if self.kernel_bytes else ""
         took = share_words(held / self.dense_bytes, 1)
+        took += "" if self.kv_dtype == "model" else f", in {self.kv_dtype}"
         took += f"; a decoding step reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {compressed}; "
+            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {self._region_words()}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{kernels}{online}"
         )
+
+    def _region_words(self) -> str:
+        """Say what is left of the compressed region, and by what: an eviction's entries, and what was promised."""
+        if self._region is None:
+            return "no visual token and no context to compress"
+        evicts, found = self.kept_entries is not None, []
+        if evicts:
+            found.append(f"{self.kept_entries:.1%} of its entries")
+        if self.shares:
+            mean, deviation = mean_deviation(self.shares)
+            each = f"; {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
+            found.append(f"measured: a threshold promises none{each if len(self.shares) > 1 else ''}")
+        elif not evicts:
+            found.append(f"nominal {self.nominal_fraction:.4%}")
+        elif self.nominal_fraction < 1:
+            found.append(f"before the eviction nominal {self.nominal_fraction:.4%}")
+        return f"compressed region {self.realised_fraction:.4%} of its KV ({'; '.join(found)})"
 
 
 def report(
@@ -118,8 +135,7 @@ def report(
     prompts: Batch,
     plan: Plan,
     cache: PackedCache,
-    key_channels: float = 1.0,
-    by_threshold: bool = False,
+    compression: Compression | None = None,
 ) -> CacheReport:
     """Measure a filled cache, whichever samples it holds by now.
 
@@ -128,9 +144,9 @@ def report(
         prompts: the batch that was put into the cache.
         plan: what of it was kept.
         cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
-        key_channels: share of the key channels that stays, also a promise.
-        by_threshold: what stayed is no budget's, so that each prompt's share is told.
+        compression: what the prompts went through; None: nothing but reducer and routers.
     """
+    compression = compression or Compression()
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
     held_P = torch.unique(origin_B)
@@ -143,7 +159,7 @@ def report(
     generated = cache.get_seq_length() - cache.prompt_length
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
-        nominal_fraction=_nominal(backbone, regions_PN, key_channels),
+        nominal_fraction=_nominal(backbone, regions_PN, compression.key_channels),
         payload_bytes=sum(layer.payload_bytes for layer in layers),
         index_bytes=sum(layer.index_bytes for layer in layers),
         tail_bytes=sum(used for used, _ in tail),
@@ -154,8 +170,18 @@ def report(
         kernel_bytes=cache.kernel_bytes,
         evictions=0 if cache.evictor is None else cache.evictor.evictions,
         unread_bytes=sum(layer.unread_bytes for layer in layers),
-        shares=_shares(own, regions_PN, shape) if by_threshold else [],
+        shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
+        kept_entries=None if compression.eviction is None else _kept_entries(own, regions_PN, shape.num_kv_heads),
+        kv_dtype=compression.kv_dtype,
     )
+
+
+def _kept_entries(plan: Plan, regions_PN: Tensor, heads: int) -> float:
+    """Share of the compressed region's entries that the heads of all layers keep; 1 where it is empty."""
+    in_region_PN = in_compressed_region(regions_PN)
+    whole = int(in_region_PN.sum()) * heads * len(plan.layers)
+    kept = sum(int(_region_counts(layer, in_region_PN, heads)[1].sum()) for layer in plan.layers)
+    return kept / whole if whole else 1.0
 
 
 def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:

@@ -244,9 +244,8 @@ class CompressedContext:
         emptied = emptied_regions(plan, batch.regions_BN, held_LBN)
         if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
             warnings.warn(words, SubTokenWarning, stacklevel=3)
-        by_threshold = compression.threshold is not None
         held = replace(batch, pixel_values=None)
-        took = report(backbone, held, plan, cache, compression.key_channels, by_threshold)
+        took = report(backbone, held, plan, cache, compression)
         return cls(backbone, compression, cache, frames, batch.record_ids, took)
 
     def answers(self, questions: Sequence[Sequence[str]], max_new_tokens: int) -> list[list[str]]:

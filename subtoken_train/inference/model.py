@@ -403,5 +403,4 @@ class SubTokenModel:
             )
         last = self.last
         last.cache.check_holds_prompt()
-        settings = self.compression.key_channels, self.compression.threshold is not None
-        return report(self.backbone, last.batch, last.plan, last.cache, *settings)
+        return report(self.backbone, last.batch, last.plan, last.cache, self.compression)

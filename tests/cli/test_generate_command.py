@@ -13,8 +13,9 @@ from subtoken_train.cli.main import main
 from tests.support.commands import printed, refused
 
 LINE = re.compile(
-    r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%\); compressed region ([\d.]+)% of its KV "
-    r"\(nominal ([\d.]+)%\); index [\d,]+, slack [\d,]+ bytes(?: \| (.+))? \| prefill [\d.]+ s, decode [\d.]+ s"
+    r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%(?:, in int8)?\); compressed region ([\d.]+)% of "
+    r"its KV \((?:[\d.]+% of its entries; before the eviction )?nominal ([\d.]+)%\); index [\d,]+, slack [\d,]+ bytes"
+    r"(?: \| (.+))? \| prefill [\d.]+ s, decode [\d.]+ s"
 )
 TEXT = "the bee and the spider met in the garden. " * 12
 
@@ -51,7 +52,9 @@ def test_beams_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictio
     assert LINE.fullmatch(lines(capsys, *common, "--num-beams", 2)[-1])
     assert LINE.fullmatch(lines(capsys, *common, "--temperature", 0.7)[-1])
     evicted = ["--eviction", "first_visual", "--eviction-keep", "0.5", "--eviction-option", "window=2"]
-    found = LINE.fullmatch(lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1])
+    line = lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1]
+    assert "%, in int8); compressed region 7.8125% of its KV (12.5% of its entries; before the eviction nominal" in line
+    found = LINE.fullmatch(line)
     assert (found[3], found[4], found[5]) == ("7.8125", "15.6250", "first_visual 0.5 int8")
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzap import KVzap, TokenScorers, foretold
+from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
@@ -271,6 +273,23 @@ def test_while_decoding_the_best_of_old_and_new_stay(pool):
     assert cache.evictor.evictions == 3
     for hook in hooks:
         hook.remove()
+
+
+@torch.no_grad()
+def test_what_is_held_of_new_tokens_is_counted():
+    """Until the next look: what each layer projected of them, and no query."""
+    family, layers = text_family(layers=3), 3
+    backbone, cache = compress(family).eval(), PackedCache(layers)
+    compression = Compression(build_eviction("kvzap", **settings_for("kvzap", family)), 12, "tokens", every=4)
+    batch = text_batch([(30, 5, 0), (20, 9, 0)], seed=3)
+    plan, counts = prefill(backbone, batch, cache, compression).plan, []
+    for token in range(5):
+        counts.append(report(backbone, batch, plan, cache, compression).statistics_bytes)
+        decode(backbone, torch.tensor([[20 + token]] * 2), cache)
+    each = layers * 2 * family.hidden_size * 4
+    assert [after - before for before, after in pairwise(counts)] == [each] * 4
+    assert cache.evictor.evictions == 1
+    assert report(backbone, batch, plan, cache, compression).statistics_bytes < counts[-1]
 
 
 def test_a_context_that_is_asked_about():

@@ -16,6 +16,7 @@ from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
@@ -101,3 +102,32 @@ def test_live_tensors_grow_by_what_is_reported(make, own_sets, kv_dtype):
 def _filled(backbone, batch, cache, compression):
     """The cache, filled, and its plan, without tensors that would count."""
     return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
+
+
+@pytest.mark.parametrize("routing", [None, ROUTING])
+@pytest.mark.parametrize("kv_dtype", ["model", "int8"])
+@torch.no_grad()
+def test_an_eviction_is_told_by_the_entries_that_stay(routing, kv_dtype):
+    """Counted over layers and heads by hand; what it left is never called all that was promised."""
+    family = text_family(layers=2, num_key_value_heads=HEADS)
+    backbone, batch = compress(family, routing), text_batch([(60, 5, 0), (40, 5, 0)])
+    KV_HEADS[0] = HEADS
+    compression, cache = Compression(OwnSets(), 0.5, kv_dtype=kv_dtype), PackedCache(2)
+    plan = prefill(backbone, batch, cache, compression).plan
+    told = report(backbone, batch, plan, cache, compression)
+    kept = 0
+    for layer in plan.layers:
+        for sample, row in enumerate(layer.entries_BN.tolist()):
+            for place, entry in enumerate(row):
+                if entry >= 0 and batch.regions_BN[sample, entry] == Region.CONTEXT:
+                    kept += int(layer.heads_BNh[sample, place].sum())
+    assert told.kept_entries == kept / (100 * HEADS * 2)
+    assert 0.4 < told.kept_entries < 0.6
+    words = str(told)
+    promised = "" if routing is None else "; before the eviction nominal 62.5000%"
+    assert f"({told.kept_entries:.1%} of its entries{promised})" in words
+    assert ("%, in int8)" in words) == (kv_dtype == "int8")
+    assert "nominal 100" not in words
+    whole = report(backbone, batch, plan, cache)
+    assert whole.kept_entries is None
+    assert f"(nominal {whole.nominal_fraction:.4%})" in str(whole)

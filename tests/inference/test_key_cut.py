@@ -54,7 +54,7 @@ def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype
     keep = 1.0 if eviction is None else 0.5
     compression = Compression(eviction, keep, kv_dtype=kv_dtype, key_channels=0.6)
     backbone, batch, first, cache = filled(compression, routing)
-    told = report(backbone, batch, first.plan, cache, 0.6)
+    told = report(backbone, batch, first.plan, cache, compression)
     shares = account(backbone, batch, first, cache)
     assert sum(share.kv_bytes for share in shares) == told.payload_bytes + told.index_bytes
     whole = filled(Compression(eviction, keep, kv_dtype=kv_dtype), routing)
@@ -78,7 +78,7 @@ def test_the_promise_is_what_a_long_context_takes():
     backbone, batch, first, cache = filled(
         Compression(key_channels=0.5), prompts=[(1500, 40, 0)], max_position_embeddings=2048
     )
-    told = report(backbone, batch, first.plan, cache, 0.5)
+    told = report(backbone, batch, first.plan, cache, Compression(key_channels=0.5))
     assert told.nominal_fraction == 0.75
     assert told.realised_fraction == pytest.approx(0.75)
     routed = compress(backbone.family, ROUTING)

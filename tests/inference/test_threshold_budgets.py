@@ -165,7 +165,8 @@ def test_the_report_says_what_each_prompt_keeps():
     assert len(report.shares) == 3
     mean, deviation = statistics.fmean(report.shares), statistics.stdev(report.shares)
     words = f"measured: a threshold promises none; {mean:.4%} ± {deviation:.4%} of each of 3 prompts"
-    assert f"compressed region {report.realised_fraction:.4%} of its KV ({words})" in str(report)
+    kept = f"{report.kept_entries:.1%} of its entries"
+    assert f"compressed region {report.realised_fraction:.4%} of its KV ({kept}; {words})" in str(report)
     assert min(report.shares) <= report.realised_fraction <= max(report.shares)
     budget = SubTokenModel.around(backbone, Compression(build_eviction("keydiff"), 0.5))
     budget.generate(**inputs, max_new_tokens=2, context_length=20, do_sample=False)
