@@ -52,23 +52,34 @@ WAYS = ("own", "pooled")
 def train(loss: str, arm: str, seed: int, source: Path, work: Path) -> Path:
     """Train an arm's adapter unless it is there and of this very recipe; return its folder."""
     folder = work / f"{loss}-{arm}-seed{seed}"
-    argv = ["--config", str(ROOT / f"recipes/real/{RECIPE}.yaml"), *MIXED, *LOSSES[loss], *ARMS[arm][2]]
+    argv = [*MIXED, *LOSSES[loss], *ARMS[arm][2]]
     argv += ["--seed_everything", str(seed), "--data.seed", str(seed), "--data.train.name", str(source / "valid.txt")]
-    key = sha256(recipe_bytes(RECIPE) + json.dumps(argv[2:]).encode())
+    fitted(folder, RECIPE, argv)
+    return folder / "adapter"
+
+
+def fitted(folder: Path, recipe: str, argv: list[str], data: str = "") -> None:
+    """Run ``fit`` into a folder unless it holds what these very settings gave.
+
+    Args:
+        folder: of the run.
+        recipe: of ``recipes/real``.
+        argv: flags beside it.
+        data: digest of what is learnt from, where the flags do not say it.
+    """
+    key = sha256(recipe_bytes(recipe) + json.dumps(argv).encode() + data.encode())
     note = folder / "trained.txt"
     if not (note.exists() and note.read_text() == key):
         shutil.rmtree(folder, ignore_errors=True)
         # an anchor is written into the folder's neighbour of this name
-        run = folder if arm != "anchor" else folder.with_name(f"{folder.name}_anchor")
-        if subtoken(
-            ["fit", *argv, "--output_dir", str(folder), "--trainer.enable_progress_bar", "false", "--overwrite"]
-        ):
-            raise SystemExit(f"{arm} seed {seed} did not train")
+        run = folder if "--anchor" not in argv else folder.with_name(f"{folder.name}_anchor")
+        flags = ["--config", str(ROOT / f"recipes/real/{recipe}.yaml"), *argv, "--output_dir", str(folder)]
+        if subtoken(["fit", *flags, "--trainer.enable_progress_bar", "false", "--overwrite"]):
+            raise SystemExit(f"{folder.name} did not train")
         if run != folder:
             run.rename(folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         note.write_text(key)
-    return folder / "adapter"
 
 
 def asked_backbone(adapter: Path, way: str) -> CompressedBackbone:
@@ -78,13 +89,15 @@ def asked_backbone(adapter: Path, way: str) -> CompressedBackbone:
 
 def ask(arm: str, way: str, adapter: Path, source: Path, count: int) -> dict[str, Any]:
     """Return what an adapter says of the contexts."""
-    backbone = asked_backbone(adapter, way)
-    keep, words, _ = ARMS[arm]
-    compression = Compression() if way == "own" else Compression(build_eviction("kvzip"), keep)
-    text = (source / "test.txt").read_text(encoding="utf-8")
-    asked = contexts(backbone.family.tokenizer, text, count)
+    compression = Compression() if way == "own" else Compression(build_eviction("kvzip"), ARMS[arm][0])
+    return said(asked_backbone(adapter, way), compression, source, count)
+
+
+def said(backbone: CompressedBackbone, compression: Compression, source: Path, count: int) -> dict[str, Any]:
+    """Return what a trained model says of the contexts in ``source``, see ``real_text.measure``."""
+    asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
     with reading_packed(backbone.family.decoder.config), torch.no_grad():
-        return measure(backbone, [Arm(words, compression)], asked)[words]
+        return measure(backbone, [Arm("trained", compression)], asked)["trained"]
 
 
 def table(records: Iterable[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import real_text_trained
+from benchmarks import real_text_bytes, real_text_trained
 from benchmarks.real_text import (
     CONTEXTS,
     FACTS,
@@ -21,9 +21,14 @@ from benchmarks.real_text import (
     tables,
 )
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.corpus import Document, iterate_blocks
+from subtoken_train.datasets.english import documents
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, contexts_of, prefill
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
@@ -84,6 +89,60 @@ def test_trained_arms_are_asked_the_same_and_make_the_page():
     assert len({(each["loss"], each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 3
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
     assert places.shown(PAGE, "trained") == real_text_trained.table(records)
+
+
+def test_arms_of_one_budget_are_asked_the_same_and_make_the_page():
+    records = read(real_text_bytes.FILE)
+    assert len({real_text_bytes.key(each) for each in records}) == len(records)
+    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
+    assert places.shown(PAGE, "bytes") == real_text_bytes.shown()
+
+
+def test_arms_of_one_budget_are_told_from_their_twins():
+    """A twin is of the same seeds; KVzip and KVzap are those of the same bytes."""
+    full = {"facts": [[1.0, 2.0], [0.0, 1.0]], "text": [127.0, 127.0]}
+    others = {
+        "full cache": full,
+        **{f"{name} 21.9%": {**full, "facts": [[2.0, 2.0], [1.0, 1.0]]} for name in ("kvzip", "kvzap")},
+    }
+    own = {**full, "share": [0.2, 0.22], "exact": [[1, 0], [1, 1]], "learns": "router", "start": "kvzap", "seed": 0}
+    records = [{**own, "router": name, "byte_share": 0.219} for name in ("tokens", "bytes")]
+    lines = real_text_bytes.table(records, others).splitlines()
+    assert [line.count("|") for line in lines] == [15] * 4
+    assert "| 21.0% | router | kvzap | bytes | 1 | 75% | +0.00 [+0.00, +0.00] | +0.00 [+0.00, +0.00] |" in lines[2]
+    assert "-0.50 [-0.50, -0.50]" in lines[2]
+    assert "| tokens | 1 | 75% | +0.00 [+0.00, +0.00] |  | -0.50" in lines[3]
+    assert real_text_bytes.table([], others) == "Not measured yet."
+
+
+def test_documents_fill_a_block_and_every_other_says_its_context_again():
+    tokenizer = load_family(BackboneConfig(str(places.ROOT / "checkpoints/tiny-llama"))).tokenizer
+    text = " ".join(documents("train")[:3])
+    block, context = 64, 48
+    found = real_text_bytes.documents(tokenizer, text, block, context)
+    assert len(found) > 4
+    made = list(iterate_blocks([Document(each) for each in found], tokenizer, block))
+    assert len(made) == len(found)
+    started = tokenizer.bos_token_id is not None
+    for number, each in enumerate(made):
+        ids = each.input_ids
+        assert ids[-1] == tokenizer.eos_token_id
+        after, before = ids[context:-1], ids[started:context]
+        again = any(before[i : i + len(after)] == after for i in range(len(before)))
+        assert again or not number % 2
+
+
+def test_every_arm_of_one_budget_is_a_recipe(capsys):
+    """Names and values of its settings; the arms differ in what they say they do alone."""
+    every = real_text_bytes.arms(real_text_bytes.LEARNS, real_text_bytes.STARTS, real_text_bytes.ROUTERS, (0.219,))
+    assert len(every) == 16
+    assert len({tuple(arm.argv()) for arm in every}) == 16
+    recipe = places.ROOT / f"recipes/real/{real_text_bytes.RECIPE}.yaml"
+    for arm in every[::7]:
+        cli = RecipeCLI(["--config", str(recipe), *arm.argv()])
+        assert cli.model.routing_config.byte_pool == "all"
+        assert (cli.model.routing_config.warm_start is None) == (arm.start == "nothing")
+        assert (cli.model.optimizer_config.learning_rate == 0) == (arm.learns != "router and LoRA")
 
 
 def test_readme_shows_the_records():

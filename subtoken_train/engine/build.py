@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 import torch
 from peft import PeftModel
 
+from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions.kvzap import KVzap, TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from subtoken_train.routing.linear import LinearRouter
 
 
 @dataclass
@@ -66,11 +69,35 @@ def build(
 ) -> tuple[CompressedBackbone, PeftModel]:
     """Load the backbone and attach reducer, LoRA and routers, freshly initialised.
 
-    The initial values depend on the seed alone, not on the way the backbone is loaded (sharded loading draws numbers).
+    The initial values depend on the seed alone, not on the way the backbone is loaded (sharded loading draws numbers),
+    and on the file of a warm start.
     """
     with torch.random.fork_rng(devices=[]):
         family = load_family(backbone, reducer)
-    return assemble(family, lora, reducer, routing, stage2)
+    compressed, peft_model = assemble(family, lora, reducer, routing, stage2)
+    start_warm(compressed)
+    return compressed, peft_model
+
+
+def start_warm(compressed: CompressedBackbone) -> None:
+    """Let routers start as the nets of the file that ``RoutingConfig.warm_start`` names; without one, nothing is done.
+
+    Raises:
+        ValueError: the file is none, another backbone's, or of nets with two layers.
+    """
+    bank, family = compressed.bank, compressed.family
+    if bank is None or bank.config.warm_start is None:
+        return
+    calibration = read_calibration(bank.config.warm_start, KVzap.name, TokenScorers)
+    check_calibration(calibration, family)
+    if calibration.numbers.hidden:
+        raise ValueError(
+            f"warm_start {bank.config.warm_start} holds nets of two layers, and a linear router starts as one linear "
+            "map: calibrate kvzap with hidden 0"
+        )
+    for selector, net in zip(bank.selectors, calibration.numbers.nets, strict=True):
+        assert isinstance(selector, LinearRouter)
+        selector.start_from(*net)
 
 
 def assemble(

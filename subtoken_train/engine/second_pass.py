@@ -42,7 +42,7 @@ from subtoken_train.families.positions import warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.state import RoutingState, Spent
 from subtoken_train.types import Region
 from subtoken_train.view.view import Opening, TaskPlan, TaskView
 
@@ -53,8 +53,6 @@ TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
 rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
-Chosen = dict[int, tuple[Tensor, Tensor]]
-"""By layer, ``RoutingState.chosen``."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +284,7 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
 
 
 @torch.no_grad()
-def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> Chosen:
+def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
     """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
 
     The contexts run as they do in the pass that counts: whole, with LoRA, without dropout or gradient.
@@ -298,7 +296,7 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
         held: of every layer the context tokens that are chosen among, bool [B, N].
 
     Returns:
-        Of every layer the groups and the keys that stay, bool [B, N, S] and [B, h, N].
+        By layer, ``RoutingState.chosen``.
 
     Raises:
         ValueError: the pass runs in chunks, whose memory another pass would not keep.

@@ -20,6 +20,7 @@ M entries of a pool, i offers of an entry.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import torch
@@ -83,6 +84,34 @@ def best_in_bytes(
         kept_BNh = kept_RM.reshape(batch, length, heads)
         return kept_BNh.transpose(1, 2), groups_RMs.reshape(batch, length, heads, -1).transpose(1, 2)
     return kept_RM.reshape(batch, heads, length), groups_RMs.reshape(batch, heads, length, -1)
+
+
+def cut_logit(
+    key_BhN: Tensor, groups_BhNs: Tensor, chosen_BhN: Tensor, kept_BhNs: Tensor, costs: EntryCosts, pooled: bool
+) -> Tensor:
+    """Return the logit of a group that is worth its bytes as little as the least of the entries that were chosen.
+
+    What a router learns most from are choices that hang in the balance, wherever the scale of its logits has them.
+
+    Args:
+        key_BhN: logits of the keys.
+        groups_BhNs: logits of the groups.
+        chosen_BhN: keys that stay and had a choice, bool.
+        kept_BhNs: groups that stay, bool.
+        costs: of an entry of one head.
+        pooled: whether the heads of a sample share one pool, and then one number.
+
+    Returns:
+        Per head, fp32 [B, h]; 0 where nothing was chosen.
+    """
+    kept_BhNi = torch.cat([chosen_BhN[..., None], kept_BhNs & chosen_BhN[..., None]], -1)
+    logits_BhNi = torch.cat([key_BhN[..., None], groups_BhNs], -1).float().masked_fill(~kept_BhNi, -torch.inf)
+    bytes_BhN = costs.key + kept_BhNs.sum(-1) * costs.group
+    density_BhN = (logits_BhNi.logsumexp(-1) - bytes_BhN.log()).masked_fill(~chosen_BhN, torch.inf)
+    least_Bh = torch.nn.functional.pad(density_BhN, (0, 1), value=torch.inf).amin(-1)
+    if pooled:
+        least_Bh = least_Bh.amin(-1, keepdim=True).expand(key_BhN.shape[:2])
+    return torch.where(least_Bh.isfinite(), least_Bh + math.log(costs.group), 0.0)
 
 
 def _spent(

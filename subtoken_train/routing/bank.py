@@ -37,12 +37,12 @@ from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
-from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes
+from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
 from subtoken_train.routing.linear import fp32_linear, init_router
 from subtoken_train.routing.output_norm import OutputNorms
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.state import RoutingState, Spent
 
 
 class ValueGate(nn.Module):
@@ -122,7 +122,10 @@ class RouterBank(nn.Module):
         config.check(shape)
         self.config = config
         self.shape = shape
-        self.outputs = config.num_groups + (shape.num_kv_heads if config.budget == "bytes" else 0)
+        self.whole = config.budget == "bytes" and config.num_groups == shape.num_kv_heads
+        """True where an entry's only group goes with its key."""
+        keys = shape.num_kv_heads if config.budget == "bytes" else 0
+        self.outputs = keys if self.whole else config.num_groups + keys
         scored = replace(config, num_groups=self.outputs)
         self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in range(shape.num_layers)])
         self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
@@ -239,10 +242,13 @@ class RouterBank(nn.Module):
             state.fills[layer] = fill_BV.detach().to(value_BND.dtype)
         scores_BNO = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
+        margin_BNS = scores_BNS
         if config.budget == "bytes":
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
-            hard_BNS, keys_BhN = (marks.to(device) for marks in chosen)
-            state.keys[layer], key_logits_BhN = keys_BhN.to(home), scores_BNO[..., config.num_groups :].mT
+            hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
+            cut_BS = cut_Bh.repeat_interleave(config.num_groups // cut_Bh.shape[1], 1)
+            margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
+            state.keys[layer], key_logits_BhN = keys_BhN.to(home), key_logits_BhN - cut_Bh[..., None]
         else:
             hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
         routed_BN1 = routed_BN[..., None]
@@ -251,14 +257,14 @@ class RouterBank(nn.Module):
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
-            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, routed_BN1)
+            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1)
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
         return LateValues(value_BND, keys_BhN, key_logits_BhN)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """Scores of a layer's groups, and keys, [B, N, O] in fp32, prior included.
+        """Scores of a layer's groups, and keys behind them, [B, N, S + h] in fp32 ([B, N, S] without), prior included.
 
         They are of values less what dropped groups read as.
         """
@@ -290,7 +296,7 @@ class RouterBank(nn.Module):
         if self.prior is not None:
             prior_BNS = standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
-        return scores_BNO
+        return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         """The hard mask of the budget, bool [B, N, S]."""
@@ -303,39 +309,48 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[Spent]:
         """Spend one byte budget on the keys and groups of layers; a head's groups are those of its own key.
 
         Args:
-            scores: logits of every layer's groups and keys, [B, N, O].
+            scores: logits of every layer's groups and keys, [B, N, S + h].
             routed: of every layer the tokens that it chooses among, bool [B, N].
 
         Returns:
-            Of every layer the groups and the keys that stay, bool [B, N, S] and [B, h, N]; every key of other tokens.
+            Of every layer what stays.
         """
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
         if not config.drops:  # the index would not be paid for
-            return [(torch.ones_like(x, dtype=torch.bool), torch.ones_like(y, dtype=torch.bool).mT) for x, y in logits]
+            kept = [(torch.ones_like(x, dtype=torch.bool), torch.ones_like(y, dtype=torch.bool).mT) for x, y in logits]
+            return [Spent(*both, scores[0].new_zeros(both[1].shape[:2])) for both in kept]
         always = [x & ((x.cumsum(-1) <= config.sinks) | last_marked(x, config.window)) for x in routed]
         competes_BhN, always_BhN = (torch.stack(list(x), 1).repeat_interleave(heads, 1) for x in (routed, always))
         key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
-        groups_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
+        offered_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
         costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool != "head"
         count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
         budget_B = budget_bytes(count_B, costs.dense, exact(config.byte_share))
-        kept = best_in_bytes(key_BhN, groups_BhNs, competes_BhN, always_BhN, costs, budget_B, pooled)
-        keys_LBhN, groups_LBhNs = (x.chunk(len(routed), 1) for x in kept)
+        keys_BhN, groups_BhNs = best_in_bytes(key_BhN, offered_BhNs, competes_BhN, always_BhN, costs, budget_B, pooled)
+        chosen = keys_BhN & ~always_BhN, groups_BhNs
+        parts = keys_BhN, groups_BhNs, cut_logit(key_BhN, offered_BhNs, *chosen, costs, pooled)
+        by_layer = zip(*(x.chunk(len(routed), 1) for x in parts), routed, strict=True)
         return [
-            (groups.transpose(1, 2).flatten(2), keys | ~own_BN[:, None])
-            for groups, keys, own_BN in zip(groups_LBhNs, keys_LBhN, routed, strict=True)
+            Spent(groups.transpose(1, 2).flatten(2), keys | ~own_BN[:, None], cut)
+            for keys, groups, cut, own_BN in by_layer
         ]
 
-    def _factors(self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, routed_BN1: Tensor) -> Tensor:
-        """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens."""
+    def _factors(
+        self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, margin_BNS: Tensor, routed_BN1: Tensor
+    ) -> Tensor:
+        """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
+
+        The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
+        Of entries that are kept whole, the key's choice alone has one.
+        """
         factors_BNS = mask_BNS.to(logits_BNS.dtype)
-        if self.config.drops:
-            factors_BNS = straight_through(mask_BNS, logits_BNS, routed_BN1)
+        if self.config.drops and not self.whole:
+            factors_BNS = straight_through(mask_BNS, margin_BNS, routed_BN1)
         if not self.config.value_gate:
             return factors_BNS
         return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)

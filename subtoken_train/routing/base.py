@@ -41,13 +41,15 @@ class RoutingConfig:
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
             keys and on groups, so that a head of a token may keep any number of its groups, or no key and nothing.
             Language models only; ``kept_groups`` is then ``num_groups``, which must be a multiple of the key-value
-            heads.
+            heads; as many as these, and a head of a token is kept whole or not at all.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, the index of the groups
             included.
         byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
             layers, for which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise.
+        warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets, and
+            keeps the tokens that KVzap keeps; read where training starts, and never again. None: drawn at random.
         value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
             With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
@@ -72,6 +74,7 @@ class RoutingConfig:
     byte_pool: BytePool = "layer"
     sinks: int = 4
     window: int = 0
+    warm_start: str | None = None
     value_gate: bool = False
     fill: str = "zero"
     score_prior: ScorePrior = "none"
@@ -144,6 +147,11 @@ class RoutingConfig:
             )
         if self.fill != "zero":
             raise ValueError(f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out")
+        if self.warm_start is not None and self.selector != "linear":
+            raise ValueError(
+                f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is none: use "
+                "'linear', or leave warm_start out"
+            )
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
         asks = "feature 'attention'" if "attention" in self.features else asks
         if self.byte_pool == "all" and asks is not None:
@@ -196,7 +204,7 @@ class RoutingConfig:
         return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
 
 
-_OF_BYTES = ("byte_share", "byte_pool", "sinks", "window")
+_OF_BYTES = ("byte_share", "byte_pool", "sinks", "window", "warm_start")
 _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "features")
 _RETIRED = {"balance_scope": "sample", "temperature": 1.0}
 """Settings of version 0.2 that brought nothing, and the value that is still read."""

@@ -68,6 +68,23 @@ class LinearRouter(Selector):
         self.query = nn.Linear(hidden_size, config.num_groups, bias=False) if config.query_conditioned else None
         init_router(self)
 
+    @torch.no_grad()
+    def start_from(self, weight_hD: Tensor, bias_h: Tensor) -> None:
+        """Let every head's logits, of its value groups and then of its key, start as one linear map; the query's at 0.
+
+        A group is then worth what its key is, and takes fewer bytes: under a byte budget entries start whole.
+
+        Args:
+            weight_hD: of the key-value heads.
+            bias_h: likewise.
+        """
+        heads = len(bias_h)
+        groups = (len(self.token.bias) - heads) // heads
+        for own, given in ((self.token.weight, weight_hD), (self.token.bias, bias_h)):
+            own.copy_(torch.cat([given.repeat_interleave(groups, 0), given]))
+        if self.query is not None:
+            self.query.weight.zero_()
+
     def forward(self, view: SelectorInput) -> Tensor:
         """Logits [B, N, S] in fp32."""
         logits_BNS = fp32_linear(self.token, view.hidden_BND)

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.functional.objective import balance_loss
+
+
+class Spent(NamedTuple):
+    """A layer's choice within a byte budget.
+
+    Attributes:
+        groups_BNS: groups that stay, bool.
+        keys_BhN: keys that stay, bool; of tokens that are not routed, all.
+        cut_Bh: the logit of a group that was only just worth its bytes, fp32.
+    """
+
+    groups_BNS: Tensor
+    keys_BhN: Tensor
+    cut_Bh: Tensor
 
 
 @dataclass
@@ -35,7 +49,7 @@ class RoutingState:
         scopes: per layer the tokens that one budget of all layers chooses among, bool; None outside of the pass that
             looks for it.
         scores: what that pass found by layer: logits of groups and keys, [B, N, O] in fp32.
-        chosen: per layer the groups and the keys that such a budget leaves, bool [B, N, S] and [B, h, N].
+        chosen: per layer what such a budget leaves.
         fills: per layer the value that dropped groups read as, without gradient, on the layer's device, [B, d_v] in the
             values' dtype; empty where they read as zero.
         choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
@@ -56,7 +70,7 @@ class RoutingState:
     keys: dict[int, Tensor] = field(default_factory=dict)
     scopes: list[Tensor] | None = None
     scores: dict[int, Tensor] = field(default_factory=dict)
-    chosen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    chosen: dict[int, Spent] = field(default_factory=dict)
     fills: dict[int, Tensor] = field(default_factory=dict)
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     ahead: dict[int, Tensor] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.datasets.video_sources import open_picture
+from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
@@ -206,7 +207,8 @@ class StepPlan:
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
     """Lay out everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
 
-    What stage 2 starts from is read and checked; with ``offline`` the recipe's LoRA settings are taken for stage 1's.
+    What stage 2, or a router, starts from is read and checked; with ``offline`` it is not, and the recipe's LoRA
+    settings are taken for stage 1's.
     """
     family = layout_family(module.backbone_config)
     first = None if offline else module.read_first_stage()
@@ -214,6 +216,8 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
         parts, peft_model = module.lay_out(family)
     if first is not None:
         first.tensors(family, module.backbone_config, peft_model)
+    if not offline:
+        start_warm(parts)
     return parts
 
 

@@ -7,18 +7,22 @@ import torch
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Region
+from subtoken_train.types import Identity, Region
 from tests.engine.test_context import hf_logits, only_text, trained_loss
+from tests.support.calibration_files import written
 from tests.support.helpers import compress
+from tests.support.kvzap_files import drawn_nets, settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 from tests.support.truth_cells import from_truth
@@ -276,6 +280,96 @@ def test_a_key_that_would_help_is_brought_back():
     assert (kept[-1] & ~kept[0]).any()
 
 
+@pytest.mark.parametrize("pool", ["layer", "all"])
+@torch.no_grad()
+def test_a_group_for_each_head_keeps_whole_entries(pool):
+    """Its logit is its key's; the router gives no other."""
+    backbone = eager(text_family(), settings(num_groups=2, kept_groups=2, byte_pool=pool)).eval()
+    assert backbone.bank.selectors[0].token.weight.shape[0] == 2
+    state = backbone.run(text_batch(MIXED)).state
+    keys, masks = torch.stack(list(state.keys.values())), torch.stack(list(state.masks.values()))
+    assert torch.equal(keys.transpose(2, 3), masks)
+    assert 0 < keys.float().mean() < 1
+    found = from_truth(backbone, text_batch([(24, 6, 0), (16, 4, 0)], True), 5, Compression())
+    assert found.largest < 1e-4
+
+
+def test_whole_entries_learn_by_their_keys_alone():
+    family = text_family()
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = eager(family, settings(num_groups=2, kept_groups=2, score_prior="value_norm"))
+    _, gradients = trained_loss(backbone, text_batch(MIXED))
+    for layer in range(3):
+        assert gradients[f"bank.selectors.{layer}.token.weight"].any(-1).all()
+
+
+def warm(family, **changed):
+    """A backbone whose routers start as KVzap's nets, and the nets' file."""
+    file = settings_for("kvzap", family)["calibration"]
+    backbone = compress(family, settings(byte_pool="all", sinks=0, window=3, warm_start=file, **changed))
+    start_warm(backbone)
+    return backbone.eval(), file
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+@sampled("kind", ["llama", "phi3"], every=1)
+@torch.no_grad()
+def test_a_warm_start_keeps_what_kvzap_keeps(kind, groups):
+    """As many whole entries in the same pool, of a context that nobody has asked yet; and no part of one."""
+    family, count, context = text_family(kind), 9, 24
+    shape = family.shape
+    dense = 4 * shape.head_dim
+    index = 1  # byte of a head's entry, which KVzap's does not have
+    share = count * (dense + index) / (context * dense)
+    backbone, file = warm(family, num_groups=groups, kept_groups=groups, byte_share=share)
+    batch = text_batch([(context, 6, 0)])
+    ours = opened(backbone, batch, protocol="context_first")[0].plan
+    method = build_eviction("kvzap", calibration=file, last=3, lower_bound=0)
+    theirs = opened(compress(family).eval(), batch, Compression(method, count / context), "context_first")[0].plan
+    entries = 0
+    for own, other in zip(ours.layers, theirs.layers, strict=True):
+        for head in range(shape.num_kv_heads):
+            kept = own.entries_BN[0][own.heads_BNh[0, :, head]].tolist()
+            assert kept == other.entries_BN[0][other.heads_BNh[0, :, head]].tolist()
+            entries += len(kept)
+        groups_BNhs = own.group_mask_BNS.unflatten(-1, (shape.num_kv_heads, -1))
+        assert torch.equal(groups_BNhs.all(-1), own.heads_BNh)
+        assert torch.equal(groups_BNhs.any(-1), own.heads_BNh)
+    assert entries >= count * shape.num_layers * shape.num_kv_heads
+
+
+def test_a_warm_start_learns_from_choices_that_hang_in_the_balance():
+    """Logits of any scale: what is added to all of them changes neither the choice nor a gradient."""
+    gradients = []
+    for shift in (0.0, -20.0):
+        family = text_family()
+        family.model.requires_grad_(False)
+        backbone, _ = warm(family, byte_share=0.4)
+        for selector in backbone.bank.selectors:
+            selector.token.bias.data += shift
+        gradients.append(trained_loss(backbone, text_batch(MIXED))[1])
+    for name, gradient in gradients[0].items():
+        assert gradient.any()
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_a_warm_start_from_another_file_is_refused_in_words(tmp_path):
+    family = text_family()
+    other = settings_for("kvzap", text_family("phi3"))["calibration"]
+    with pytest.raises(ValueError, match=r"calibration of kvzap was made on .* this backbone is another one"):
+        start_warm(compress(family, settings(warm_start=other)))
+    deep = settings_for("kvzap", family, hidden=5)["calibration"]
+    with pytest.raises(ValueError, match="nets of two layers, and a linear router starts as one linear map"):
+        start_warm(compress(family, settings(warm_start=deep)))
+    with pytest.raises(ValueError, match="is not a file; 'subtoken-train calibrate kvzap' writes one"):
+        start_warm(compress(family, settings(warm_start=str(tmp_path / "none.json"))))
+    model_type = str(family.model.config.model_type)
+    short = drawn_nets(family.shape.num_layers - 1, family.shape.num_kv_heads, family.hidden_size)
+    file = written(tmp_path / "short.json", "kvzap", short, Identity("x", None, model_type, shapes_digest(family)))
+    with pytest.raises(ValueError, match="kvzap's file has nets for 2 layers of 2 heads, and the backbone 3 of 2"):
+        start_warm(compress(family, settings(warm_start=file)))
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -295,6 +389,10 @@ def test_a_key_that_would_help_is_brought_back():
         ({"byte_pool": "all", "features": ("attention",)}, "before the question is read, which feature 'attention'"),
         ({"fill": "mean"}, "fill 'mean' is not stored under budget 'bytes'"),
         ({"sinks": -1}, "routing sinks"),
+        (
+            {"warm_start": "a.json", "selector": "mlp"},
+            "warm_start 'a.json' is of linear nets, and selector 'mlp' is none",
+        ),
         ({"budget": "global"}, "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes
+from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.types import EntryCosts
 from tests.support.helpers import random_mask, random_scores
 
@@ -208,3 +208,31 @@ def test_heads_may_compete_with_entries_of_their_own():
     keys, groups = best_in_bytes(key, logits, competes, ~competes & False, costs, budget, True)
     assert torch.equal(keys, competes)
     assert torch.equal(groups, competes[..., None].expand_as(groups))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, costs=COSTS, seed=st.integers(0, 10_000), dtype=DTYPES, pooled=st.booleans())
+def test_the_cut_is_the_least_worth_of_what_was_chosen(sizes, costs, seed, dtype, pooled):
+    """Entry by entry; no further offer is worth more than it, but where the next one did not fit."""
+    key, logits, competes, always = drawn(seed, sizes, dtype=dtype)
+    always = always & competes
+    budget_B = competes.sum(-1) * (costs.key + sizes[3] * costs.group) // 2
+    keys, groups = best_in_bytes(key, logits, competes[:, None], always[:, None], costs, budget_B, pooled)
+    found = cut_logit(key, logits, keys & ~always[:, None], groups, costs, pooled)
+    for sample in range(sizes[0]):
+        heads = [list(range(sizes[1]))] if pooled else [[head] for head in range(sizes[1])]
+        for own in heads:
+            densities = []
+            for head, place in product(own, range(sizes[2])):
+                if keys[sample, head, place] and not always[sample, place]:
+                    kept = groups[sample, head, place]
+                    worth = float(key[sample, head, place].exp() + logits[sample, head, place][kept].exp().sum())
+                    densities.append(worth / (costs.key + int(kept.sum()) * costs.group))
+            expected = np.log(min(densities) * costs.group) if densities else 0.0
+            assert found[sample, own].tolist() == pytest.approx([expected] * len(own), abs=0.02)
+
+
+def test_nothing_chosen_has_no_cut():
+    empty = torch.zeros(2, 3, 0), torch.zeros(2, 3, 0, 4)
+    marks = [each.bool() for each in empty]
+    assert torch.equal(cut_logit(*empty, *marks, EntryCosts(4, 2, 0), True), torch.zeros(2, 3))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+import torch
 import yaml
 
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.evictions.kvzap import TokenScorers
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
+from tests.support.kvzap_files import settings_for
 from tests.support.text_fits import save_language_model, text_recipe
 
 BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
@@ -72,6 +81,26 @@ def test_what_cannot_be_trained_is_refused_by_check_and_fit(recipe, capsys, chan
     argv = recipe({**BYTES, **changed})
     assert words in refused(capsys, "check", *argv)
     assert words in refused(capsys, "fit", *argv)
+
+
+def test_a_router_starts_as_kvzap_s_nets_and_its_adapter_needs_them_no_more(recipe, backbone, tmp_path, capsys):
+    family = load_family(BackboneConfig(str(backbone)))
+    file = Path(shutil.copy(settings_for("kvzap", family)["calibration"], tmp_path / "nets.json"))
+    nets = read_calibration(str(file), "kvzap", TokenScorers).numbers.nets
+    argv = recipe({**BYTES, "byte_pool": "all", "warm_start": str(file)})
+    still = ["--model.optimizer.learning_rate=0", "--trainer.max_steps=1", "--trainer.precision=bf16-mixed"]
+    assert main(["fit", *argv, *still]) == 0
+    file.rename(tmp_path / "away.json")
+    config, made, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert config.routing.warm_start == str(file)
+    for selector, (weight_hD, bias_h) in zip(made.bank.selectors, nets, strict=True):
+        assert torch.equal(selector.token.weight[-2:], weight_hD)
+        assert torch.equal(selector.token.weight[:4], weight_hD[:1].expand(4, -1))
+        assert torch.equal(selector.token.bias, torch.cat([bias_h.repeat_interleave(4), bias_h]))
+    words = f"kvzap calibration {file} is not a file"
+    assert words in refused(capsys, "check", *argv)
+    assert main(["check", *argv, "--offline"]) == 0
+    assert "is a setting of budget 'bytes'" in refused(capsys, "check", *recipe({"warm_start": str(file)}))
 
 
 @pytest.fixture(scope="module")
