@@ -24,9 +24,14 @@ def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {first_names(names)}")
+
+
+def first_names(names: Collection[str]) -> str:
+    """Return as many names as a message holds, and how many more there are."""
     listed = [words for words in accumulate(names, "{}, {}".format) if len(words) <= _LISTED]
     more = f", and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
-    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {listed[-1] if listed else ''}{more}")
+    return f"{listed[-1] if listed else ''}{more}"
 
 
 def check_word(kind: str, got: object, allowed: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.artifact.hub import Destination
@@ -120,9 +120,8 @@ def never_null(parser: LightningArgumentParser) -> set[str]:
 def _typed_keys(parser: LightningArgumentParser) -> Iterator[tuple[str, Any]]:
     """Yield every key that a recipe may hold, and its type; None: not known."""
     for action in parser._actions:
-        for key, hint in _keys_below(action.dest, getattr(action, "_typehint", None)):
-            if key.rpartition(".")[2] != "help":
-                yield key, hint
+        if action.dest.rpartition(".")[2] != "help":
+            yield from _keys_below(action.dest, getattr(action, "_typehint", None))
 
 
 def _groups(keys: Iterable[str]) -> set[str]:
@@ -301,7 +300,10 @@ class RecipeCLI(LightningCLI):
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-        settings.callbacks = [*_listed(settings.callbacks), *ours]
+        given = _listed(settings.callbacks)
+        if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
+            settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
+        settings.callbacks = [*given, *ours]
         settings.logger = run_loggers(settings.logger, self.place)
         if isinstance(settings.strategy, str):
             settings.strategy = build_strategy(settings.strategy)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from subtoken_train.errors import clipped, unknown_name
+from subtoken_train.errors import clipped, first_names, unknown_name
 from subtoken_train.typed import WORDS
 
 _UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[\w.]+)' does not accept option|Option) '(?P<key>[\w.\-]+)'")
@@ -23,7 +23,6 @@ _TYPE_WORDS |= dict.fromkeys(("tuple", "list"), "a list in brackets, such as [on
 _ERRORS = re.compile(r"^Errors:\n(?P<errors>.*?)^Given value", re.MULTILINE | re.DOTALL)
 _TRIED = ("Expected a ", "Not a valid subclass", "Does not validate")
 _GROUP = "a group of keys"
-_MAX_LISTED = 12
 _SHOWN, _LONGEST = 60, 300
 """Characters of a value, and of a message that is not ours."""
 
@@ -61,9 +60,10 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
     if near := _nearest(key, keys):
         return f"{head} Did you mean {prefix + near!r}?"
     group = key.rpartition(".")[0]
-    beside = [name.rpartition(".")[2] for name in keys if name.rpartition(".")[0] == group]
-    if group and 0 < len(beside) <= _MAX_LISTED:
-        return f"{head} Allowed in {group}: {', '.join(beside)}"
+    within = f"{group}."
+    beside = dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))
+    if beside:
+        return f"{head} Allowed in {group}: {first_names(beside)}"
     return f"{head} 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe"
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from lightning.pytorch.callbacks import ModelSummary
 
 from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.recipe import RecipeCLI, recipe_keys
@@ -196,6 +197,33 @@ def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("group", "some"),
+    [
+        ("model", ["backbone", "gradient_checkpointing", "lora", "optimizer", "reducer", "routing"]),
+        ("model.routing", ["budget", "kept_groups", "num_groups", "selector"]),
+    ],
+)
+def test_an_unknown_key_is_told_keys_and_groups_beside_it(capsys, tmp_path, group, some):
+    line = refused(capsys, ["--config", str(RECIPE), f"--{group}.bogus=1"], tmp_path)
+    before, _, listed = line.partition(f"{group}.bogus'. Allowed in {group}: ")
+    assert before in ("unknown option '--", "unknown key '")
+    names = listed.split(", ")
+    assert set(some) <= set(names)
+    assert names == sorted({*names} - {"help"})
+
+
+def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_path):
+    """By itself it says one row, no FLOPs, and what ``check`` counts."""
+
+    def tables(*options):
+        trainer = RecipeCLI(["--config", str(RECIPE), "--output_dir", str(tmp_path / "run"), *options]).trainer
+        return sum(isinstance(each, ModelSummary) for each in trainer.callbacks)
+
+    asked = '--trainer.callbacks=[{"class_path": "lightning.pytorch.callbacks.ModelSummary"}]'
+    assert [tables(), tables("--trainer.enable_model_summary=true"), tables(asked)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
     ("argv", "paths"),
     [
         (["--config", "a", "-c", "b", "--config=c"], ["a", "b", "c"]),
@@ -210,3 +238,4 @@ def test_recipe_keys_name_values_and_no_groups():
     keys = recipe_keys(RecipeCLI(["--config", str(RECIPE)]).parser)
     assert {"output_dir", "model.routing.kept_groups", "model.lora.rank", "trainer.max_steps", "data.seed"} <= set(keys)
     assert not {"model", "model.routing", "model.lora", "trainer", "data", "help"} & set(keys)
+    assert not [key for key in keys if "help" in key.split(".")]

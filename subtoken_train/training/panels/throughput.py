@@ -74,10 +74,10 @@ class Throughput(Callback):
         assert isinstance(pl_module, SubTokenModule)
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
         self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
-        if self._peak is None:
-            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
-        else:
+        if self._peak is not None:
             self._flops = flops_of(pl_module)
+        elif pl_module.device.type != "cpu":  # whose peak no table has
+            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
         self._restart()
 
     def on_train_batch_end(

@@ -107,6 +107,18 @@ def test_throughput_reads_the_device_on_logging_steps_only():
         panel.on_train_batch_end(trainer(2), pl, None, None, 1)
 
 
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_missing_peak_is_told_of_accelerators(monkeypatch, device):
+    """No CPU has one, which is nothing to say."""
+    told, pl, found = [], module(), trainer(1)
+    found.precision = "bf16-true"
+    monkeypatch.setattr(SubTokenModule, "device", torch.device(device))
+    monkeypatch.setattr("subtoken_train.training.panels.throughput.rank_zero_info", told.append)
+    Throughput().on_train_start(found, pl)
+    expected = [] if device == "cpu" else ["mfu is not logged: the peak FLOP/s of this device (mps) is unknown"]
+    assert told == expected
+
+
 def test_throughput_counts_every_micro_batch_since_the_last_reading():
     panel, pl = Throughput(), module()
     flops = panel._flops, panel._peak = TrainingFlops(DecoderSize(8, 8, 2, 2, 4, 10), [1, 1]), 2.0
