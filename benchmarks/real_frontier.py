@@ -39,6 +39,7 @@ KINDS = {
     "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%, 12 of 16 value groups by norm",
     "KVzip, 12 of 16 value groups, int8 or int4": r"kvzip [0-9.]+% in int[48], 12 of 16 value groups by norm",
     "other evictions": r"(?!kvzip [0-9]).* [0-9.]+%",
+    "KVzip, int4_rotated": r"kvzip [0-9.]+% in int4_rotated",
 }
 """Series of the picture, and the arms of each."""
 
@@ -141,7 +142,8 @@ def figure(models: Mapping[str, Records]) -> Figure:
             line = "none" if kind == "other evictions" else "-"
             if points:
                 places = zip(*points, strict=True)
-                own_axes.plot(*places, color=COLORS[number], marker=MARKERS[number], linestyle=line, label=kind)
+                marker = MARKERS[number % len(MARKERS)]
+                own_axes.plot(*places, color=COLORS[number], marker=marker, linestyle=line, label=kind)
         own_axes.set(title=NAMES[name], xlabel="bytes, share of the full cache in bf16", ylabel="nats lost a fact")
         own_axes.set(xscale="log", xlim=(0.09, 0.62), yscale="symlog", ylim=(-0.2, 14))
         own_axes.set_yticks([0, 0.5, 1, 3, 10], ["0", "0.5", "1", "3", "10"])

@@ -174,6 +174,12 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         found.setdefault(name, []).extend(
             Arm(f"kvzip {keep:.0%} in {kind}", Compression(kvzip, keep, kv_dtype=kind)) for keep, kind in kinds
         )
+    found["rotated"] = [Arm("int4_rotated of everything", Compression(kv_dtype="int4_rotated"))]
+    # half a point fewer than in int4: the basis of a head's keys takes the bytes of four of its entries
+    found["kvzip rotated"] = [
+        Arm(f"kvzip {keep:.1%} in int4_rotated", Compression(kvzip, keep, kv_dtype="int4_rotated"))
+        for keep in (0.795, 0.465, 0.375)
+    ]
     if "kvzap" in found:
         kvzap = found["kvzap"][0].compression
         found["kvzap bits"] = [
@@ -392,6 +398,10 @@ TWINS = {
     "kvzip 47.0% in int8, 12 of 16 value groups by norm": "kvzip 42% in int8",
     "kvzip 26.8% in int8, 12 of 16 value groups by norm": "kvzip 24% in int8",
     "kvzip 51.0% in int4, 12 of 16 value groups by norm": "kvzip 47% in int4",
+    "int4_rotated of everything": "int4 of everything",
+    "kvzip 79.5% in int4_rotated": "kvzip 80% in int4",
+    "kvzip 46.5% in int4_rotated": "kvzip 47% in int4",
+    "kvzip 37.5% in int4_rotated": "kvzip 38% in int4",
     "kvzap 42% in int8": "kvzip 42% in int8",
     "kvzap 24% in int8": "kvzip 24% in int8",
     "kvzap 50.0%": "kvzip 50.0%",

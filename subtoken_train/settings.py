@@ -119,7 +119,9 @@ class ArmSettings:
             "context|all",
         ),
     ] = None
-    kv_dtype: Annotated[str, Setting("precision of the stored prompt (default: model)", "model|int8|int4")] = "model"
+    kv_dtype: Annotated[
+        str, Setting("precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated")
+    ] = "model"
     key_channels: Annotated[
         float,
         Setting("share of the key channels in scope that stay, with or without an eviction (default: 1)", "SHARE"),

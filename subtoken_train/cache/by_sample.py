@@ -115,6 +115,7 @@ class Share:
         index_bytes: the index in ``routed_bytes``.
         routed_channels: value channels that are stored of those entries, in all heads.
         channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
+        basis_bytes: of ``total_bytes``, the basis of the keys.
         unread_bytes: of ``total_bytes``, what one new token does not read.
     """
 
@@ -123,18 +124,19 @@ class Share:
     index_bytes: int = 0
     routed_channels: int = 0
     channel_bytes: int = 0
+    basis_bytes: int = 0
     unread_bytes: int = 0
 
 
-def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0) -> list[Share]:
+def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, basis_bytes: int = 0) -> list[Share]:
     """Return each sample's share of a layer's blocks; ``total_bytes`` add up to its payload and index bytes.
 
     What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
-    ``fill_bytes`` are those of ``PackedLayer``.
+    ``fill_bytes`` and ``basis_bytes`` are those of ``PackedLayer``.
     """
     batch, heads, _, width = tail_BhTd.shape
-    beside = fill_bytes // batch
-    shares = [Share(total_bytes=beside, routed_bytes=beside) for _ in range(batch)]
+    filled, basis = fill_bytes // batch, basis_bytes // batch
+    shares = [Share(filled + basis, routed_bytes=filled, basis_bytes=basis) for _ in range(batch)]
     for block in blocks:
         count = block.num_rows
         rows = range(count) if block.rows is None else block.rows.tolist()

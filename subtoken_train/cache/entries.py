@@ -274,7 +274,7 @@ def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, B
         if kind == WHOLE and form.rounds and not part.keys.format.rounds:
             kind = FRESH
             if settles:
-                kind, own = WHOLE, BlockPart(form.store(part.keys.read()), form.store(_payload(part).read()))
+                kind, own = WHOLE, BlockPart(form.store_keys(part.keys.read()), form.store(_payload(part).read()))
         kinds.setdefault(kind, []).append(own)
     joined = {kind: _joined(kinds[kind]) for kind in sorted(kinds)}
     return {kind: part for kind, part in joined.items() if part.entries or kind == WHOLE}

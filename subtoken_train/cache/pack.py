@@ -245,7 +245,7 @@ def pack_layer(
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            stored = packing.form.store(_take(own_keys, index, channels if kind.cut else None))
+            stored = packing.form.store_keys(_take(own_keys, index, channels if kind.cut else None))
             value_RcMd = _take(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:

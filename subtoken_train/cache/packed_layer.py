@@ -21,6 +21,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import EvictionState, keep_entries
+from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
@@ -38,13 +39,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     while tokens are decoded stay stored, and count as such: a cropped cache sees them again.
 
     Attributes:
-        keys: of the tail, [B, h, T, d]; the first ``tail_length`` places are tokens.
+        keys: of the tail, [B, h, T, d], in the ``basis``; the first ``tail_length`` places are tokens.
         values: of the tail, in the same places.
         reserved: places of the tail that stay, whether tokens are there or not.
         tail_start_B: see ``Tail``.
         written: see ``Tail``; shared by all layers of a cache, which counts it up before a step.
         fused: state of the fused kernels, with the scratch of the cache that the layer belongs to.
         fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
+        basis: in which all keys stand; None: their own.
         prompt_length: tokens of the unreduced prompt, padding included.
         settled_length: tokens that were in the tail before it was packed.
         eviction_state: which token each entry is; None where nothing is evicted while decoding.
@@ -62,6 +64,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.written: Tensor | None = None
         self.fused = FusedState(workspace or Workspace())
         self.fill: Fill | None = None
+        self.basis: KeyBasis | None = None
         self.blocks = []
         self.prompt_length = self.settled_length = 0
         self.eviction_state: EvictionState | None = None
@@ -154,13 +157,19 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the prompt's keys, values and fill."""
-        return sum(payload.nbytes for block in self.blocks for payload in block.payloads) + self.fill_bytes
+        """Bytes of the prompt's keys, values, fill and basis."""
+        stored = sum(payload.nbytes for block in self.blocks for payload in block.payloads)
+        return stored + self.fill_bytes + self.basis_bytes
 
     @property
     def fill_bytes(self) -> int:
         """Bytes of the fill vectors, equal for every sample."""
         return 0 if self.fill is None else self.fill.nbytes
+
+    @property
+    def basis_bytes(self) -> int:
+        """Bytes of the keys' basis, equal for every sample."""
+        return 0 if self.basis is None else self.basis.nbytes
 
     @property
     def index_bytes(self) -> int:
@@ -173,19 +182,24 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return sum(block.unread_bytes for block in self.blocks)
 
     def store_prompt(
-        self, blocks: list[Block], prompt_length: int, like_BhNd: Tensor, fill: Fill | None = None
+        self,
+        blocks: list[Block],
+        prompt_length: int,
+        like_BhNd: Tensor,
+        fill: Fill | None = None,
+        basis: KeyBasis | None = None,
     ) -> None:
         """Take a prompt's packed entries; ``like_BhNd`` gives batch, heads, width, dtype and device of the tail."""
         assert not self.blocks
         self.lazy_initialization(like_BhNd, like_BhNd)
-        self.fill = fill
+        self.fill, self.basis = fill, basis
         self.blocks, self.prompt_length = blocks, prompt_length
 
     def branch(self) -> PackedLayer:
         """Return a layer that shares the prompt, which neither changes, and has an empty tail of its own."""
         assert self.tail_length == self.settled_length == 0
         own = PackedLayer(self.fused.workspace)
-        own.store_prompt(self.blocks, self.prompt_length, self.keys, self.fill)
+        own.store_prompt(self.blocks, self.prompt_length, self.keys, self.fill, self.basis)
         own.fused.table = self.fused.table
         own.window, own.begins_B, own.extent = self.window, self.begins_B, self.extent
         own.eviction_state = None if self.eviction_state is None else self.eviction_state.copy()
@@ -203,13 +217,15 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Append [B, h, q, d] states to the tail; return the layer twice, in place of keys and values."""
         if not self.is_initialized:
             raise ValueError("a packed cache needs a prompt before it grows; SubTokenModel.generate stores it")
-        self.write(key_states, value_states)
+        self.write(key_states if self.basis is None else self.basis.keys(key_states), value_states)
         return self, self
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
         """Attend from the last q tokens to everything stored, [B, H, q, d]; call ``update`` first."""
         if self.eviction_state is not None:
             self.eviction_state.note(query_BHqd)
+        if self.basis is not None:
+            query_BHqd = self.basis.queries(query_BHqd)
         blocks = self.blocks
         if not self.chooses_pages:
             blocks = [block.in_full for block in blocks]
@@ -290,6 +306,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Keep ``samples``, in that order; without the prompt only the tail is reordered."""
         if with_prompt:
             self.fill = None if self.fill is None else self.fill.select(samples)
+            self.basis = None if self.basis is None else self.basis.select(samples)
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:
@@ -298,6 +315,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.begins_B = self.begins_B.index_select(0, samples.to(self.begins_B.device))
         if self.eviction_state is not None:
             self.eviction_state.select(samples.to(self.keys.device))
+
+    def own_keys(self, key_RcNd: Tensor) -> Tensor:
+        """Return keys of all samples and heads as the model made them, from the basis in which the layer holds them."""
+        if self.basis is None:
+            return key_RcNd
+        batch, heads = self.keys.shape[:2]
+        return self.basis.own_keys(key_RcNd.reshape(batch, heads, *key_RcNd.shape[2:])).view_as(key_RcNd)
 
     def tail_rows(self) -> BlockPart:
         """Return the tail by the eviction state's rows: samples, or heads of samples."""

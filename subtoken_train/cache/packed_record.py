@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.formats import Format, Payload, Stored
@@ -223,6 +224,11 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
         fill = layer.fill
         if fill is not None:
             tensors[f"{number}.fill"] = fill.vectors_Bhd if fill.stored else fill.vectors_Bhd[:1]
+        if layer.basis is not None:
+            tensors |= {
+                f"{number}.basis.centre": layer.basis.centre_Bh1d,
+                f"{number}.basis.size": layer.basis.size_Bh1d,
+            }
         layers.append(LayerRecord(blocks, None if fill is None else "stored" if fill.stored else "weight"))
     return PackedRecord(cache.prompt_length, layers), {name: each.contiguous() for name, each in tensors.items()}
 
@@ -277,7 +283,8 @@ def packed_cache(
         check_rows(f"layer {number}", blocks, shape.batch, shape.kv_heads)
         fill = _read_fill(f"{number}.fill", own.fill, reader, shape)
         like = torch.empty(shape.batch, shape.kv_heads, 0, shape.width, dtype=shape.dtype, device=device)
-        layer.store_prompt(on_device(blocks, device), record.prompt_length, like, on_device(fill, device))
+        beside = on_device(fill, device), on_device(_read_basis(f"{number}.basis", reader, shape), device)
+        layer.store_prompt(on_device(blocks, device), record.prompt_length, like, *beside)
     reader.check_all_taken()
     cache.next_position = position.to(devices[0])
     cache.origin_B = torch.arange(shape.batch, device=devices[0])
@@ -294,6 +301,16 @@ def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedS
         return Fill(reader.take(name, (shape.dtype,), shape.batch, shape.kv_heads, shape.width), True)
     weight = reader.take(name, (torch.float32, shape.dtype), 1, shape.kv_heads, shape.width)
     return Fill(weight.expand(shape.batch, -1, -1), False)
+
+
+def _read_basis(name: str, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
+    if not shape.form.rotates:
+        return None
+    lead = shape.batch, shape.kv_heads, 1, shape.width
+    centre, size = (reader.take(f"{name}.{own}", (torch.float16,), *lead) for own in ("centre", "size"))
+    if not bool((size > 0).all()):
+        raise ValueError(f"tensor {name}.size must hold positive numbers")
+    return KeyBasis.given(centre, size)
 
 
 def _read_block(place: str, record: BlockRecord, reader: TensorReader, shape: PackedShape, placed: bool) -> Block:

@@ -99,7 +99,7 @@ class WatchedLayer(PackedLayer):
         """See ``PackedLayer.attend``."""
         if self.active_B is not None:
             assert self.entries is not None
-            tail = self.keys[:, :, : self.tail_length]
+            tail = self.own_keys(self.keys[:, :, : self.tail_length])
             places_T = torch.arange(self.tail_length, device=tail.device)
             first_B = torch.zeros_like(self.active_B) if self.tail_start_B is None else self.tail_start_B
             self.entries.read(query_BHqd, tail, places_T >= first_B[:, None], scale, self.active_B)

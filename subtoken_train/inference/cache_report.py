@@ -299,7 +299,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
     entries_LB, slices_LB, whole_LB, cut_LB, cut_whole_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
     stored_L = [layer.blocks[0].parts[0].keys for layer in layers]
     width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]
@@ -326,7 +326,8 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 unread_bytes=sum(share.unread_bytes for share in shares),
                 dense_kv_bytes=2 * shape.side_bytes * sum(appended_B[b] + of_layer[b] for of_layer in dense_LB),
-                region_bytes=sum(share.routed_bytes + share.channel_bytes for share in shares) + whole_bytes,
+                region_bytes=whole_bytes
+                + sum(share.routed_bytes + share.channel_bytes + share.basis_bytes for share in shares),
                 region_dense_bytes=2 * shape.side_bytes * sum(of_layer[b] for of_layer in region_LB),
                 index_bytes=found,
                 entries_before=sum(of_layer[b] for of_layer in region_LB),

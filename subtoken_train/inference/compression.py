@@ -50,7 +50,8 @@ class Compression:
         scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
             context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
-            a value, which all of its stored groups share.
+            a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
+            balanced and rotated first, by what a head's keys of the prompt are like (``cache/key_basis.py``).
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
@@ -95,6 +96,8 @@ class Compression:
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
         self._check_keep()
+        if FORMATS[self.kv_dtype].rotates:
+            self._check_basis()
         if self.threshold is not None:
             self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
@@ -114,6 +117,18 @@ class Compression:
             )
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+
+    def _check_basis(self) -> None:
+        if self.key_channels < 1:
+            raise ValueError(
+                f"key_channels={self.key_channels} cuts channels of a key, and kv_dtype {self.kv_dtype} mixes them; "
+                "use kv_dtype int4 or int8, or leave key_channels out"
+            )
+        if self.eviction is not None and self.eviction.reads:
+            raise ValueError(
+                f"eviction {self.eviction.name!r} reads pages by their keys' channels, and kv_dtype {self.kv_dtype} "
+                "mixes them; use kv_dtype int4 or int8, or another eviction"
+            )
 
     def _check_threshold(self, threshold: Threshold) -> None:
         if self.eviction is None:
@@ -407,7 +422,7 @@ class CompressionSettings(TypedDict, total=False):
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
-        kv_dtype: ``model``, ``int8`` or ``int4``.
+        kv_dtype: ``model``, ``int8``, ``int4`` or ``int4_rotated``.
         key_channels: share of the channels that stay of the keys in scope; by default all.
         merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
         prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.

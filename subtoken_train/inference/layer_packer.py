@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, plan_marks, read_counts
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -198,6 +199,8 @@ class LayerPacker:
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(layer, keys, keep_BhM, position)
+        basis = KeyBasis.of(keys, entries_BM) if self.packing.form.rotates else None
+        keys = keys if basis is None else basis.keys(keys)
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
@@ -205,7 +208,7 @@ class LayerPacker:
         blocks = pack_layer(keys, values, here, self.packing, places, counts, rounded)
         fill = None if own_fill is None else self._fill(blocks, own_fill, len(keys))
         kept.filled = fill is not None and fill.stored
-        packed.store_prompt(blocks, self.prompt_length, keys, fill)
+        packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
 
     def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:

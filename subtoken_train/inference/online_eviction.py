@@ -94,7 +94,7 @@ class HeldLayer:
         """The layer as its method sees it, read back for the purpose."""
         state, tail = self.state, self.layer.tail_rows()
         rows, tail_length = len(self.place_RN), tail.entries
-        keys = self._dense(read_keys(self.layer.blocks, rows), tail.keys.read())
+        keys = self.layer.own_keys(self._dense(read_keys(self.layer.blocks, rows), tail.keys.read()))
         values = keys[:, :, :0]  # the view gives them to nobody
         if OnlineView.reads_values(method.needs):
             values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), dense_values(tail))

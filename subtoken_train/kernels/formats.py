@@ -1,7 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
 A new format is a class or a line here (and in ``KVDtype``), and its branch in the fused kernels (``load_vectors`` and
-``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored.
+``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored. A format that ``rotates`` stores
+keys that stand in a basis of their layer's (``cache/key_basis.py``), and is else what it would be without.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of the whole values.
@@ -16,12 +17,14 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-KVDtype = Literal["model", "int8", "int4"]
+KVDtype = Literal["model", "int8", "int4", "int4_rotated"]
 
 CHUNK = 2**20
 """Bytes of codes that are dequantised per call into a reused buffer."""
 GATHERED = 2**19
 """Bytes of chosen pages that are gathered per call: they stay in a processor's cache."""
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+"""Shares of a rotated key's largest magnitude that its scale is tried with."""
 _COUNTS = {2: "two", 4: "four"}
 
 
@@ -41,6 +44,8 @@ class Format:
     """True where vectors are stored as integer codes, with one scale per vector."""
     per_code = 1
     """Channels of a stored number."""
+    rotates = False
+    """True where a layer's keys, its tail's too, and its queries are put into a basis of their own."""
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of stored numbers in a model of ``dtype``."""
@@ -68,12 +73,16 @@ class Format:
 
         Args:
             vectors: [..., d].
-            largest: the magnitudes that they are rounded by, [..., 1], at least their own; None: their own.
+            largest: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
 
         Raises:
             ValueError: their width does not fill whole stored numbers.
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
+
+    def store_keys(self, keys: Tensor) -> Payload:
+        """Store keys of the last axis, see ``store``."""
+        return self.store(keys)
 
     def read(self, payload: Payload) -> Tensor:
         """Return the vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
@@ -175,8 +184,28 @@ class Int4(Int8):
         return vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
 
 
+@dataclass(frozen=True)
+class Int4Rotated(Int4):
+    """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it."""
+
+    rotates = True
+
+    def store_keys(self, keys: Tensor) -> Payload:
+        """See ``Format.store_keys``."""
+        wide = keys.float()
+        largest = best = wide.abs().amax(-1, keepdim=True)
+        least = torch.full_like(largest, torch.inf)
+        for share in SHARES:
+            scale = self.scale_of(share * largest).float()
+            lost = ((wide / scale).round().clamp(-self.top, self.top) * scale - wide).square().sum(-1, keepdim=True)
+            best, least = torch.where(lost < least, share * largest, best), torch.minimum(lost, least)
+        return self.store(keys, best)
+
+
 MODEL = Format("model", 0)
-FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, Int8("int8", 8), Int4("int4", 4))}
+FORMATS: dict[KVDtype, Format] = {
+    each.name: each for each in (MODEL, Int8("int8", 8), Int4("int4", 4), Int4Rotated("int4_rotated", 4))
+}
 
 
 @dataclass

@@ -42,6 +42,7 @@ KINDS = {
     "heads of their own": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets"},
     "int8 groups": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "8/3", "precision": "int8"},
     "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
+    "rotated": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4_rotated", "groups": "2/1"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
 }

@@ -37,6 +37,11 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps' evicts nothing; leave rerotate"),
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
+        ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 cuts channels of a key, and kv_dtype"),
+        (
+            {"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")},
+            "eviction 'quest_steps' reads pages by their keys' channels, and kv_dtype int4_rotated mixes them",
+        ),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
         ({"key_channels": "0.5"}, r"key_channels='0.5' must lie in \(0, 1\]"),

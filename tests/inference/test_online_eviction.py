@@ -111,7 +111,7 @@ def cell_of(**levels: str) -> dict[str, str]:
     return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
 
 
-@sampled("precision", ["int8", "int4"], every=2)
+@sampled("precision", ["int8", "int4", "int4_rotated"], every=2)
 @sampled("eviction", ONLINE, every=5)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
@@ -299,10 +299,10 @@ def method_that(reads, asks, rows=1):
     return Theirs(), seen
 
 
-def decoded_by(method):
+def decoded_by(method, kv_dtype="model"):
     cell = cell_of(eviction="h2o", selector="linear", batch="one")
     backbone = backbone_of(cell)
-    compression = replace(compression_of(cell), eviction=method, merge="none", key_channels=1.0)
+    compression = replace(compression_of(cell, kv_dtype=kv_dtype), eviction=method, merge="none", key_channels=1.0)
     cache = PackedCache(backbone.family.shape.num_layers)
     prefill(backbone, batch_of(cell), cache, compression)
     for step in range(12):
@@ -317,6 +317,18 @@ def test_a_method_is_given_the_values_it_asked_for():
     online = [found for kind, found in seen if kind is OnlineView]
     assert online
     assert all(found.shape[2] > 0 and bool(found.any()) for found in online)
+
+
+def test_a_method_reads_keys_as_the_model_made_them():
+    """Of the first layer, whose new keys no cache changes, from a cache that holds them in another basis."""
+    found = []
+    for kv_dtype in ("model", "int4_rotated"):
+        method, seen = method_that(lambda view: view.key_BhNd, set())
+        assert decoded_by(method, kv_dtype).evictor.evictions
+        found.append(next(keys for kind, keys in seen if kind is OnlineView))
+    plain, turned = found
+    assert torch.allclose(turned[:, :, -4:], plain[:, :, -4:], atol=1e-5)
+    assert float((turned - plain).norm()) < 0.15 * float(plain.norm())
 
 
 ABSENT = {

@@ -175,11 +175,11 @@ def summary(found) -> str:
         f"{len(found)} cells of 4 greedy tokens: logits from the packed cache against transformers' eager attention",
         "without a cache, with the same masks (`tests/inference/test_packed_truth.py`, `PACKED_MATRIX=file`).",
         "Largest difference of a logit in fp32 (bound 1e-4; logits have a standard deviation of about 1.6), and the",
-        "root mean square of the difference over that of the logits in bf16, int8 and int4 (bounds "
+        "root mean square of the difference over that of the logits in bf16, int8, int4 and int4_rotated (bounds "
         f"{', '.join(map(str, BOUNDS.values()))}, set from measurements: what rounding costs, not exactness).",
         "",
-        "| factor | level | cells | fp32 | fp32 tokens differ | bf16 | int8 | int4 |",
-        "|---|---|---|---|---|---|---|---|",
+        "| factor | level | cells | fp32 | fp32 tokens differ | bf16 | int8 | int4 | int4_rotated |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     rows = defaultdict(list)
     for cell, x in found:
@@ -190,7 +190,7 @@ def summary(found) -> str:
         for precision, x in rows[factor, level]:
             of[precision].append(x)
         exact = max((x.largest for x in of["fp32"]), default=None)
-        rounded = [max((x.relative for x in of[kind]), default=None) for kind in ("bf16", "int8", "int4")]
+        rounded = [max((x.relative for x in of[kind]), default=None) for kind in BOUNDS]
         wrong = str(sum(not x.same_tokens for x in of["fp32"])) if of["fp32"] else "-"
         cells = ["-" if exact is None else f"{exact:.1e}", wrong]
         cells += ["-" if x is None else f"{x:.3f}" for x in rounded]

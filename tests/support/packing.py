@@ -19,8 +19,8 @@ from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.tail import Fill
 
-FORMAT_OF = {each.bits: each for each in FORMATS.values()}
-"""Formats by their bits."""
+FORMAT_OF = {each.bits: each for each in FORMATS.values() if not each.rotates}
+"""Formats of keys as they are, by their bits."""
 SETS = ("all", "shared", "own")
 
 

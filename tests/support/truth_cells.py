@@ -75,7 +75,7 @@ FACTORS = {
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4"],
+    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated"],
     "keys": ["whole", "cut"],
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }
@@ -128,7 +128,7 @@ def _fill_fits(cell: Cell) -> bool:
 
 def _piece_fits(cell: Cell) -> bool:
     """Four bits need pieces of an even width; heads are 16 channels wide."""
-    if cell.get("precision") != "int4" or cell.get("selector", "none") == "none":
+    if cell.get("precision") not in ("int4", "int4_rotated") or cell.get("selector", "none") == "none":
         return True
     if "groups" not in cell or "layout" not in cell:
         return True
@@ -141,6 +141,8 @@ def _piece_fits(cell: Cell) -> bool:
 def _eviction_fits(cell: Cell) -> bool:
     if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
         return False  # two passes in bf16 find other nearest keys
+    if cell.get("precision") == "int4_rotated" and cell.get("keys") == "cut":
+        return False
     if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
     if cell.get("eviction") in READING:
