@@ -55,6 +55,12 @@ def in_compressed_region(regions: Tensor) -> Tensor:
     return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
 
 
+def before_compressed_ends(regions: Tensor) -> Tensor:
+    """Rows up to the last one of the compressed region, bool [B, N], and not PADDING; none where there is no such."""
+    upto = in_compressed_region(regions).flip(-1).cumsum(-1).flip(-1) > 0
+    return upto & (regions != Region.PADDING)
+
+
 @dataclass(frozen=True)
 class Licence:
     """A licence in model-card metadata.

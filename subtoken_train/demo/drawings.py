@@ -80,15 +80,22 @@ _matplotlib = threading.Lock()  # its settings are the process's
 
 @dataclass(frozen=True)
 class KeptGroups:
-    """The value groups that a plan keeps of the visual tokens.
+    """The value groups that a plan keeps of the visual tokens, behind the keys where heads keep tokens of their own.
 
     Attributes:
-        shares_LS: of the tokens that a layer keeps, the share that keeps each group, fp32; ones where all groups stay.
-        marks_nS: per layer, the groups of each kept token in the prompt's order, bool.
+        keys: columns that are key-value heads; 0 where a token has all keys or none.
+        shares_LS: of the tokens that a layer keeps, the share that keeps each key and group, fp32; ones where all stay.
+        marks_nS: per layer, the keys and groups of each kept token in the prompt's order, bool.
     """
 
+    keys: int
     shares_LS: Tensor
     marks_nS: list[Tensor]
+
+    @property
+    def words(self) -> str:
+        """What the columns are."""
+        return f"key of {self.keys} heads, then group" if self.keys else "group"
 
 
 def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
@@ -96,18 +103,21 @@ def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
     groups = next((layer.group_mask_BNS.shape[-1] for layer in plan.layers if layer.group_mask_BNS is not None), None)
     if groups is None:
         return None
-    marks = [_marks(layer, regions_N, groups) for layer in plan.layers]
+    keys = next((layer.heads_BNh.shape[-1] for layer in plan.layers if layer.heads_BNh is not None), 0)
+    marks = [_marks(layer, regions_N, keys, groups) for layer in plan.layers]
     # a layer that keeps no visual token keeps none of their groups
-    return KeptGroups(torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
+    return KeptGroups(keys, torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
 
 
-def _marks(layer: LayerPlan, regions_N: Tensor, groups: int) -> Tensor:
+def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tensor:
     valid = layer.entries_BN[0] >= 0
     entries = layer.entries_BN[0][valid].cpu()
     visual = regions_N.cpu()[entries] == Region.VISUAL
-    if layer.group_mask_BNS is None:
-        return torch.ones(int(visual.sum()), groups, dtype=torch.bool)
-    return layer.group_mask_BNS[0][valid].cpu()[visual]
+    parts = []
+    for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
+        whole = torch.ones(int(visual.sum()), columns, dtype=torch.bool)
+        parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[visual])
+    return torch.cat(parts, -1)
 
 
 def token_picture(answer: SideAnswer, layer: int) -> Image.Image:
@@ -125,10 +135,11 @@ def group_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
     marks_nS = kept.marks_nS[layer]
     with _matplotlib:
         figure, (left, right) = axes_in_a_row(2)
-        draw_cells(left, kept.shares_LS.tolist(), "share of the kept tokens that keep a group", "group", "layer")
-        title = f"layer {layer}: groups of its {len(marks_nS)} kept tokens"
+        what = "a key or group" if kept.keys else "a group"
+        draw_cells(left, kept.shares_LS.tolist(), f"share of the kept tokens that keep {what}", kept.words, "layer")
+        title = f"layer {layer}: {'keys and groups' if kept.keys else 'groups'} of its {len(marks_nS)} kept tokens"
         if len(marks_nS):
-            draw_cells(right, marks_nS.float().tolist(), title, "group", "kept token, in the picture's order")
+            draw_cells(right, marks_nS.float().tolist(), title, kept.words, "kept token, in the picture's order")
         else:
             right.set(title=title)
         return image_of(figure)

@@ -7,7 +7,9 @@ of their layer (``engine/spans.py``), and layers with windows, pass ``seen`` ins
 
 The context split is what the ``context`` stage of a reducer, and routing in a language model, change in a layer.
 Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
-context tokens only, with routed values, and each other. Which tokens stay is decided per layer.
+context tokens only, with routed values, and each other. Which tokens stay is decided per layer. Under one byte budget
+for keys and groups the visual tokens of a model that sees images are such a context, and what stands between them reads
+whole values, too.
 
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """
@@ -36,7 +38,7 @@ from subtoken_train.functional.rotary import Rotation
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Region
+from subtoken_train.types import Region, before_compressed_ends, in_compressed_region
 from subtoken_train.view.view import View
 
 
@@ -63,8 +65,9 @@ class ContextSplit:
 
     Attributes:
         reducer: chooses context tokens in every layer; None keeps all.
-        regions_BN: ``Region`` codes; the rows of CONTEXT, the compressed region, and of SYSTEM before it attend to all
-            context with whole values.
+        regions_BN: ``Region`` codes; the rows of the compressed region, and all before it, attend to all context with
+            whole values.
+        spared_BN: rows that are never dropped, bool.
         asks_BN: the query rows that choose, bool.
         bank: the routers; None for a token-only arm.
         routing: what the routers read and did.
@@ -80,6 +83,7 @@ class ContextSplit:
 
     reducer: ContextReducer | None
     regions_BN: Tensor
+    spared_BN: Tensor
     asks_BN: Tensor
     bank: RouterBank | None = None
     routing: RoutingState | None = None
@@ -96,8 +100,9 @@ class ContextSplit:
         """Read from the device, once, what every layer needs and none changes."""
         regions_BN = self.regions_BN
         places_N = torch.arange(regions_BN.shape[1], device=regions_BN.device)
-        self.visible_BN, self.context_BN = regions_BN != Region.PADDING, regions_BN == Region.CONTEXT
-        reads_whole_BN = self.context_BN | (regions_BN == Region.SYSTEM)
+        self.visible_BN = regions_BN != Region.PADDING
+        self.context_BN = in_compressed_region(regions_BN) & ~self.spared_BN
+        reads_whole_BN = before_compressed_ends(regions_BN) | (regions_BN == Region.SYSTEM)
         self.late_BN = self.visible_BN & ~reads_whole_BN
         self.unpadded = bool(self.visible_BN.all())
         self.whole_end = int((reads_whole_BN.any(0) * (places_N + 1)).max())

@@ -4,7 +4,7 @@ A pass (``CompressedBackbone.run``) is five stages, which stand in this file in 
 
 1. embed: run the vision tower and embed the batch (``tower`` reducers leave fewer features per image);
 2. shorten: drop rows before layer 0 (``embeds`` reducers, by a scout's attention);
-3. split the context: choose what query rows of a language model see of it (``context`` reducers, and routing);
+3. split the context: choose what later rows see of it (``context`` reducers, routing of a text, byte budgets);
 4. run the layers, routed from the first one that sees a reduced set on (``decoder`` reducers cut between them);
 5. finish: hand over what the pass leaves behind.
 
@@ -59,18 +59,20 @@ class CompressedBackbone(nn.Module):
         self.bank = bank
         check_reducer(reducer, family)
         self._detached = False
-        self.splits = family.image_token_id is None and (reducer.stage == "context" or self.active_routing is not None)
-        """True if context and query rows of a language model see different caches."""
+        routing, reads_text = self.active_routing, family.image_token_id is None
+        drops_keys = routing is not None and routing.budget == "bytes"
+        self.splits = drops_keys or (reads_text and (reducer.stage == "context" or routing is not None))
+        """True if the rows of the context and those after it see different caches."""
         if self.splits:
             check_sdpa(family.decoder.config)
             use_packed_attention(family.decoder.config)
         if bank is not None:
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
-            if bank.config.budget == "bytes" and family.image_token_id is not None:
+            if bank.config.budget == "bytes" and reducer.stage == "decoder":
                 raise ValueError(
-                    f"budget 'bytes' drops keys of a text's context, and {family.name} sees images: use budget "
-                    "'global' with a token reducer, or a language model"
+                    f"budget 'bytes' drops keys in every layer alike, and reducer {reducer.name!r} cuts rows between "
+                    "layers: use one that acts before layer 0 (stage embeds or tower), or none"
                 )
             if bank.config.byte_pool == "all" and reducer.acts:
                 raise ValueError(
@@ -217,21 +219,22 @@ class CompressedBackbone(nn.Module):
         run.keep(run.embeds_BND, keep_BN)
 
     def _split_context(self, run: RunningPass) -> None:
-        """Stage 3: in a language model, let query rows see kept context tokens and routed values only.
+        """Stage 3: in a language model, or under a byte budget, let rows after the context see what is kept of it only.
 
         All rows run; each layer chooses its own context tokens and value groups, see ``ContextSplit``.
         """
-        reducer, batch = self.reducer if run.acts else None, run.batch
+        reducer = self.reducer if run.acts and isinstance(self.reducer, ContextReducer) else None
+        batch = run.batch
         if not self.splits or (reducer is None and self.active_routing is None):
             return
-        assert reducer is None or isinstance(reducer, ContextReducer)
-        any_context = bool((run.rows.regions_BM == Region.CONTEXT).any())
+        any_context = bool(in_compressed_region(run.rows.regions_BM).any())
         if not any_context and bool((batch.labels_BN == IGNORE_INDEX).all()):
             return  # prompts too short to have a context; what is trained still runs every router
         run.state = self._routing_state(run, deferred=True)
         run.split = ContextSplit(
             reducer,
             run.rows.regions_BM,
+            take_rows(run.protected, run.rows.index_BM),
             question_rows(batch, run.rows),
             self.bank,
             run.state,

@@ -43,7 +43,7 @@ from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState, Spent
-from subtoken_train.types import Region
+from subtoken_train.types import Region, before_compressed_ends
 from subtoken_train.view.view import Opening, TaskPlan, TaskView
 
 BLOCK = 1024  # rows that run through a layer at a time
@@ -255,7 +255,7 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         ValueError: the pass runs in chunks, whose memory a second pass would not keep.
     """
     whole, method = run.rows, reducer.scorer
-    before_BN = (whole.regions_BM == Region.CONTEXT) | (whole.regions_BM == Region.SYSTEM)
+    before_BN = _context_rows(whole.regions_BM)
     regions_BN = whole.regions_BM.masked_fill(~before_BN, Region.PADDING)
     asked_B1 = method.second_pass(regions_BN)[:, None]
     if not bool(asked_B1.any()):
@@ -325,10 +325,15 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
     return dict(enumerate(spent))
 
 
+def _context_rows(regions_BM: Tensor) -> Tensor:
+    """Rows of the contexts and before them, bool [B, M]; see ``ContextSplit``."""
+    return before_compressed_ends(regions_BM) | (regions_BM == Region.SYSTEM)
+
+
 def _contexts_alone(run: RunningPass) -> tuple[Rows, Tensor]:
     """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
     regions_BM = run.rows.regions_BM
-    rows, index_BM = run.rows.take((regions_BM == Region.CONTEXT) | (regions_BM == Region.SYSTEM), pad_left=True)
+    rows, index_BM = run.rows.take(_context_rows(regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM
 
 

@@ -42,7 +42,7 @@ from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Plan, Protocol, Region, in_compressed_region
+from subtoken_train.types import Batch, Plan, Protocol, Region, before_compressed_ends
 
 
 def check_reading(backbone: CompressedBackbone, compression: Compression) -> None:
@@ -453,10 +453,8 @@ def contexts_of(prompts: Batch) -> Batch:
 def context_part(regions_BN: Tensor) -> Tensor:
     """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
     visible_BN = regions_BN != Region.PADDING
-    compressed_BN = in_compressed_region(regions_BN)
-    upto_BN = compressed_BN.flip(-1).cumsum(-1).flip(-1) > 0
     first_BN = visible_BN & (visible_BN.cumsum(-1) == 1)
-    return visible_BN & (upto_BN | first_BN)
+    return before_compressed_ends(regions_BN) | first_BN
 
 
 def _taken(prompts: Batch, part_BN: Tensor) -> Batch:

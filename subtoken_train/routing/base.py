@@ -40,8 +40,9 @@ class RoutingConfig:
         budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
             keys and on groups, so that a head of a token may keep any number of its groups, or no key and nothing.
-            Language models only; ``kept_groups`` is then ``num_groups``, which must be a multiple of the key-value
-            heads; as many as these, and a head of a token is kept whole or not at all.
+            Visual tokens then read each other whole, as a text's context does. ``kept_groups`` is then ``num_groups``,
+            which must be a multiple of the key-value heads; as many as these, and a head of a token is kept whole or
+            not at all.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, the index of the groups
             included.
         byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all

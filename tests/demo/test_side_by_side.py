@@ -158,6 +158,14 @@ def test_groups_are_those_of_kept_visual_tokens():
     assert kept.shares_LS.tolist() == [[1, 1], [1, 0.5], [0, 0]]
     assert [marks.tolist() for marks in kept.marks_nS] == [[[True, True]] * 3, [[True, False], [True, True]], []]
     assert kept_groups(Plan([whole, none]), REGIONS) is None
+    assert kept.keys == 0
+    heads = torch.tensor([[[1], [0], [1], [1], [0]]]).bool()
+    one = kept_groups(Plan([LayerPlan(routed.entries_BN, masks, heads), routed]), REGIONS)
+    assert one.keys == 1
+    assert [marks.tolist() for marks in one.marks_nS] == [
+        [[False, True, False], [True, True, True]],
+        [[True, True, False], [True, True, True]],
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,15 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
+from tests.engine.test_compressed_backbone import hf_logits as images_logits
 from tests.engine.test_context import hf_logits, only_text, trained_loss
 from tests.support.calibration_files import written
-from tests.support.helpers import compress
+from tests.support.helpers import compress, make_batch
 from tests.support.kvzap_files import drawn_nets, settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 from tests.support.truth_cells import from_truth
+from tests.support.truth_models import family_of, prompts
 
 MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
@@ -409,9 +411,67 @@ def test_all_layers_are_not_shared_after_a_reducer_nor_in_chunks():
         opened(backbone, text_batch([(24, 6, 0)]), Compression(prefill_chunk=8))
 
 
-def test_models_that_see_images_are_refused(tiny_family):
-    with pytest.raises(ValueError, match="budget 'bytes' drops keys of a text's context, and llava sees images"):
-        compress(tiny_family, settings())
+EMBEDS = {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2}
+VISIONZIP = {"name": "visionzip", "keep_ratio": 0.5}
+
+
+@sampled("kind", ["llava", "qwen2_5_vl", "internvl", "qwen3_vl"], every=3)
+@pytest.mark.parametrize(
+    ("pool", "reducer", "protocol", "batch"),
+    [
+        ("all", NONE, "query_aware", "three"),
+        ("all", NONE, "context_first", "three"),
+        ("layer", NONE, "query_aware", "last"),
+        ("layer", EMBEDS, "query_aware", "text"),
+        ("head", VISIONZIP, "context_first", "three"),
+    ],
+)
+def test_visual_tokens_are_packed_as_a_full_recompute_sees_them(kind, pool, reducer, protocol, batch):
+    """Several images with words between them, a sample without an image, prompts that end with one."""
+    if reducer is VISIONZIP and kind != "llava":
+        reducer = NONE  # their towers give no class token
+    family = family_of(kind)
+    heads = family.shape.num_kv_heads
+    own = settings(num_groups=4 * heads, kept_groups=4 * heads, byte_pool=pool, sinks=0, byte_share=0.35)
+    backbone = eager(family, own, reducer).eval()
+    asked = prompts(family, batch, pad_left=True)
+    found = from_truth(backbone, asked, 4, Compression(), protocol)
+    assert found.largest < 1e-4
+    assert found.same_tokens
+    keys = torch.stack(list(backbone.run(asked).state.keys.values()))
+    assert (~keys).float().mean() > 0.1
+
+
+@torch.no_grad()
+def test_a_whole_budget_is_the_backbone_that_sees_images(tiny_family):
+    batch = make_batch([(1, 9), (2, 7), (0, 12)])
+    expected = images_logits(tiny_family, batch)
+    neutral = compress(tiny_family, settings(num_groups=16, kept_groups=16, byte_share=1.0))
+    real = batch.regions_BN != Region.PADDING
+    assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
+
+
+@pytest.mark.parametrize("pool", ["layer", "all"])
+def test_what_is_trained_on_images_is_what_is_served(tiny_family, pool):
+    """Each sample alone, with gradients to keys and groups."""
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
+    backbone = eager(tiny_family, settings(num_groups=16, kept_groups=16, byte_pool=pool))
+    batch = make_batch([(1, 9), (2, 7), (1, 12)])
+    _, gradients = trained_loss(backbone, batch)
+    for layer in range(backbone.family.shape.num_layers):
+        assert gradients[f"bank.selectors.{layer}.token.weight"].any(-1).sum() > 16
+    spent = backbone.run(batch).state
+    visual_BN = batch.regions_BN == Region.VISUAL
+    entry = 4 * backbone.family.shape.head_dim
+    own = sum(int((keys & visual_BN[:, None]).sum()) * (entry // 2 + 1) for keys in spent.keys.values())
+    own += sum(int((masks & visual_BN[..., None]).sum()) * 2 * 8 for masks in spent.masks.values())
+    dense = int(visual_BN.sum()) * entry * backbone.family.shape.num_kv_heads * len(spent.keys)
+    assert 0.38 * dense < own <= 0.4 * dense
+
+
+def test_rows_that_are_cut_between_layers_are_refused(tiny_family):
+    with pytest.raises(ValueError, match="reducer 'fastv' cuts rows between layers: use one that acts before layer 0"):
+        compress(tiny_family, settings(num_groups=16, kept_groups=16), name="fastv", keep_ratio=0.5, stage="decoder")
 
 
 @pytest.mark.parametrize(

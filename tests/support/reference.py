@@ -166,7 +166,8 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
     count, routed = len(origin), (regions == Region.VISUAL) | (regions == Region.CONTEXT)
     whole = torch.zeros(count, dtype=torch.bool)
     if result.kept:
-        whole = (regions == Region.SYSTEM) | (regions == Region.CONTEXT)
+        last = int(routed.nonzero()[-1]) if bool(routed.any()) else -1
+        whole = (regions == Region.SYSTEM) | (torch.arange(count) <= last)
     layers, placed = [], _placed(backbone, tap, prompts, sample, origin)
     for layer, kept in enumerate(plan.layers):
         rows = result.rows if result.kept else next(r for start, stop, r in result.spans if start <= layer < stop)
