@@ -5,8 +5,8 @@
 
 DIR holds WikiText-2's ``valid.txt``, which is learnt from, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_bytes21p875_s12.yaml`` with one pool of bytes for all
-layers and heads and the last 16 tokens kept, as KVzap keeps them, in bfloat16 with fp32 adapters; the loss is ten parts
-of the divergence from the uncompressed model's distributions to one of the text's.
+layers and heads, in bfloat16 with fp32 adapters; the loss is ten parts of the divergence from the uncompressed model's
+distributions to one of the text's. The last 16 tokens stay, as under KVzap, and the first one, which it does not spare.
 
 What is read after a context in training is, in every other block, what follows it in WikiText, and in the others a run
 of the context once more: only then is there anything to learn of what a fact is worth that nothing has asked for yet.
@@ -41,7 +41,7 @@ from subtoken_train.inference.pool import ModelPool
 FILE = OUT / "trained/smollm2_bytes.jsonl"
 RECIPE = "smollm2_bytes21p875_s12"
 BLOCK, CONTEXT = 512, 384
-BUDGET = {"byte_pool": "all", "sinks": "0", "window": "16"}
+BUDGET = {"byte_pool": "all", "sinks": "1", "window": "16"}
 ROUTERS: dict[str, dict[str, str]] = {
     "bytes": {},
     "tokens": {"routing.num_groups": "3", "routing.kept_groups": "3"},
