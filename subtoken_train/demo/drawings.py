@@ -94,7 +94,7 @@ class KeptGroups:
 
     @property
     def words(self) -> str:
-        """What the columns are."""
+        """Name the columns."""
         return f"key of {self.keys} heads, then group" if self.keys else "group"
 
 
