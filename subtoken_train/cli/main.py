@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "a page in the browser: backbone, anchor and routed model side by side",
     "benchmark": "time prompts and steps, beside anchor and full cache",
     "calibrate": "numbers of a backbone that a method reads",
+    "axes": "a copy of a model whose value groups lose less",
     "diagnose": "what an adapter's routers do with their budget",
     "export": "adapter folder or merged weights from a run, and the Hub",
     "data": "make a data set or check one, or fetch a real model",

@@ -286,8 +286,11 @@ def shapes_digest(family: Family) -> str:
         for name, parameter in family.model.named_parameters()
         if ".lora_" not in name
     }
-    model_type = str(family.model.config.model_type)
-    return hashlib.sha256(json.dumps([model_type, sorted(shapes.items())]).encode()).hexdigest()
+    config = family.model.config
+    parts = [str(config.model_type), sorted(shapes.items())]
+    if (axes := getattr(config, "value_axes", None)) is not None:  # values of other axes mean something else
+        parts.append(str(axes))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def check_calibration(calibration: Calibration[Any] | None, family: Family) -> None:

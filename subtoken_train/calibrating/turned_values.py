@@ -1,0 +1,141 @@
+"""Value axes of a backbone: found on some prompts, and folded into its weights.
+
+Legend: B batch, M rows of a layer, H query heads, h key-value heads, d head width, D model width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import Rows, are_finite
+from subtoken_train.errors import no_numbers
+from subtoken_train.families.family import Family
+from subtoken_train.functional.value_axes import first_half, output_metric, value_axes
+from subtoken_train.types import Batch
+
+EXACT, ROUNDED = 1e-3, 0.3
+"""Largest distance of the last layer's states that is let pass, in fp32 and in what rounds more, over their norm."""
+
+
+def check_foldable(family: Family) -> None:
+    """Raise ``ValueError`` unless a backbone's values go from ``v_proj`` to ``o_proj`` and nothing lies between."""
+    attention = family.decoder.layers[0].self_attn
+    if getattr(attention, "v_norm", None) is not None:
+        raise ValueError(f"{family.name} norms its values, which no map of them passes; use its own channels")
+    for layer in range(family.shape.num_layers):
+        output = family.decoder.layers[layer].self_attn.o_proj
+        for part in (family.projection(layer, "v").module, output):
+            weight = getattr(part, "weight", None)
+            if not isinstance(weight, Tensor) or not weight.is_floating_point():
+                raise ValueError("value axes are folded into floating-point weights; name an unquantised backbone")
+
+
+@torch.no_grad()
+def turn_values(
+    backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]
+) -> tuple[float, float]:
+    """Find value axes on prompts and fold them into a backbone; see ``fold_value_axes`` for what is returned.
+
+    Args:
+        backbone: of a family that ``check_foldable`` lets pass; in evaluation mode, without routers, reducer and LoRA.
+        batches: of prompts.
+        show: sees how many were read.
+
+    Raises:
+        ValueError: there are no prompts, the model gives NaN or infinity, or it is another model afterwards, because
+            something lies between its values and ``o_proj``: it is of no use then.
+    """
+    read = iter(batches)
+    first = next(read, None)
+    if first is None:
+        raise ValueError("there are no prompts to find value axes on; choose other data")
+    use_packed_attention(backbone.family.decoder.config)
+    before = backbone.run(first, pad_left=True).hidden_BMD
+    moments = ValueMoments()
+    for done, batch in enumerate(chain([first], read), 1):
+        backbone.run(batch, pad_left=True, observer=moments.observe)
+        show(done)
+    shares = fold_value_axes(backbone.family, moments.means(backbone.model.dtype))
+    after = backbone.run(first, pad_left=True).hidden_BMD
+    apart = float((after.float() - before.float()).norm() / before.float().norm())
+    if not apart <= (EXACT if before.dtype == torch.float32 else ROUNDED):
+        raise ValueError(
+            f"{backbone.family.name} computes something else once its values are turned (its last layer's states moved "
+            f"by {apart:.0%}): something lies between v_proj and o_proj; use its own channels"
+        )
+    return shares
+
+
+class ValueMoments:
+    """Sums of v v^T over all entries of prompts, for every layer and head; observes ``CompressedBackbone.run``."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, Tensor] = {}
+        self.counts: dict[int, int] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+        """Take a layer's entries of a batch, but padding."""
+        value_hnd = value.transpose(0, 1)[:, rows.visible_BM].float()
+        self.sums[layer] = self.sums.get(layer, 0) + (value_hnd.transpose(-1, -2) @ value_hnd).double().cpu()
+        self.counts[layer] = self.counts.get(layer, 0) + value_hnd.shape[1]
+
+    def means(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the means of all layers, [h, d, d] in fp64.
+
+        Raises:
+            ValueError: one is NaN or infinity; ``dtype`` is the model's, which may be the reason.
+        """
+        found = [self.sums[layer] / self.counts[layer] for layer in sorted(self.sums)]
+        if not all(bool(are_finite(each)) for each in found):
+            raise no_numbers("while its values were read", dtype)
+        return found
+
+
+@torch.no_grad()
+def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, float]:
+    """Put value axes into the weights of ``v_proj`` and ``o_proj``; the model computes what it did, to rounding.
+
+    ``config.value_axes`` names the maps afterwards: to what is kept for a backbone (adapters, calibrations), one with
+    other axes is another backbone.
+
+    Args:
+        family: a backbone that ``check_foldable`` lets pass.
+        moments: of its layers, see ``ValueMoments``.
+
+    Returns:
+        What share of the values' mean squared output the first half of the channels holds, mean over layers: before and
+        after.
+    """
+    digest, shares = hashlib.sha256(), []
+    for layer, moment_hdd in enumerate(moments):
+        metric_hdd = output_metric(family.output_weight(layer).cpu(), *moment_hdd.shape[:2])
+        into_hdd, back_hdd = value_axes(moment_hdd, metric_hdd)
+        _fold_layer(family, layer, into_hdd, back_hdd)
+        shares.append(first_half(moment_hdd, metric_hdd, into_hdd))
+        digest.update(into_hdd.float().numpy().tobytes())
+    family.model.config.value_axes = digest.hexdigest()
+    before, after = torch.stack(shares).mean(0).tolist()
+    return before, after
+
+
+def _fold_layer(family: Family, layer: int, into_hdd: Tensor, back_hdd: Tensor) -> None:
+    """Map a layer's values, and undo it in its output projection."""
+    projection, heads = family.projection(layer, "v"), len(into_hdd)
+    linear: Any = projection.module
+    output, rows = family.decoder.layers[layer].self_attn.o_proj, slice(projection.start, projection.stop)
+    for parameter in (linear.weight, linear.bias):
+        if parameter is not None:
+            own = parameter.data[rows]
+            own_hdk = own.double().cpu().reshape(heads, into_hdd.shape[-1], -1)
+            own.copy_((into_hdd @ own_hdk).reshape(own.shape))
+    weight = output.weight.data
+    weight_hDGd = weight.double().cpu().reshape(len(weight), heads, -1, into_hdd.shape[-1]).transpose(0, 1)
+    weight.copy_((weight_hDGd @ back_hdd[:, None]).transpose(0, 1).reshape(weight.shape))

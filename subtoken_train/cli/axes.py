@@ -1,0 +1,69 @@
+"""``subtoken-train axes``: a copy of a model whose value channels are ordered by what they add to the output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from subtoken_train.errors import MAX_COUNT, check_range
+from subtoken_train.outputs import new_folder
+
+HELP = """Write a copy of a model that answers as it did, and whose value groups lose less.
+
+A model's own value channels are much alike, so that whichever groups are left out, much is lost. The copy's values are
+turned to axes, found on some prompts, of which the first hold most of what values add to a layer's output; v_proj and
+o_proj hold what turns them and back, and nothing is paid while it runs. It is a plain transformers folder: train, ask
+and serve it like the model itself. Adapters and calibrations of the model do not fit the copy, and its do not fit the
+model.
+
+  subtoken-train axes checkpoints/smollm2 runs/smollm2-axes --data book.txt
+  subtoken-train generate --backbone runs/smollm2-axes --groups 16,8 ...
+
+A language model reads randomly drawn recall contexts, the prompts of --data FILE.jsonl or the text of --data FILE.txt;
+a model that takes images the records of --data FILE."""
+
+CONTEXT_LENGTH = 704
+"""Tokens of a stretch of text, or of a drawn context, as ``calibrate kvzap`` reads."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("backbone", metavar="PATH", help="a backbone: folder or Hub id")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument("--data", metavar="FILE", help="prompts, a text, or records with images (default: recall)")
+    parser.add_argument("--samples", type=int, default=16, metavar="N", help="prompts that are read (default: 16)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, load, find, fold, write."""
+    out = Path(args.out)
+    if os.path.lexists(out):
+        raise ValueError(f"{out} exists; name another folder, or remove it")
+    check_range("--samples", args.samples, 1, MAX_COUNT)
+    from subtoken_train.cli.terminal import counter, quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.artifact.hub import find_adapter
+    from subtoken_train.calibrating.base import calibration_prompts
+    from subtoken_train.calibrating.turned_values import check_foldable, turn_values
+    from subtoken_train.inference.pool import load_backbone
+
+    if find_adapter(args.backbone) is not None:
+        raise ValueError(f"{args.backbone} is an adapter; name its backbone, and train on what is written")
+    backbone = load_backbone(args.backbone, device=args.device)
+    check_foldable(backbone.family)
+    show = counter("prompts")
+    source = calibration_prompts(
+        backbone.family, args.data, args.samples, 1, CONTEXT_LENGTH, 0, answers=False, any_text=True
+    )
+    before, after = turn_values(backbone, source.batches, lambda done: show(done, args.samples))
+    with new_folder(out) as temporary:
+        backbone.model.save_pretrained(temporary)
+        backbone.family.processor.save_pretrained(temporary)
+    print(
+        f"{out} answers as {args.backbone} does. Half of the value channels hold {after:.0%} of what values add to the "
+        f"output, mean over layers on prompts of {source.name}; before: {before:.0%}"
+    )
+    return 0
