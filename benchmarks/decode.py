@@ -12,6 +12,7 @@ entries; and 0.625 N entries, the same bytes) and against transformers' DynamicC
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096
 GROUPS, KEPT = 16, 4
 ENTRIES = (256, 1024, 2048, 8192, 32768)
+CALLS = 10  # of one layer's attention, which takes microseconds, for a step's round
 
 
 class Decoder:
@@ -108,7 +110,11 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
         "same_bytes": decoder.packed(same_bytes, routed=False),
         "dynamic": decoder.dense(entries),
     }
-    steps = interleaved({name: lambda cache=cache: decoder.step(cache) for name, cache in caches.items()}, pairs)
+    alone = decoder.device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    steps = interleaved(
+        {name: lambda cache=cache: decoder.step(cache) for name, cache in caches.items()}, pairs, clock=clock
+    )
     routed = caches["routed"].layers[0]
     key, value = decoder.states(entries)
     query = torch.randn(1, HEADS, 1, HEAD_DIM, device=decoder.device, dtype=decoder.dtype)
@@ -119,7 +125,8 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
             "same_bytes": lambda: caches["same_bytes"].layers[0].attend(query, HEAD_DIM**-0.5),
             "sdpa": lambda: F.scaled_dot_product_attention(query, key, value),
         },
-        pairs,
+        CALLS * pairs,
+        clock=clock,
     )
     return {
         "entries": entries,

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
@@ -55,15 +56,20 @@ def config(length: int) -> LlamaConfig:
 
 
 def random_weights(length: int, folder: Path) -> None:
-    """Write the weights that both sides load."""
+    """Write the weights that both sides load, and a tokenizer of bytes: KVzip asks for the context in words."""
     torch.manual_seed(0)
     torch.save(LlamaForCausalLM(config(length)).state_dict(), folder / "weights.pt")
+    alphabet = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    by_byte = Tokenizer(models.BPE(alphabet, []))
+    by_byte.pre_tokenizer, by_byte.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=by_byte).save_pretrained(folder)
 
 
 def load(length: int, folder: Path) -> Any:
     """The model with these weights."""
     model = LlamaForCausalLM(config(length)).eval()
     model.load_state_dict(torch.load(folder / "weights.pt"))
+    model.config._name_or_path = str(folder)  # where KVzip's press finds the tokenizer
     return model
 
 

@@ -15,8 +15,8 @@ alternates. Seconds are the processor's. Compared are
 * *pass*: the context's whole pass, compression included; *adds* is that less the plain pass of the same round;
 * *logits*: the largest difference of the first token's, which says whether both compress to the same thing.
 
-ThinK in kvpress zeroes channels and head-wise KVCompose masks entries: neither makes its cache smaller, so equal bytes
-cannot be had there. kvpress's KVCompose needs eager attention, N x 2N numbers a head: where that is more than
+ThinK in kvpress zeroes channels, head-wise KVCompose and KVzip mask entries: none makes its cache smaller, so equal
+bytes cannot be had there. kvpress's KVCompose needs eager attention, N x 2N numbers a head: where that is more than
 ``--memory`` it is left out, and our side is measured alone. A length that the record has is not measured again unless
 it is named in ``--lengths``.
 """
@@ -49,6 +49,7 @@ METHODS = {
     "snapkv": "SnapKV",
     "kvcompose": "KVCompose",
     "kvcompose_heads": "KVCompose, head-wise",
+    "kvzip": "KVzip",
     "think": "ThinK",
 }
 Rounds = dict[str, dict[str, list[float]]]

@@ -22,6 +22,7 @@ PRESSES: dict[str, Any] = {
     "snapkv": lambda: kvpress.SnapKVPress(compression_ratio=1 - KEPT),
     "kvcompose": lambda: kvpress.KVComposePress(compression_ratio=1 - KEPT),
     "kvcompose_heads": lambda: kvpress.KVComposePress(compression_ratio=1 - KEPT, structured=False),
+    "kvzip": lambda: kvpress.KVzipPress(compression_ratio=1 - KEPT),
     "think": lambda: kvpress.ThinKPress(key_channel_compression_ratio=1 - KEPT),
 }
 REPEATS = "kvcompose_heads"

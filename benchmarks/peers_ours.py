@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.peer_side import KEPT, serve
 from subtoken_train.cache.cache import PackedCache
@@ -23,6 +24,7 @@ COMPRESSIONS = {
     "snapkv": Compression(build_eviction("snapkv"), KEPT),
     "kvcompose": Compression(build_eviction("kvcompose", kvpress=True, lower_bound=0), KEPT),
     "kvcompose_heads": Compression(build_eviction("kvcompose", structured=False, lower_bound=0), KEPT),
+    "kvzip": Compression(build_eviction("kvzip", lower_bound=0), KEPT),
     "think": Compression(key_channels=KEPT),
 }
 
@@ -32,7 +34,8 @@ class Ours:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.backbone = CompressedBackbone(TextFamily(model, None), build_reducer("none")).eval()
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model.config._name_or_path)
+        self.backbone = CompressedBackbone(TextFamily(model, tokenizer), build_reducer("none")).eval()
 
     def fill(self, method: str, ids_1N: Tensor) -> PackedCache:
         """See ``Side``. All of it is context; what follows comes later."""

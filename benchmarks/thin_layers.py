@@ -2,13 +2,15 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.thin_layers checkpoints/smollm2
     OMP_NUM_THREADS=2 python -m benchmarks.thin_layers checkpoints/smollm2 --entries --prefill 2048
+    OMP_NUM_THREADS=1 python -m benchmarks.thin_layers checkpoints/smollm2 --entries --prefill 2048 --evictions
     CC=none OMP_NUM_THREADS=1 python -m benchmarks.thin_layers checkpoints/smollm2    # as without a C compiler
 
 *routed* keeps K of S groups of every value but the last 64 (at random: time does not depend on which), *same tokens*
 all of them, *dynamic* is transformers' DynamicCache in its own forward. Caches are filled with random states of the
 model's shape and grow by a token a step. *calls* are the operations that torch dispatches for one layer's attention,
 which no neighbour on the machine touches. With one thread seconds are the process's own, with more they are the
-clock's. ``--prefill`` also times a prompt's pass: packed with routers, packed without, and transformers' own.
+clock's. ``--prefill`` also times a prompt's pass: packed with routers, packed without, and transformers' own; with
+``--evictions`` it times each method's statistics, plan and packing at half of the entries instead of the routers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.decode import filled
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.real_text import NETS
 from subtoken_train.benchmarking.sides import DenseSide, PackedSide
 from subtoken_train.benchmarking.synthetic_prompts import draw_prompts, prompt_parts
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.compression import Compression
@@ -45,6 +49,26 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks/results/speed/thin_layers.json"
 QUESTION = 64  # last entries, whose values stay whole
 OTHERS = ("same tokens", "dynamic")
+METHODS = (
+    "streaming_llm",
+    "random",
+    "knorm",
+    "keydiff",
+    "tova",
+    "snapkv",
+    "pyramidkv",
+    "lagkv",
+    "expected_attention",
+    "compactor",
+    "elastic",
+    "prefixkv",
+    "h2o",
+    "kvcompose",
+    "ada(snapkv)",
+    "critical(expected_attention)",
+    "pooled(compactor)",
+)
+"""Evictions of a text's pass; KVzip, which reads it twice and asks in words, stands in ``peers.py``."""
 
 
 class Calls(TorchDispatchMode):
@@ -132,13 +156,35 @@ def prompt_passes(family: TextFamily, groups: tuple[int, int], tokens: int, pair
         "dynamic": DenseSide("dynamic", "", family, prompts, lambda: DynamicCache(config=family.decoder.config)),
     }
 
+    seconds = _passes(sides, pairs, clock)
+    middle_ms = {name: round(1000 * sorted(each)[len(each) // 2], 1) for name, each in seconds.items()}
+    return {"tokens": tokens, "pass_ms": middle_ms, "pass": _ratios(seconds)}
+
+
+def _passes(sides: Mapping[str, PackedSide | DenseSide], pairs: int, clock: Any) -> dict[str, list[float]]:
+    """Time the sides' passes in turns."""
+
     def run(side: PackedSide | DenseSide) -> None:
         with side.turn():
             side.prefill()
 
-    seconds = interleaved({n: lambda s=s: run(s) for n, s in sides.items()}, pairs, warmup=1, clock=clock)
-    middle_ms = {name: round(1000 * sorted(each)[len(each) // 2], 1) for name, each in seconds.items()}
-    return {"tokens": tokens, "pass_ms": middle_ms, "pass": _ratios(seconds)}
+    return interleaved({n: lambda s=s: run(s) for n, s in sides.items()}, pairs, warmup=1, clock=clock)
+
+
+def eviction_passes(family: TextFamily, model: str, tokens: int, pairs: int, clock: Any) -> dict[str, Any]:
+    """Ratios of a prompt's pass to transformers' own: packed whole, and with each method at half of the entries."""
+    torch.manual_seed(0)
+    prompts, none = draw_prompts(family, prompt_parts(family, tokens), 1), build_reducer("none")
+    methods = {"nothing": Compression()} | {name: Compression(build_eviction(name), 0.5) for name in METHODS}
+    if (nets := NETS / f"{model}.json").exists():
+        methods["kvzap"] = Compression(build_eviction("kvzap", calibration=str(nets)), 0.5)
+    sides: dict[str, PackedSide | DenseSide] = {
+        name: PackedSide(name, "", family, prompts, none, None, method) for name, method in methods.items()
+    }
+    sides["dynamic"] = DenseSide("dynamic", "", family, prompts, lambda: DynamicCache(config=family.decoder.config))
+    seconds = _passes(sides, pairs, clock)
+    found = {name: [round(each, 3) for each in ratio(seconds, name, "dynamic")] for name in methods}
+    return {"tokens": tokens, "evictions": found}
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -153,9 +199,21 @@ def table(runs: list[dict[str, Any]]) -> str:
             lines.append(
                 f"{head} step, {row['entries']:,} entries | {row['step_ms']['routed']} ms | {ratios} | {calls} |"
             )
-        for row in run["passes"]:
+        for row in [row for row in run["passes"] if "pass" in row]:
             ratios = " | ".join(cell(tuple(row["pass"][name])) for name in OTHERS)
             lines.append(f"{head} prompt, {row['tokens']:,} tokens | {row['pass_ms']['routed']:,} ms | {ratios} | |")
+    return "\n".join(lines)
+
+
+def eviction_table(runs: list[dict[str, Any]]) -> str:
+    """Write a row per eviction, a column per model: its pass over transformers' own."""
+    rows = {run["model"]: row for run in runs for row in run["passes"] if "evictions" in row}
+    heads = [f"{name}, {row['tokens']:,} tokens" for name, row in rows.items()]
+    lines = [f"| eviction | {' | '.join(heads)} |"]
+    lines.append("|---" * (1 + len(rows)) + "|")
+    for name in dict.fromkeys(name for row in rows.values() for name in row["evictions"]):
+        cells = [cell(tuple(row["evictions"][name])) if name in row["evictions"] else "" for row in rows.values()]
+        lines.append(f"| {' | '.join([name, *cells])} |")
     return "\n".join(lines)
 
 
@@ -168,6 +226,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs=2, type=int, default=[16, 12], metavar=("S", "K"))
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--prefill", nargs="*", type=int, default=[], help="tokens of prompts")
+    parser.add_argument("--evictions", action="store_true", help="time evictions in these passes, not routers")
     parser.add_argument("--out", type=Path, default=RECORD)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -181,20 +240,25 @@ def main() -> None:
     for entries in args.entries:
         measured.append(steps.measure(entries, args.pairs, clock))
         print(json.dumps(measured[-1]), flush=True)
+    rounds = max(3, args.pairs // 6)
     for tokens in args.prefill:
-        passes.append(prompt_passes(family, groups, tokens, max(3, args.pairs // 6), clock))
+        if args.evictions:
+            passes.append(eviction_passes(family, args.folder.name, tokens, rounds, clock))
+        else:
+            passes.append(prompt_passes(family, groups, tokens, rounds, clock))
         print(json.dumps(passes[-1]), flush=True)
     run = {"model": args.folder.name, "by": "torch" if compiler() is None else "C", "groups": groups}
     run |= {"hardware": hardware(), "load": round(os.getloadavg()[0], 1), "steps": measured, "passes": passes}
     runs = json.loads(args.out.read_text()) if args.out.exists() else []
     write([each for each in runs if _what(each) != _what(run)] + [run], args.out)
-    print(table([run]))
+    print(eviction_table([run]) if args.evictions else table([run]))
 
 
 def _what(run: dict[str, Any]) -> tuple[object, ...]:
     """What a run measured, of which the last one is kept."""
-    kinds = tuple(name for name in ("steps", "passes") if run[name])
-    return run["model"], run["by"], run["hardware"]["threads"], kinds
+    kinds = [name for name in ("steps", "passes") if run[name]]
+    kinds += ["evictions" for row in run["passes"] if "evictions" in row]
+    return run["model"], run["by"], run["hardware"]["threads"], tuple(kinds)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ TABLES = {
     "training": ("training_cost:markdown", "speed/training-cpu-float32.json"),
     "eviction": ("eviction_accuracy:table", "eviction"),
     "thin_layers": ("thin_layers:table", "speed/thin_layers.json"),
+    "eviction_passes": ("thin_layers:eviction_table", "speed/thin_layers.json"),
     "compression_step": ("compression_step:table", "speed/compression_step.json"),
     "peers": ("peers:table", "speed/peers-cpu-float32.json"),
     "recall_peers": ("recall_peers:table", "recall_peers.json"),
@@ -141,6 +142,16 @@ def test_routing_costs_thin_layers_nothing_in_c():
     rows = [row for run in recorded("speed/thin_layers.json") if run["by"] == "C" for row in run["steps"]]
     assert {row["entries"] for row in rows} == {560, 2048, 8192}
     assert all(row["step"]["same tokens"][0] <= 1.05 for row in rows)
+
+
+def test_what_an_eviction_adds_to_a_prompt_s_pass():
+    """At most a tenth, but for those that need the whole attention matrix or every value's output."""
+    rows = [row for run in recorded("speed/thin_layers.json") for row in run["passes"] if "evictions" in row]
+    assert rows
+    for row in rows:
+        dear = {name for name, found in row["evictions"].items() if found[0] > 1.1}
+        assert dear <= {"h2o", "elastic", "prefixkv", "critical(expected_attention)"}
+        assert row["evictions"]["kvzap"][0] <= 1.05
 
 
 def test_pairs_alternate_and_ratios_are_medians_of_rounds():
