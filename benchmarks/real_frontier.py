@@ -36,8 +36,8 @@ KINDS = {
     "KVzip, whole values in bf16": r"kvzip [0-9.]+%",
     "KVzip, int8": r"kvzip [0-9.]+% in int8",
     "KVzip, int4": r"kvzip [0-9.]+% in int4",
-    "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%, 12 of 16 value groups by norm",
-    "KVzip, 12 of 16 value groups, int8 or int4": r"kvzip [0-9.]+% in int[48], 12 of 16 value groups by norm",
+    "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%( in int[48])?, 12 of 16 value groups by norm",
+    "KVzip, 8 of 16 groups, values turned": r"kvzip [0-9.]+%( in int[48])?, 8 of 16 .*, values turned",
     "other evictions": r"(?!kvzip [0-9]).* [0-9.]+%",
     "KVzip, int4_rotated": r"kvzip [0-9.]+% in int4_rotated",
 }
@@ -58,10 +58,13 @@ def _size(own: Mapping[str, Any]) -> float:
 def measured(models: Mapping[str, Records]) -> list[MeasuredArm]:
     """Return every arm with what it loses on the models that have its record, but for the full cache."""
     words = {arm: None for records in models.values() for arm in records if arm != "full cache"}
-    known = {arm.words: settings(arm) for name in models for some in arms(name).values() for arm in some}
+    known = {arm.words: arm for name in models for some in arms(name).values() for arm in some}
     return [
         MeasuredArm(
-            arm, known[arm], {name: _figures(own[arm], own["full cache"]) for name, own in models.items() if arm in own}
+            arm,
+            settings(known[arm]),
+            {name: _figures(own[arm], own["full cache"]) for name, own in models.items() if arm in own},
+            known[arm].turned,
         )
         for arm in words
     ]

@@ -1,7 +1,8 @@
 """RULER's made tasks on a real model: from a grid's results to a compact record, and from it to the page.
 
-    subtoken-train evaluate --config recipes/real/ruler.yaml       # the results; stopped, it goes on
-    python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into the record, and the page
+    subtoken-train evaluate --config recipes/real/ruler.yaml       # 1,024 tokens; stopped, it goes on
+    subtoken-train evaluate --config recipes/real/ruler_2k.yaml    # 2,048
+    python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into its record, and the page
 
 Arms that the record has stay in it, unless the results have them anew. A task judges methods only where the full cache
 scores half of it, which is measured first; the page names the others.
@@ -21,7 +22,8 @@ from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
 from benchmarks.real_text import OUT, PAGE
 
-RECORD = OUT / "ruler" / "qwen05.json"
+RECORDS = OUT / "ruler"
+"""A file for each length of the prompts."""
 FULL = "full cache"
 JUDGES = 0.5
 """Of a task's score, what the full cache must reach."""
@@ -52,7 +54,7 @@ def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     """Return a record with the arms found; both must have been asked the same."""
     for key in ("options", "kinds"):
         if earlier[key] != found[key]:
-            raise SystemExit(f"{RECORD} was asked other tasks ({key}: {earlier[key]}); move it away")
+            raise SystemExit(f"{RECORDS} was asked other tasks ({key}: {earlier[key]}); move it away")
     return {**found, "arms": {**earlier["arms"], **found["arms"]}}
 
 
@@ -91,6 +93,12 @@ def _count(record: Mapping[str, Any], others: Sequence[str]) -> str:
     return f"{options['samples_per_task']} samples a task of at most {options['length']:,} tokens{left}."
 
 
+def tables() -> str:
+    """Write the records' tables, the shortest prompts first."""
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in RECORDS.glob("*.json")]
+    return "\n\n".join(table(each) for each in sorted(records, key=lambda each: int(each["options"]["length"])))
+
+
 def main() -> None:
     """Write the record where results are given, and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,12 +107,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.results is not None:
-        RECORD.parent.mkdir(parents=True, exist_ok=True)
         record = compact(args.results)
-        if RECORD.exists():
-            record = joined(json.loads(RECORD.read_text(encoding="utf-8")), record)
-        RECORD.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    put(PAGE, "ruler", table(json.loads(RECORD.read_text(encoding="utf-8"))))
+        file = RECORDS / f"qwen05-{record['options']['length']}.json"
+        if file.exists():
+            record = joined(json.loads(file.read_text(encoding="utf-8")), record)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    put(PAGE, "ruler", tables())
 
 
 if __name__ == "__main__":

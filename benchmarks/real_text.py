@@ -109,7 +109,7 @@ BRIEF = {
     "int8 of everything": "everything in int8",
     "kvzip 42% in int8": "**KVzip, 42 % of the entries in int8**",
     "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
-    "kvzip 47.0% in int8, 12 of 16 value groups by norm": "KVzip, 47 % in int8, 12 of 16 value groups",
+    "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 54 % int8, half of turned values**",
     "kvzip 21.9%": "KVzip, 21.9 % of the entries",
     "kvzip 25.0%, 12 of 16 value groups by norm": "KVzip, 25 %, 12 of 16 value groups",
     "compactor 21.9%": "Compactor, 21.9 %",
@@ -118,7 +118,7 @@ BRIEF = {
     "kvzip 47% in int4": "KVzip, 47 % in int4",
     "kvzip 24% in int8": "KVzip, 24 % in int8",
     "kvzap 24% in int8": "KVzap, 24 % in int8",
-    "kvzip 26.8% in int8, 12 of 16 value groups by norm": "KVzip, 27 % in int8, 12 of 16 value groups",
+    "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 31 % int8, half of turned values**",
     "kvzip 14.3%, 12 of 16 value groups by norm": "KVzip, 14.3 %, 12 of 16 value groups",
     "kvzip 12.5%": "KVzip, 12.5 %",
 }
@@ -141,12 +141,14 @@ class Arm:
         compression: how contexts are compressed.
         groups: S and K of value groups, chosen by norm; None keeps values whole.
         seen: whether the first question stands in the prompt.
+        turned: whether the model is the copy that ``subtoken-train axes`` writes, NAME-axes beside the model.
     """
 
     words: str
     compression: Compression
     groups: tuple[int, int] | None = None
     seen: bool = False
+    turned: bool = False
 
 
 def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
@@ -185,30 +187,60 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         found["kvzap bits"] = [
             Arm(f"kvzap {keep:.0%} in int8", replace(kvzap, keep=keep, kv_dtype="int8")) for keep in (0.42, 0.242)
         ]
-    tokens = [keep / (1 - CUT) for keep in ENTRIES]
-    found["kvzip channels"] = [
-        Arm(f"kvzip {keep:.1%}, 3/4 of the key channels", Compression(kvzip, keep, key_channels=0.75))
-        for keep in tokens
-    ]
-    found["groups"] = [Arm("12 of 16 value groups by norm", Compression(), GROUPS)]
-    found["kvzip groups"] = [
-        Arm(f"kvzip {keep:.1%}, 12 of 16 value groups by norm", Compression(kvzip, keep), GROUPS) for keep in tokens
-    ]
-    rounded: tuple[tuple[float, KVDtype], ...] = ((0.47, "int8"), (0.268, "int8"), (0.51, "int4"))
-    found["kvzip groups bits"] = [
-        Arm(
-            f"kvzip {keep:.1%} in {kind}, 12 of 16 value groups by norm",
-            Compression(kvzip, keep, kv_dtype=kind),
-            GROUPS,
-        )
-        for keep, kind in rounded
-    ]
+    found |= cut_arms()
     for name in SEEN:
         method = build_eviction(name)
         found[f"{name} seen"] = [
             Arm(f"{name} {keep:.1%}, question seen", Compression(method, keep), seen=True) for keep in ENTRIES
         ]
     return found
+
+
+Shares = Sequence[tuple[float, KVDtype]]
+"""Shares of the entries, and what numbers they are held in."""
+
+
+def cut_arms() -> dict[str, list[Arm]]:
+    """Return the arms whose tokens are cut: key channels, and value groups of the model as it is or turned."""
+    tokens: Shares = [(keep / (1 - CUT), "model") for keep in ENTRIES]
+    rounded: Shares = [(0.47, "int8"), (0.268, "int8"), (0.51, "int4")]
+    half = (GROUPS[0], GROUPS[0] // 2)
+    halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
+    rounded_halves: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
+    return {
+        "kvzip channels": _kvzip_arms(tokens, "3/4 of the key channels", key_channels=0.75),
+        "kvzip channels bits": _kvzip_arms(
+            [(0.473, "int8"), (0.273, "int8"), (0.528, "int4")], "3/4 of the key channels", key_channels=0.75
+        ),
+        "groups": [Arm(_groups_words(GROUPS), Compression(), GROUPS)],
+        "kvzip groups": _kvzip_arms(tokens, _groups_words(GROUPS), GROUPS),
+        "kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS), GROUPS),
+        "kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half), half),
+        "turned full": [Arm("full cache, values turned", Compression(), turned=True)],
+        "turned halves": [Arm(_groups_words(half, True), Compression(), half, turned=True)],
+        "turned kvzip halves": _kvzip_arms(halves, _groups_words(half, True), half, turned=True),
+        "turned kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half, True), half, turned=True),
+        "turned kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS, True), GROUPS, turned=True),
+    }
+
+
+def _groups_words(groups: tuple[int, int], turned: bool = False) -> str:
+    return f"{groups[1]} of {groups[0]} value groups by norm" + ", values turned" * turned
+
+
+def _kvzip_arms(
+    kinds: Shares, words: str, groups: tuple[int, int] | None = None, turned: bool = False, key_channels: float = 1
+) -> list[Arm]:
+    kvzip = build_eviction("kvzip")
+    return [
+        Arm(
+            f"kvzip {keep:.1%}{'' if kind == 'model' else f' in {kind}'}, {words}",
+            Compression(kvzip, keep, kv_dtype=kind, key_channels=key_channels),
+            groups,
+            turned=turned,
+        )
+        for keep, kind in kinds
+    ]
 
 
 @dataclass(frozen=True)
@@ -355,11 +387,9 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
 
 def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int) -> None:
     """Measure what has no record yet; one line for each arm in the model's file."""
-    backbone, groups = load_backbone(model, loading={"dtype": dtype}), None
+    backbone, loaded = load_backbone(model, loading={"dtype": dtype}), (model, None)
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
-    weights = sha256(b"".join(path.read_bytes() for path in sorted(model.glob("*.safetensors"))))
     about = {
-        "weights_sha256": weights,
         "dtype": dtype,
         "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode()),
     }
@@ -367,23 +397,32 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int)
     file = OUT / f"{model.name}.jsonl"
     done = {record["arm"]: record for record in read(file)}
     if wrong := [arm for arm, record in done.items() if any(record[key] != about[key] for key in about)]:
-        raise SystemExit(f"{file} holds records of other weights or contexts ({wrong[0]}); move it away")
+        raise SystemExit(f"{file} holds records of other contexts ({wrong[0]}); move it away")
+    if "full cache" in done and done["full cache"]["weights_sha256"] != weights_digest(model):
+        raise SystemExit(f"{file} holds records of other weights; move it away")
     for name in names:
         left = [arm for arm in arms(model.name).get(name, []) if arm.words not in done]
         if not left:
             continue
-        if left[0].groups != groups:
-            groups = left[0].groups
-            backbone = load_backbone(model, loading={"dtype": dtype}, routing=untrained_routing(groups))
+        folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
+        weights = {"weights_sha256": weights_digest(folder)}
+        if (folder, left[0].groups) != loaded:
+            loaded = folder, left[0].groups
+            backbone = load_backbone(folder, loading={"dtype": dtype}, routing=untrained_routing(left[0].groups))
         with reading_packed(backbone.family.decoder.config), torch.no_grad():
             measured = measure(backbone, left, asked)
         for words, record in measured.items():
-            line = {"arm": words, **about, "commit": commit(), "threads": torch.get_num_threads(), **record}
+            line = {"arm": words, **weights, **about, "commit": commit(), "threads": torch.get_num_threads(), **record}
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(
                 f"{words}: {np.mean(record['facts']):.2f} nats a fact, {np.mean(record['exact']):.1%} exact", flush=True
             )
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256 of a folder's weights, in hexadecimal."""
+    return sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors"))))
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -392,7 +431,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 Records = Mapping[str, Mapping[str, Any]]
-BUDGETS = {"50.0": 0, "57.1": 0, "21.9": 1, "25.0": 1, "12.5": 2, "14.3": 2}
+BUDGETS = {"50.0": 0, "57.1": 0, "65.8": 0, "21.9": 1, "25.0": 1, "28.6": 1, "12.5": 2, "14.3": 2, "16.5": 2}
 """Column of an arm by its share of tokens; groups and cut keys hold more tokens in the same bytes."""
 TWINS = {
     "kvzip 47.0% in int8, 12 of 16 value groups by norm": "kvzip 42% in int8",
@@ -402,6 +441,18 @@ TWINS = {
     "kvzip 79.5% in int4_rotated": "kvzip 80% in int4",
     "kvzip 46.5% in int4_rotated": "kvzip 47% in int4",
     "kvzip 37.5% in int4_rotated": "kvzip 38% in int4",
+    "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "kvzip 42% in int8",
+    "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "kvzip 24% in int8",
+    "kvzip 58.5% in int4, 8 of 16 value groups by norm, values turned": "kvzip 47% in int4",
+    "kvzip 47.0% in int8, 12 of 16 value groups by norm, values turned": "kvzip 42% in int8",
+    "kvzip 26.8% in int8, 12 of 16 value groups by norm, values turned": "kvzip 24% in int8",
+    "kvzip 51.0% in int4, 12 of 16 value groups by norm, values turned": "kvzip 47% in int4",
+    "kvzip 53.7% in int8, 8 of 16 value groups by norm": "kvzip 42% in int8",
+    "kvzip 30.9% in int8, 8 of 16 value groups by norm": "kvzip 24% in int8",
+    "kvzip 58.5% in int4, 8 of 16 value groups by norm": "kvzip 47% in int4",
+    "kvzip 47.3% in int8, 3/4 of the key channels": "kvzip 42% in int8",
+    "kvzip 27.3% in int8, 3/4 of the key channels": "kvzip 24% in int8",
+    "kvzip 52.8% in int4, 3/4 of the key channels": "kvzip 47% in int4",
     "kvzap 42% in int8": "kvzip 42% in int8",
     "kvzap 24% in int8": "kvzip 24% in int8",
     "kvzap 50.0%": "kvzip 50.0%",

@@ -36,11 +36,13 @@ class MeasuredArm:
         settings: of the arm, as ``ArmSettings`` names them.
         on: by model: ``bytes``, a share of the full bfloat16 cache; and beside the full cache a mean and the ends of
             its 95 % interval: ``facts`` and ``text``, nats lost a fact and a token, and ``codes`` said, a share.
+        turned: whether the model is a copy that ``axes`` made.
     """
 
     arm: str
     settings: dict[str, Any]
     on: dict[str, dict[str, Any]]
+    turned: bool = False
 
     def bytes_on(self, models: Collection[str]) -> float:
         """Return the largest share of bytes that the arm takes on one of the models."""
@@ -96,6 +98,9 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
     made = ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     if arm.settings.get("eviction") == "kvzap":
         made.append(f"  first    subtoken-train calibrate kvzap --backbone {path} --out nets.json --data TEXT")
+    if arm.turned:
+        made.append(f"  first    subtoken-train axes {path} {path}-axes --data TEXT")
+        path = f"{path}-axes"
     made += [f"  {kind:<8} {spelled}" for kind, spelled in spellings(arm.settings, path)]
     if (keep := arm.settings.get("eviction_keep")) is not None:
         filled = int(1000 * keep * budget / arm.bytes_on(models)) / 1000
