@@ -50,7 +50,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import append, contexts_of, pack_whole, run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from subtoken_train.kernels.formats import KVDtype
+from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.routing import untrained_routing
 from subtoken_train.types import Batch
 
@@ -306,13 +306,15 @@ def compressed(
     if settings[0].eviction is not None:
         eviction = EvictionPass(settings[0], family, batch, backbone.reducer, backbone.group_budget)
     layers, length = family.shape.num_layers, batch.input_ids_BN.shape[1]
-    packer = LayerPacker(backbone, settings[0], PackedCache(layers), length)
+    watches = next((own for own in settings if FORMATS[own.kv_dtype].rotates), settings[0])
+    packer = LayerPacker(backbone, watches, PackedCache(layers), length)
     result = run_whole(backbone, batch, eviction, packer)
     took = time.perf_counter() - clock
     for own in settings:
         clock = time.perf_counter()
         its = replace(packer, compression=own, cache=PackedCache(layers))
         its.dense.layers, its.key_cut = [copy(layer) for layer in packer.dense.layers], packer.key_cut
+        its.moments = None if its.moments is None else packer.moments
         if eviction is not None:
             eviction.compression = own
         pack_whole(result, eviction, its)

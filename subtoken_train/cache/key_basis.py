@@ -7,7 +7,7 @@ Hadamard rotation. ``q . m`` is the same for all keys, and a softmax over all of
 keys stand in the basis too, and every kernel reads the layer as it reads any other. Keys of language models have
 channels that are large for all tokens (Qwen2's come from the biases of its projection) and set the scale of the whole
 vector: the mean takes away what all tokens share, ``s`` halves what is left of the difference, in decades, and ``T``
-spreads the rest.
+spreads the rest. Last, an error of one channel is made up for in the next ones, as far as the prompt's queries see it.
 
 Sources: ``s`` is SmoothAttention of QServe (Lin et al., 2024), which takes largest magnitudes of a calibration set and
 folds them into the weights; rotated keys and queries after the rotary embedding are QuaRot's (Ashkboos et al., 2024);
@@ -28,6 +28,9 @@ from torch import Tensor
 
 LEAST = 0.1
 """Least size of a channel, of the head's mean one: a channel that is constant has nothing to divide by."""
+
+RIDGE = 0.01
+"""Share of the mean energy of a channel of queries that is added to all, for queries that no prompt has."""
 
 
 @lru_cache
@@ -98,6 +101,26 @@ class KeyBasis:
         by_head = query_BHqd.float().reshape(batch, heads, -1, *query_BHqd.shape[2:])
         turned = (by_head * self.size_Bh1d.float()[:, :, None]) @ self.turn_dd
         return turned.view_as(query_BHqd).to(query_BHqd.dtype)
+
+    def feedback(self, moment_Bhdd: Tensor) -> Tensor:
+        """Return what a channel's rounding error asks of those after it, unit lower triangular, fp32 [B, h, d, d].
+
+        Of an error e of a key, queries see e^T S e, where S is their second moment in the basis. With S = L^T D L it is
+        the sum of D_i ((L e)_i)^2, and (L e)_i may be made a rounding error alone.
+
+        Args:
+            moment_Bhdd: mean of q q^T over the queries of a head's group, fp32.
+        """
+        size_Bhd1 = self.size_Bh1d.float().mT
+        turned = self.turn_dd.T @ (size_Bhd1 * moment_Bhdd * size_Bhd1.mT) @ self.turn_dd
+        mean = turned.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp(min=torch.finfo(torch.float32).tiny)
+        eye = torch.eye(turned.shape[-1], device=turned.device)
+        flipped = (turned / mean + RIDGE * eye).flip(
+            -1, -2
+        )  # the ridge makes it definite: nothing to check, or wait for
+        upper = torch.linalg.cholesky_ex(flipped)[0].flip(-1, -2)
+        lower: Tensor = (upper / upper.diagonal(dim1=-2, dim2=-1)[..., None, :]).mT
+        return lower
 
     def select(self, samples: Tensor) -> KeyBasis:
         """Return the basis of chosen samples, int64, in their order."""

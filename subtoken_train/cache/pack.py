@@ -183,10 +183,17 @@ class Packing:
     Attributes:
         layout: of the value groups.
         form: of the stored vectors, which are heads of keys and values.
+        feedback_Bhdd: of ``KeyBasis.feedback``; None: keys are rounded without.
     """
 
     layout: Layout = "contiguous"
     form: Format = MODEL
+    feedback_Bhdd: Tensor | None = None
+
+    def feedback(self, plan: LayerPlan) -> Tensor | None:
+        """Return the feedback by the rows of a plan's storage, [R, c, d, d]."""
+        own = self.feedback_Bhdd
+        return own if own is None or plan.heads_BNh is None else own.flatten(0, 1)[:, None]
 
 
 def pack_layer(
@@ -216,7 +223,7 @@ def pack_layer(
     marks = plan_marks(plan, kv_heads, width, packing.layout)
     counts = read_counts([marks])[0] if counts is None else counts
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
-    fill = None
+    fill, feedback = None, packing.feedback(plan)
     if fill_BV is not None:
         fill = fill_BV.view(-1, kv_heads, 1, width).expand(len(key_BhNd), -1, -1, -1)
     if plan.heads_BNh is not None:
@@ -245,7 +252,8 @@ def pack_layer(
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            stored = packing.form.store_keys(_take(own_keys, index, channels if kind.cut else None))
+            key_RcMd = _take(own_keys, index, channels if kind.cut else None)
+            stored = packing.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
             value_RcMd = _take(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:

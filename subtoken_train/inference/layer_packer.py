@@ -19,7 +19,7 @@ Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
-from subtoken_train.functional.key_channels import best_channels, key_energy, query_energy
+from subtoken_train.functional.key_channels import BLOCK, best_channels, key_energy, query_energy
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
@@ -71,6 +71,23 @@ class KeyCut:
         channels = best_channels(scores, kept_channels(scores.shape[-1], self.compression.key_channels))
         cut_BM = self.compression.cuts_keys(self.regions[layer])
         plan.cut_keys = CutKeys(take_rows(cut_BM, rows_BN) & valid_BN, channels)
+
+
+class QueryMoments:
+    """The observer of one prompt pass: notes every layer's mean of q q^T, by which keys of a basis are rounded."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, Tensor] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+        """Note the queries of a layer's rows, see ``PromptObserver``."""
+        visible_BN = (rows.regions_BM != Region.PADDING).to(query.device)
+        total = query.new_zeros(*key.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
+        for some, marks_Bn in zip(torch.split(query, BLOCK, 2), torch.split(visible_BN, BLOCK, 1), strict=True):
+            own_Bhnd = (some * marks_Bn[:, None, :, None]).float().reshape(*key.shape[:2], -1, key.shape[-1])
+            total += own_Bhnd.mT @ own_Bhnd
+        count_B = visible_BN.sum(-1).clamp(min=1) * (query.shape[1] // key.shape[1])
+        self.of[layer] = total / count_B[:, None, None, None]
 
 
 @dataclass
@@ -135,6 +152,7 @@ class LayerPacker:
         packing: layout and precision.
         rerotation: closes up the keys; None: they keep their positions.
         key_cut: chooses key channels; observes the pass. None: all stay.
+        moments: of queries, where keys are stored in a basis; observes the pass.
     """
 
     backbone: CompressedBackbone
@@ -145,12 +163,14 @@ class LayerPacker:
     packing: Packing = field(init=False)
     rerotation: Rerotation | None = field(init=False)
     key_cut: KeyCut | None = field(init=False)
+    moments: QueryMoments | None = field(init=False)
 
     def __post_init__(self) -> None:
         family, routing, form = self.backbone.family, self.backbone.active_routing, FORMATS[self.compression.kv_dtype]
         self.dense = family.dense_cache()
         self.packing = Packing(form=form) if routing is None else Packing(routing.layout, form)
         self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+        self.moments = QueryMoments() if form.rotates else None
         width = family.shape.head_dim
         self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
 
@@ -199,13 +219,16 @@ class LayerPacker:
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(layer, keys, keep_BhM, position)
-        basis = KeyBasis.of(keys, entries_BM) if self.packing.form.rotates else None
-        keys = keys if basis is None else basis.keys(keys)
+        packing, basis = self.packing, None
+        if self.moments is not None:
+            basis = KeyBasis.of(keys, entries_BM)
+            keys = basis.keys(keys)
+            packing = replace(packing, feedback_Bhdd=basis.feedback(self.moments.of[layer].to(keys.device)))
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
-        blocks = pack_layer(keys, values, here, self.packing, places, counts, rounded)
+        blocks = pack_layer(keys, values, here, packing, places, counts, rounded)
         fill = None if own_fill is None else self._fill(blocks, own_fill, len(keys))
         kept.filled = fill is not None and fill.stored
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)

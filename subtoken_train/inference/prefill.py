@@ -265,7 +265,7 @@ def _inputs(eviction: EvictionPass | None) -> InputObserver | None:
 
 def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
     """Return an observer of a prompt's pass for all who watch; None where nobody does."""
-    observers = [watch.observe for watch in (eviction, packer.key_cut) if watch is not None]
+    observers = [watch.observe for watch in (eviction, packer.key_cut, packer.moments) if watch is not None]
     if len(observers) < 2:
         return observers[0] if observers else None
 

@@ -25,6 +25,8 @@ GATHERED = 2**19
 """Bytes of chosen pages that are gathered per call: they stay in a processor's cache."""
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
+BLOCK = 16
+"""Channels of a rotated key whose errors are passed on at once."""
 _COUNTS = {2: "two", 4: "four"}
 
 
@@ -80,8 +82,14 @@ class Format:
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
-    def store_keys(self, keys: Tensor) -> Payload:
-        """Store keys of the last axis, see ``store``."""
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+        """Store keys of the last axis, see ``store``.
+
+        Args:
+            keys: [..., M, d].
+            feedback: [..., d, d], unit lower triangular, for formats that rotate: what a channel's error asks of those
+                after it, see ``KeyBasis.feedback``; None: nothing.
+        """
         return self.store(keys)
 
     def read(self, payload: Payload) -> Tensor:
@@ -158,9 +166,11 @@ class Int4(Int8):
         width = vectors.shape[-1]
         cut = f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
         self.check_width(width, cut)
-        codes, scale = self._round(vectors, largest)
+        return self._packed(*self._round(vectors, largest), vectors.dtype)
+
+    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
         codes = (codes + 8).to(torch.uint8)
-        return Payload(codes[..., ::2] | codes[..., 1::2] << 4, scale, vectors.dtype, self)
+        return Payload(codes[..., ::2] | codes[..., 1::2] << 4, scale, dtype, self)
 
     def _codes(self, data: Tensor) -> Tensor:
         return torch.stack([data & 15, data >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
@@ -186,11 +196,15 @@ class Int4(Int8):
 
 @dataclass(frozen=True)
 class Int4Rotated(Int4):
-    """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it."""
+    """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
+
+    With a feedback every channel takes up what the ones before it lost: the rounding of QuIP (Chee et al., 2023, LDLQ)
+    and GPTQ, which do so with weights.
+    """
 
     rotates = True
 
-    def store_keys(self, keys: Tensor) -> Payload:
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         """See ``Format.store_keys``."""
         wide = keys.float()
         largest = best = wide.abs().amax(-1, keepdim=True)
@@ -199,7 +213,23 @@ class Int4Rotated(Int4):
             scale = self.scale_of(share * largest).float()
             lost = ((wide / scale).round().clamp(-self.top, self.top) * scale - wide).square().sum(-1, keepdim=True)
             best, least = torch.where(lost < least, share * largest, best), torch.minimum(lost, least)
-        return self.store(keys, best)
+        if feedback is None:
+            return self.store(keys, best)
+        scale = self.scale_of(best)
+        return self._packed(self._fed_back(wide, scale.float(), feedback), scale, keys.dtype)
+
+    def _fed_back(self, wide: Tensor, scale: Tensor, feedback: Tensor) -> Tensor:
+        """Return codes, channel after channel; what a block of channels owes to those after it is paid at once."""
+        due, lost, codes = wide.clone(), torch.zeros_like(wide), torch.zeros_like(wide, dtype=torch.int8)
+        for start in range(0, wide.shape[-1], BLOCK):
+            stop = min(start + BLOCK, wide.shape[-1])
+            for i in range(start, stop):
+                owed = (lost[..., start:i] @ feedback[..., i, start:i, None])[..., 0]
+                whole = ((due[..., i] - owed) / scale[..., 0]).round().clamp(-self.top, self.top)
+                lost[..., i] = whole * scale[..., 0] - wide[..., i]
+                codes[..., i] = whole.to(torch.int8)
+            due[..., stop:] -= lost[..., start:stop] @ feedback[..., stop:, start:stop].mT
+        return codes
 
 
 MODEL = Format("model", 0)

@@ -146,3 +146,44 @@ def test_uneven_keys_lose_less_than_without_a_basis():
 
     plain, turned = FORMATS["int4"].store(key).read(), basis.own_keys(ROTATED.store_keys(basis.keys(key)).read())
     assert lost(turned) < lost(plain) / 3
+
+
+def moment(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Mean of q q^T of each key-value head."""
+    by_head = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+    return by_head.mT @ by_head / by_head.shape[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 24, 64])
+def test_feedback_loses_less_of_what_queries_see(width, dtype):
+    """Queries of few directions, two for each key; no scale and no byte changes."""
+    key, draw = uneven(10, 2, 2, 50, width), torch.Generator().manual_seed(11)
+    query = torch.randn(2, 4, 40, 4, generator=draw) @ torch.randn(2, 1, 4, width, generator=draw)
+    basis = KeyBasis.of(key, torch.ones(2, 50, dtype=torch.bool))
+    turned, feedback = basis.keys(key.to(dtype)), basis.feedback(moment(query, 2))
+    assert torch.allclose(feedback, feedback.tril())
+    assert torch.allclose(feedback.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, width))
+    plain, fed = ROTATED.store_keys(turned), ROTATED.store_keys(turned, feedback)
+    assert fed.nbytes == plain.nbytes
+    assert torch.equal(fed.scale, plain.scale)
+    own = basis.queries(query).reshape(2, 2, -1, width)
+    lost = [float((own @ (each.read().float() - turned.float()).mT).norm()) for each in (plain, fed)]
+    assert lost[1] < 0.6 * lost[0]
+    none = ROTATED.store_keys(turned, torch.eye(width).expand(2, 2, -1, -1))
+    assert torch.equal(none.data, plain.data)
+
+
+def test_feedback_is_each_heads_own():
+    """Where heads share entries, and where every head is a row."""
+    key, draw = uneven(12, 2, 3, 9, 16), torch.Generator().manual_seed(13)
+    feedback = torch.eye(16) + torch.randn(2, 3, 16, 16, generator=draw).tril(-1) / 8
+    whole = ROTATED.store_keys(key, feedback)
+    alone = ROTATED.store_keys(key.flatten(0, 1)[:, None], feedback.flatten(0, 1)[:, None])
+    assert torch.equal(whole.data.flatten(0, 1), alone.data[:, 0])
+    assert ROTATED.store_keys(key[:, :, :0], feedback).read().shape == (2, 3, 0, 16)
+
+
+def test_no_queries_ask_for_nothing():
+    basis = KeyBasis.of(uneven(14, 1, 2, 5, 8), torch.ones(1, 5, dtype=torch.bool))
+    assert torch.allclose(basis.feedback(torch.zeros(1, 2, 8, 8)), torch.eye(8).expand(1, 2, -1, -1))
