@@ -96,6 +96,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "elastic": {},
     "prefixkv": {},
     "streaming_llm": {},
+    "simlayerkv (64 recent)": {"recent": 64},
+    "cur": {},
     "random": {},
     "critical(expected_attention)": {},
     "chunk(snapkv)": {},
@@ -126,7 +128,7 @@ BRIEF = {
 GROUPS = (16, 12)
 CUT = 0.125
 """Of a token's bytes, that 12 of 16 value groups or three quarters of the key channels leave out, nearly."""
-SEEN = ("kvzip", "compactor", "expected_attention", "snapkv", "pyramidkv", "h2o", "tova", "kvcompose")
+SEEN = ("kvzip", "compactor", "expected_attention", "snapkv", "pyramidkv", "h2o", "tova", "kvcompose", "finch")
 """Methods that are tried with the question in the prompt, too."""
 POOLED = ("compactor", "expected_attention", "snapkv", "h2o", "keydiff", "knorm", "random")
 """Methods whose ranking is tried with one budget for the heads of a layer, and for all layers and heads."""

@@ -43,6 +43,9 @@ EVICTIONS: Registry[Eviction] = Registry(
         "prefixkv": "prefixkv:PrefixKV",
         "duo_attention": "duo_attention:DuoAttention",
         "q_filter": "q_filter:QFilter",
+        "simlayerkv": "simlayerkv:SimLayerKV",
+        "cur": "cur:CUR",
+        "finch": "finch:Finch",
     },
 )
 

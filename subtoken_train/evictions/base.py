@@ -45,6 +45,9 @@ class Eviction(ABC):
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
 
+    needs_question: ClassVar[bool] = False
+    """A method with nothing to score by but a question: refused for prompts that end with their context."""
+
     evenly: ClassVar[Mapping[str, Any]] = {}
     """Settings under which every layer and head keeps as much; a context reducer of its scores has them."""
 
@@ -54,7 +57,7 @@ class Eviction(ABC):
     @property
     def reads_question(self) -> bool:
         """Return whether it needs the question to be there; such a method is refused under ``context_first``."""
-        return self.needs_image
+        return self.needs_image or self.needs_question
 
     @property
     def online(self) -> Online | None:

@@ -82,18 +82,19 @@ def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean")
     return grouped.mean(2) if how == "mean" else grouped.amax(2)
 
 
-def check_window(method: str, window: object, least: int) -> None:
+def check_window(method: str, window: object, least: int, setting: str = "window") -> None:
     """Raise a worded ``ValueError`` unless a window is a whole number of entries or a share between 0 and 1.
 
     Args:
         method: its name, for the message.
         window: what was written; types are strict: ``64.0``, ``true`` and ``1.0`` are none.
         least: smallest number of entries.
+        setting: its name, for the message.
     """
     entries = type(window) is int and window >= least
     if not entries and not (type(window) is float and 0 < window < 1):
         raise ValueError(
-            f"{method} window={window!r} must be {least} or more entries, a whole number, or a share of the budget "
+            f"{method} {setting}={window!r} must be {least} or more entries, a whole number, or a share of the budget "
             "between 0 and 1, for instance 0.1"
         )
 

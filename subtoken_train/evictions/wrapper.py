@@ -49,6 +49,7 @@ class Wrapper(Eviction):
             "name": f"{type(self).name}({base.name})",
             "needs": type(self).needs | base.needs,
             "needs_image": base.needs_image,
+            "needs_question": base.needs_question,
             "merges": base.merges,
             "second_pass_advice": base.second_pass_advice,
             "heads_share": type(self).heads_share or base.heads_share,

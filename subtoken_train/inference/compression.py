@@ -21,6 +21,7 @@ from torch import Tensor
 from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.observers import unasked
 from subtoken_train.evictions.thresholds import Threshold, written_threshold
 from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
@@ -247,15 +248,21 @@ class Compression:
             )
 
     def check_prompts(self, prompts: Batch) -> None:
-        """Raise a worded ``ValueError`` where the method needs an image and a prompt has none."""
-        if self.eviction is None or not self.eviction.needs_image:
+        """Raise a worded ``ValueError`` where the method needs an image or a question and a prompt has none."""
+        method = self.eviction
+        if method is not None and method.needs_image:
+            lacking_B = prompts.images_per_sample_B == 0
+            reads, lacks = "reads the attention between text and image", "has no image"
+            instead = "snapkv, h2o, kvcompose or another method for text"
+        elif method is not None and method.needs_question:
+            lacking_B = unasked(prompts.regions_BN)
+            reads, lacks = "scores by the question after the context", "ends with its context"
+            instead = "kvzip, compactor or another method that asks nothing"
+        else:
             return
-        for name, images in zip(prompts.record_ids, prompts.images_per_sample_B.tolist(), strict=True):
-            if not images:
-                raise ValueError(
-                    f"eviction {self.eviction.name!r} reads the attention between text and image and {name!r} has no "
-                    "image; use snapkv, h2o, kvcompose or another method for text"
-                )
+        for name, lacking in zip(prompts.record_ids, lacking_B.tolist(), strict=True):
+            if lacking:
+                raise ValueError(f"eviction {method.name!r} {reads} and {name!r} {lacks}; use {instead}")
 
     @property
     def label(self) -> str:

@@ -370,7 +370,7 @@ def reader_of_question(backbone: CompressedBackbone, compression: Compression) -
     if compression.eviction is not None and compression.eviction.needs_image:
         return f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
     if compression.eviction is not None and compression.eviction.reads_question:
-        return f"eviction {compression.eviction.name!r} is set to score by the question"
+        return f"eviction {compression.eviction.name!r} scores by the question"
     return None
 
 

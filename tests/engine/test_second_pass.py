@@ -196,7 +196,7 @@ def test_a_context_that_does_not_fit_twice_is_scored_with_a_warning():
 def test_a_task_that_reads_the_question_is_refused_without_one():
     backbone = compress(text_family(layers=2)).eval()
     compression = Compression(build_eviction("kvcompose", task="aware"), 0.5)
-    with pytest.raises(ValueError, match="'kvcompose' is set to score by the question; use query_aware"):
+    with pytest.raises(ValueError, match="'kvcompose' scores by the question; use query_aware"):
         generate_batch(
             backbone, text_batch([(31, 5, 0)]), max_new_tokens=1, compression=compression, protocol="context_first"
         )

@@ -28,6 +28,8 @@ SETTINGS = {
     "compactor": {"sinks": 2, "last": 1, "chunk": 4},
     "lagkv": {"sinks": 1, "lag": 4},
     "duo_attention": {"sinks": 1, "recent": 3},
+    "simlayerkv": {"sinks": 1, "recent": 3},
+    "cur": {"sinks": 1, "local": 4},
 }
 
 

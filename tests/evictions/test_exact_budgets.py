@@ -13,6 +13,7 @@ SETTINGS = {
     "per_layer": {"shares": (3, 1, 2)},
     "duo_attention": {"sinks": 1, "recent": 3},
     "lagkv": {"sinks": 1, "lag": 4},
+    "simlayerkv": {"sinks": 1, "recent": 3},
 }
 CHAINS = ["ada(critical(knorm))", "ada(pyramidkv)", "chunk(knorm)", "chunk(pyramidkv)", "per_layer(ada(vl_cache))"]
 METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]

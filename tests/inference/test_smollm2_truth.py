@@ -32,6 +32,7 @@ LAYERS, HEADS, WIDTH, MODEL = 30, 3, 64, 576
 METHODS = [name for name in EVICTIONS if not EVICTIONS.find(name).needs_image]
 SETTINGS: dict[str, dict[str, Any]] = {
     "duo_attention": {"sinks": 16, "recent": 32},
+    "simlayerkv": {"recent": 64},
     "per_layer(pyramidkv)": {"shares": tuple(range(LAYERS, 0, -1))},
     "chunk(snapkv)": {},
     "critical(expected_attention)": {},

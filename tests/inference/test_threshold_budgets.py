@@ -35,10 +35,10 @@ def cell_of(**levels: str) -> dict[str, str]:
 
 
 def test_all_methods_with_absolute_scores_are_tried():
-    """Those that read a calibration are tried where theirs is made."""
+    """But those that read a calibration, which are tried where theirs is made, and SimLayerKV's whole layers."""
     methods = [EVICTIONS.find(name)() for name in EVICTIONS]
     absolute = {each.name for each in methods if each.absolute is not None and not hasattr(each, "calibration")}
-    assert absolute | {"snapkv"} == set(VALUES)
+    assert absolute | {"snapkv"} == {*VALUES, "simlayerkv"}
     assert build_eviction("pyramidkv", rows="mean").absolute is None
 
 

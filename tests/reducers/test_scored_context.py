@@ -40,6 +40,7 @@ SHORT = {
     "tova": {},
     "lagkv": {"sinks": 2, "lag": 5},
     "q_filter": {},
+    "cur": {"sinks": 2, "local": 5},
     "kvzip": {"sinks": 2, "chunk": 9},
 }
 """Each eviction that serves, with settings that a few tokens notice."""

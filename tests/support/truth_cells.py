@@ -112,13 +112,13 @@ def tower_serves(family: str, reducer: str) -> bool:
 def _protocol_fits(cell: Cell) -> bool:
     """Only models that see images end with one; before the question is seen nothing can read it."""
     ends = cell.get("batch", "one").startswith("last")
-    if ends and cell.get("family", "llava") in TEXT:
+    method = EVICTIONS.get(cell.get("eviction", "none"))
+    if ends and (cell.get("family", "llava") in TEXT or (method is not None and method.needs_question)):
         return False
     if cell.get("protocol", "query_aware") == "query_aware":
         return True
-    method = EVICTIONS.get(cell.get("eviction", "none"))
     asks = cell.get("selector") in ("query", "bilinear") or cell.get("reducer") == "quest"
-    return not (ends or asks or (method is not None and method.needs_image))
+    return not (ends or asks or (method is not None and (method.needs_image or method.needs_question)))
 
 
 def _fill_fits(cell: Cell) -> bool:

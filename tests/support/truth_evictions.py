@@ -83,7 +83,11 @@ CHAINS = {
     "pooled(knorm)": {},
 }
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
-SHORT = {"duo_attention": {"sinks": 1, "recent": 3}}
+SHORT = {
+    "duo_attention": {"sinks": 1, "recent": 3},
+    "simlayerkv": {"sinks": 1, "recent": 3},
+    "cur": {"sinks": 1, "local": 4},
+}
 """Settings of methods whose defaults are made for longer prompts than these."""
 OWN = {
     "shared_set": SharedSet,

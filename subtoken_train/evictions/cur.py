@@ -1,0 +1,85 @@
+"""CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
+
+Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press, and
+NVIDIA's kvpress 0.5.4 (``cur_press.py``), whose defaults these are. The leverage of an entry's key, and of its value,
+is taken to be its squared Euclidean norm as a share of the squared norms of its window of 16 entries; the score is the
+product of both, over the sum of a head's. Rotation changes no norm, so cached keys serve. With ``ada`` around it heads
+of a layer share their budget.
+
+What it does not do: the paper estimates the norms from a Gaussian sketch of 20 columns, which is an option of the
+presses, off by default; here they are taken whole. No query is read, every layer has the same budget, and nothing is
+evicted while decoding.
+What differs from the press: a window of zeros (values that routing dropped) gives 0, where the press divides by 0;
+windows begin at a prompt's own first entry, whatever the padding (the authors' begin at its end).
+
+Legend: B batch, N cached rows of the prompt, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
+
+Leverage = Literal["product", "mean", "key", "value"]
+
+
+@dataclass(frozen=True)
+class CUR(Eviction):
+    """Leverage of keys and values.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        leverage: ``product`` or ``mean`` of a key's and a value's, or one of them.
+        local: entries of a window; 0: squared norms of the whole prompt compete as they are.
+
+    Raises:
+        ValueError: a negative number of sinks or of a window's entries, or an unknown word.
+    """
+
+    name: ClassVar[str] = "cur"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+
+    sinks: int = 4
+    leverage: Leverage = "product"
+    local: int = 16
+
+    def __post_init__(self) -> None:
+        check_range("cur sinks", self.sinks, 0, MAX_TOKENS)
+        check_range("cur local", self.local, 0, MAX_TOKENS)
+        check_word("cur leverage", self.leverage, get_args(Leverage))
+
+    def score(self, view: View) -> Scores:
+        """Shares of a head's leverage, [B, h, N]; the sinks are protected."""
+        place_BN = view.entries_BN.cumsum(-1) - 1
+        key_BhN, value_BhN = (
+            leverage(states, view.entries_BN, place_BN, self.local) for states in (view.key_BhNd, view.value_BhNd)
+        )
+        joined = {"product": key_BhN * value_BhN, "mean": (key_BhN + value_BhN) / 2, "key": key_BhN, "value": value_BhN}
+        scores_BhN = joined[self.leverage]
+        share_BhN = scores_BhN / scores_BhN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        return Scores(share_BhN, view.entries_BN & (place_BN < self.sinks))
+
+
+def leverage(states_BhNd: Tensor, entries_BN: Tensor, place_BN: Tensor, local: int) -> Tensor:
+    """Squared norms, [B, h, N] in fp32, 0 where nothing is: as shares of their window's, or as they are.
+
+    Args:
+        states_BhNd: keys or values.
+        entries_BN: rows that are entries, bool.
+        place_BN: number of each entry in its prompt, from 0.
+        local: entries of a window; 0: no window.
+    """
+    square_BhN = states_BhNd.float().square().sum(-1).masked_fill(~entries_BN[:, None], 0.0)
+    if not local:
+        return square_BhN
+    window_BhN = (place_BN.clamp(min=0) // local)[:, None].expand_as(square_BhN)
+    total_BhN = torch.zeros_like(square_BhN).scatter_add(-1, window_BhN, square_BhN).gather(-1, window_BhN)
+    return (square_BhN / total_BhN).masked_fill(total_BhN == 0, 0.0)
