@@ -157,27 +157,39 @@ def test_generate_greedy_decodes_the_same_tokens(eviction):
 
 @pytest.mark.slow
 def test_full_matrix():
-    """All choices of what the model computes; ``PACKED_MATRIX=file`` writes a summary."""
-    cells = full_matrix()
-    assert len(cells) >= 3000
+    """All choices of what the model computes; ``PACKED_MATRIX=file`` writes a summary.
+
+    ``PACKED_MATRIX_LEVELS``, names with blanks between them, runs some cells of each level, and writes of these alone
+    behind what the file says of all.
+    """
+    levels = os.environ.get("PACKED_MATRIX_LEVELS", "").split()
+    cells = full_matrix(levels)
+    assert len(cells) >= (3000 if not levels else len(levels))
     assert len({name_of(cell) for cell in cells}) == len(cells)
     found = [(cell, difference(cell, 4)) for cell in cells]
     if os.environ.get("PACKED_MATRIX"):
-        Path(os.environ["PACKED_MATRIX"]).write_text(summary(found))
+        file = Path(os.environ["PACKED_MATRIX"])
+        head = HEAD if not levels else [*file.read_text().partition(LATER[0])[0].splitlines(), *LATER]
+        file.write_text("\n".join([*head, *summary(found, levels)]) + "\n")
     assert [name_of(cell) for cell, x in found if not x.fits(cell["precision"])] == []
 
 
-def summary(found) -> str:
-    """Largest differences of every factor level, as Markdown."""
+HEAD = [
+    "# Packed cache against full recompute",
+    "",
+    "Cells of 4 greedy tokens: logits from the packed cache against transformers' eager attention",
+    "without a cache, with the same masks (`tests/inference/test_packed_truth.py`, `PACKED_MATRIX=file`).",
+    "Largest difference of a logit in fp32 (bound 1e-4; logits have a standard deviation of about 1.6), and the",
+    "root mean square of the difference over that of the logits in bf16, int8, int4 and int4_rotated (bounds "
+    f"{', '.join(map(str, BOUNDS.values()))}, set from measurements: what rounding costs, not exactness).",
+    "",
+]
+LATER = ["## Levels that came later", "", "Drawn cells of each of them (`PACKED_MATRIX_LEVELS`).", ""]
+
+
+def summary(found, levels=()) -> list[str]:
+    """Return the largest differences of every factor level, or of some levels, as Markdown."""
     lines = [
-        "# Packed cache against full recompute",
-        "",
-        f"{len(found)} cells of 4 greedy tokens: logits from the packed cache against transformers' eager attention",
-        "without a cache, with the same masks (`tests/inference/test_packed_truth.py`, `PACKED_MATRIX=file`).",
-        "Largest difference of a logit in fp32 (bound 1e-4; logits have a standard deviation of about 1.6), and the",
-        "root mean square of the difference over that of the logits in bf16, int8, int4 and int4_rotated (bounds "
-        f"{', '.join(map(str, BOUNDS.values()))}, set from measurements: what rounding costs, not exactness).",
-        "",
         "| factor | level | cells | fp32 | fp32 tokens differ | bf16 | int8 | int4 | int4_rotated |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -185,7 +197,8 @@ def summary(found) -> str:
     for cell, x in found:
         for level in (("all", ""), *cell.items()):
             rows[level].append((cell["precision"], x))
-    for factor, level in [("all", ""), *((name, level) for name in FACTORS for level in FACTORS[name])]:
+    names = [(name, level) for name in FACTORS for level in FACTORS[name] if not levels or level in levels]
+    for factor, level in [("all", ""), *names]:
         of = defaultdict(list)
         for precision, x in rows[factor, level]:
             of[precision].append(x)
@@ -195,4 +208,4 @@ def summary(found) -> str:
         cells = ["-" if exact is None else f"{exact:.1e}", wrong]
         cells += ["-" if x is None else f"{x:.3f}" for x in rounded]
         lines.append(f"| {factor} | {level} | {len(rows[factor, level])} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines

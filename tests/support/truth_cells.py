@@ -6,6 +6,7 @@ Legend: B batch, T steps, V vocabulary.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, product
@@ -17,6 +18,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.reducers import REDUCERS as REGISTERED
@@ -31,7 +33,7 @@ from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
 from tests.support.tiny_schedules import schedules_of
 from tests.support.truth_bounds import Difference
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, READING, SHORT
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
 KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
@@ -64,14 +66,16 @@ SELECTORS = {
     "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
     "mean_norm": RoutingConfig("value_norm", fill="mean"),
 }
+BYTE_POOLS = {"bytes_head": "head", "bytes_layer": "layer", "bytes_all": "all"}
+"""Budgets of bytes for keys and groups, and what shares them."""
 FACTORS = {
     "family": FAMILIES,
     "reducer": list(REDUCERS),
     "selector": list(SELECTORS),
     "layout": ["contiguous", "per_head"],
     "groups": ["16/4", "2/1", "8/3", "8/8"],
-    "budget": ["per_token", "global", "ranked"],
-    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS],
+    "budget": ["per_token", "global", "ranked", *BYTE_POOLS],
+    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS, *PAST],
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
@@ -96,7 +100,8 @@ def allowed(cell: Cell) -> bool:
         return False
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
         return False
-    return _fill_fits(cell) and _piece_fits(cell) and _eviction_fits(cell) and _protocol_fits(cell)
+    fit = (_fill_fits, _piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
+    return all(fits(cell) for fits in fit)
 
 
 @cache
@@ -119,6 +124,19 @@ def _protocol_fits(cell: Cell) -> bool:
         return True
     asks = cell.get("selector") in ("query", "bilinear") or cell.get("reducer") == "quest"
     return not (ends or asks or (method is not None and (method.needs_image or method.needs_question)))
+
+
+def _bytes_fit(cell: Cell) -> bool:
+    """Bytes for keys and groups are spent by learned routers of a language model, and nothing else cuts keys."""
+    budget = cell.get("budget")
+    if budget not in BYTE_POOLS:
+        return True
+    asking, blind = ["query", "bilinear"], ["linear", "mlp", "gated"]
+    only = {"family": TEXT, "selector": blind + asking, "groups": ["8/8"], "layout": ["contiguous"]}
+    only |= {"eviction": ["none"], "scope": ["context"], "merge": ["own"], "keys": ["whole"]}
+    if budget == "bytes_all":
+        only |= {"selector": blind, "reducer": ["none"]}
+    return all(cell.get(name, levels[0]) in levels for name, levels in only.items())
 
 
 def _fill_fits(cell: Cell) -> bool:
@@ -157,18 +175,24 @@ def _eviction_fits(cell: Cell) -> bool:
     return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
-def full_matrix() -> list[Cell]:
+def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
     """Every allowed choice of what the model computes, and every choice of what acts on its cache.
 
-    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed. With
+    levels, some cells of each of them.
     """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
     others = [name for name in FACTORS if name not in models]
     cells = _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
-    return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
+    if not levels:
+        return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
+    have = [[cell for cell in cells if level in cell.values()] for level in levels]
+    drawn = [cell for some in have for cell in random.Random(1).sample(some, min(CELLS_OF_LEVEL, len(some)))]
+    return list({tuple(cell.values()): cell for cell in drawn}.values())
 
 
-MOST_CELLS = 4000  # drawn of some 21,000, which would take an hour
+MOST_CELLS = 4000  # drawn of some 23,000; they take an hour
+CELLS_OF_LEVEL = 40
 PLAIN_CELL = {
     "family": "llama",
     "reducer": "none",
@@ -237,11 +261,17 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
     routing = SELECTORS[cell["selector"]]
     if routing is not None:
         groups, kept = map(int, cell["groups"].split("/"))
-        routing = replace(routing, num_groups=groups, kept_groups=kept, layout=cell["layout"], budget=cell["budget"])
+        routing = replace(routing, num_groups=groups, kept_groups=kept, layout=cell["layout"])
+        pool = BYTE_POOLS.get(cell["budget"])
+        spent = {"budget": "bytes", "byte_pool": pool, "byte_share": 0.4, "sinks": 1, "window": 1}
+        routing = replace(routing, **(spent if pool else {"budget": cell["budget"]}))
     reducer = dict(REDUCERS[cell["reducer"]])
     if cell["reducer"] == "fitprune":
         reducer["calibration"] = schedules_of(cell["family"])
     backbone = compress(family, routing, **reducer).eval()
+    if cell.get("budget") in BYTE_POOLS:  # routers that have opinions of keys as of groups
+        for parameter in backbone.bank.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
     for gate in () if backbone.bank is None else backbone.bank.gates:
         gate.beta.data.fill_(2.0)
     KV_HEADS[0] = family.shape.num_kv_heads
@@ -255,13 +285,15 @@ def compression_of(cell: Cell) -> Compression:
     own["kv_dtype"] = precision if precision.startswith("int") else "model"
     if name == "none":
         return Compression(**own)
-    settings = dict({**CHAINS, **SHORT}.get(name, {}))
+    notation = name.removeprefix("threshold(").removesuffix(")") if name in PAST else name
+    family = family_of(cell["family"])
+    settings = dict({**CHAINS, **SHORT}.get(notation, {}))
     if "shares" in settings:
-        settings["shares"] = settings["shares"][: family_of(cell["family"]).shape.num_layers]
-    own_family = family_of(cell["family"])
-    method = OWN[name]() if name in OWN else build_eviction(name, **settings, **settings_for(name, own_family))
+        settings["shares"] = settings["shares"][: family.shape.num_layers]
+    method = OWN[name]() if name in OWN else build_eviction(notation, **settings, **settings_for(notation, family))
     merge = None if cell.get("merge", "own") == "own" else cell["merge"]
-    return Compression(method, 0.5, scope=cell.get("scope"), merge=merge, **own)
+    kept = {"threshold": Threshold(PAST[name], RECENT)} if name in PAST else {"keep": 0.5}
+    return Compression(method, **kept, scope=cell.get("scope"), merge=merge, **own)
 
 
 def batch_of(cell: Cell) -> Batch:

@@ -95,5 +95,11 @@ OWN = {
     "emptied": Emptied,
     "read_pages": partial(QuestSteps, page_size=4, least_pages=1, dense_layers=1),
 }
+PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
+"""Thresholds in the place of a budget, which half of the scores reach in every family, however few entries there are.
+
+Attention and angles hang on their number: ``tests/inference/test_threshold_budgets.py`` tries those methods.
+"""
+RECENT = 3
 READING = ("read_pages", "quest_steps")
 """What frees nothing and reads pages."""
