@@ -82,7 +82,7 @@ class SimLayerKV(Eviction):
         return Scale(low=0.0, high=1.0) if isinstance(self.recent, int) else None
 
     def score(self, view: View) -> Scores:
-        """What the layer pays to entries that a lazy one lets go, [B, 1, N]; those that it keeps are protected."""
+        """Return what the layer pays to what a lazy one lets go, [B, 1, N]; entries that it keeps are protected."""
         assert view.in_scope_BN is not None
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
