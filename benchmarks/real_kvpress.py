@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,13 @@ def expected(ratio: float, **options: Any) -> Any:
     return kvpress.ExpectedAttentionPress(ratio, **options)
 
 
+def finch(ratio: float, asked: int) -> Any:
+    """Return Finch, told how many of the last tokens ask; positions stay as they are."""
+    press = kvpress.FinchPress(ratio, rerotate_keys=False)
+    press.window_size = asked
+    return press
+
+
 PRESSES: dict[str, Callable[[float], Any]] = {
     "Knorm": kvpress.KnormPress,
     "KeyDiff": kvpress.KeyDiffPress,
@@ -43,6 +51,8 @@ PRESSES: dict[str, Callable[[float], Any]] = {
     "ExpectedAttention": expected,
     "Compactor": kvpress.CompactorPress,
     "PyramidKV": kvpress.PyramidKVPress,
+    "CUR": kvpress.CURPress,
+    "SimLayerKV": lambda ratio: kvpress.SimLayerKVPress(lazy_threshold=ratio, n_recent=64),  # no share: all it knows
     "ChunkKV(SnapKV)": lambda ratio: kvpress.ChunkKVPress(kvpress.SnapKVPress(ratio)),
     "CriticalKV(SnapKV)": lambda ratio: kvpress.CriticalKVPress(kvpress.SnapKVPress(ratio)),
     "CriticalKV(ExpectedAttention)": lambda ratio: kvpress.CriticalKVPress(expected(ratio, use_vnorm=False)),
@@ -74,7 +84,7 @@ class Spy(kvpress.BasePress):
             for place, count in enumerate(self.counts):
                 press = build(1 - count / length - NUDGE)
                 seen: list[Tensor] = []
-                if isinstance(press, kvpress.ScorerPress):
+                if isinstance(press, kvpress.ScorerPress | kvpress.FinchPress):
                     score = press.score
                     press.score = lambda *args, score=score, seen=seen: seen.append(score(*args)) or seen[-1]
                 torch.manual_seed(module.layer_idx)  # Compactor then draws the sketch that ours draws from seed 0
@@ -178,19 +188,23 @@ def run(folder: Path) -> None:
         target, found = folder / f"theirs-{number}.pt", {}
         if target.exists():
             continue
-        counts, context = given["counts"][number], torch.tensor([ids])
-        for presses, how in ((PRESSES, "sdpa"), (EAGER, "eager")):
-            spy = Spy(presses, counts)
+        counts, context, wanted = given["counts"][number], torch.tensor([ids]), given["presses"]
+        seeing = PRESSES | {"Finch": partial(finch, asked=given["asked"])}
+        for presses, how in ((seeing, "sdpa"), (EAGER, "eager")):
+            spy = Spy({name: build for name, build in presses.items() if name in wanted}, counts)
             with attending(model, how), spy(model):
                 model.model(input_ids=context, past_key_values=DynamicCache())
             found.update(spy.found())
         removed = [1 - count / len(ids) for count in counts]
-        found["KVCompose"] = [composed(model, ids, ratio - NUDGE) for ratio in removed]
-        found["KVzip, no template"] = [zipped(model, plain, ids, ratio + NUDGE, len(ids)) for ratio in removed]
-        framed, sinks = [*given["opening"], *ids], 4  # of the opening the press keeps its sinks alone
-        found["KVzip"] = [
-            zipped(model, path, framed, 1 - (count + sinks) / len(framed) + NUDGE, len(ids)) for count in counts
-        ]
+        if "KVCompose" in wanted:
+            found["KVCompose"] = [composed(model, ids, ratio - NUDGE) for ratio in removed]
+        if "KVzip, no template" in wanted:
+            found["KVzip, no template"] = [zipped(model, plain, ids, ratio + NUDGE, len(ids)) for ratio in removed]
+        if "KVzip" in wanted:
+            framed, sinks = [*given["opening"], *ids], 4  # of the opening the press keeps its sinks alone
+            found["KVzip"] = [
+                zipped(model, path, framed, 1 - (count + sinks) / len(framed) + NUDGE, len(ids)) for count in counts
+            ]
         torch.save({"found": found, "versions": versions}, target)
         print(f"context {number + 1} of {len(given['contexts'])}", flush=True)
 

@@ -2,6 +2,7 @@
 
     python -m venv /tmp/kvpress && /tmp/kvpress/bin/pip install kvpress==0.5.4 transformers==5.2.0   # apart from ours
     python -m benchmarks.real_peers --model checkpoints/smollm2 --source DIR --kvpress /tmp/kvpress/bin/python
+                                                                               # rows that the record lacks
     python -m benchmarks.real_peers --table                                    # the page's table from the record
 
 DIR holds WikiText-2's ``test.txt``. The contexts are ``real_text.py``'s: some 700 tokens, facts among them, as ids that
@@ -34,6 +35,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -44,7 +46,7 @@ from subtoken_train.inference.text_prompts import EncodedText, text_batch, text_
 
 RECORD, PAGE = ROOT / "benchmarks/results/real_peers.json", ROOT / "docs/quality.md"
 START, END = "<!-- real_peers:start -->", "<!-- real_peers:end -->"
-CONTEXTS = 2
+CONTEXTS, ASKED = 2, 16
 TIE = 1e-5
 """Scores that are no further apart, in shares of the head's largest, are taken for equal."""
 
@@ -60,6 +62,8 @@ class Pair:
         options: settings that differ from the method's own.
         framed: whether the context stands in the chat template.
         scored: whether a score of one side means what the other's does.
+        asks: whether the last ``ASKED`` tokens of a context stand for a question, which stays.
+        threshold: whether the shares that stay are thresholds on both sides.
     """
 
     words: str
@@ -68,6 +72,8 @@ class Pair:
     options: dict[str, Any]
     framed: bool = False
     scored: bool = True
+    asks: bool = False
+    threshold: bool = False
 
 
 MEAN_ROWS = {"snapkv.rows": "mean"}
@@ -92,6 +98,9 @@ PAIRS = [
     Pair("kvcompose, kvpress", "kvcompose", "KVCompose", {"kvpress": True, "lower_bound": 0}),
     Pair("pyramidkv", "pyramidkv", "PyramidKV", {}, scored=False),
     Pair("pyramidkv, kvpress", "pyramidkv", "PyramidKV", {"budgets": "kvpress"}, scored=False),
+    Pair("cur", "cur", "CUR", {}),
+    Pair("finch", "finch", "Finch", {}, asks=True),
+    Pair("simlayerkv, a threshold", "simlayerkv", "SimLayerKV", {"recent": 63}, scored=False, threshold=True),
     Pair("chunk(snapkv)", "chunk(snapkv)", "ChunkKV(SnapKV)", {}, scored=False),
     Pair("critical(snapkv)", "critical(snapkv)", "CriticalKV(SnapKV)", {}, scored=False),
     Pair("critical(snapkv), mean of rows", "critical(snapkv)", "CriticalKV(SnapKV)", MEAN_ROWS, scored=False),
@@ -120,7 +129,7 @@ PAIRS = [
 ]
 
 
-def draw(model: Path, family: Family, source: Path, folder: Path) -> dict[str, Any]:
+def draw(model: Path, family: Family, source: Path, folder: Path, pairs: Sequence[Pair] = PAIRS) -> dict[str, Any]:
     """Write what both sides read, and return it: ids of contexts, what opens them in a chat, entries that stay.
 
     Args:
@@ -128,6 +137,7 @@ def draw(model: Path, family: Family, source: Path, folder: Path) -> dict[str, A
         family: the model.
         source: folder of the text.
         folder: what passes between the sides.
+        pairs: whose presses run.
     """
     text = (source / "test.txt").read_text(encoding="utf-8")
     drawn = [each.ids for each in contexts(family.tokenizer, text, CONTEXTS)]
@@ -137,6 +147,8 @@ def draw(model: Path, family: Family, source: Path, folder: Path) -> dict[str, A
         "contexts": drawn,
         "opening": text_ids(family, head[:begins]),
         "counts": [[int(len(ids) * keep) for keep in ENTRIES] for ids in drawn],
+        "asked": ASKED,
+        "presses": sorted({pair.press for pair in pairs}),
     }
     file = folder / "contexts.json"
     if file.exists() and json.loads(file.read_text()) != given:
@@ -146,21 +158,35 @@ def draw(model: Path, family: Family, source: Path, folder: Path) -> dict[str, A
 
 
 def decided(
-    backbone: CompressedBackbone, method: Eviction, opening: Sequence[int], ids: Sequence[int], counts: Sequence[int]
+    backbone: CompressedBackbone,
+    method: Eviction,
+    opening: Sequence[int],
+    ids: Sequence[int],
+    budgets: Sequence[int | Threshold],
+    asked: int = 0,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return what a method decides of a context, for each count: kept marks, scores, and marks of what is protected.
+    """Return what a method decides of a context, for each budget: kept marks, scores, and marks of what is protected.
 
     Args:
         backbone: in evaluation mode.
         method: an eviction.
         opening: tokens before the context, which stay.
         ids: the context's.
-        counts: entries that stay in a head.
+        budgets: entries that stay in a head, or thresholds.
+        asked: last tokens that stand for a question and stay.
     """
     family, whole = backbone.family, (*opening, *ids)
-    shape = family.shape
-    batch = contexts_of(text_batch(family, [EncodedText((*whole, ids[-1]), len(ids), system_length=len(opening))]))
-    settings = [Compression(method, count, unit="tokens") for count in counts]
+    shape, system = family.shape, len(opening)
+    if asked:
+        batch = text_batch(family, [EncodedText(whole, len(ids) - asked, system_length=system)])
+    else:
+        batch = contexts_of(text_batch(family, [EncodedText((*whole, ids[-1]), len(ids), system_length=system)]))
+    settings = [
+        Compression(method, threshold=each)
+        if isinstance(each, Threshold)
+        else Compression(method, each - asked, unit="tokens")
+        for each in budgets
+    ]
     found = []
     with reading_packed(family.decoder.config), torch.no_grad():
         seen = EvictionPass(settings[0], family, batch, backbone.reducer, backbone.group_budget)
@@ -226,15 +252,19 @@ def _rank_correlation(first: Tensor, second: Tensor) -> float:
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
-def measure(backbone: CompressedBackbone, given: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+def measure(
+    backbone: CompressedBackbone, given: dict[str, Any], folder: Path, pairs: Sequence[Pair]
+) -> list[dict[str, Any]]:
     """Return a row for each pair: for every budget, what the contexts have together."""
     theirs = [torch.load(folder / f"theirs-{i}.pt")["found"] for i in range(len(given["contexts"]))]
     rows = []
-    for pair in PAIRS:
+    for pair in pairs:
         method = build_eviction(pair.notation, **pair.options)
         each: list[list[dict[str, Any]]] = [[] for _ in ENTRIES]
         for ids, counts, found in zip(given["contexts"], given["counts"], theirs, strict=True):
-            ours = decided(backbone, method, given["opening"] if pair.framed else (), ids, counts)
+            budgets = [Threshold(keep, window=0) for keep in ENTRIES] if pair.threshold else counts
+            opening, asked = given["opening"] if pair.framed else (), ASKED if pair.asks else 0
+            ours = decided(backbone, method, opening, ids, budgets, asked)
             for place, (own, its) in enumerate(zip(ours, found[pair.press], strict=True)):
                 each[place].append(compare(own, its, pair.scored))
         rows.append({"ours": pair.words, "kvpress": pair.press, "budgets": [together(some) for some in each]})
@@ -243,12 +273,14 @@ def measure(backbone: CompressedBackbone, given: dict[str, Any], folder: Path) -
 
 
 def run(model: Path, source: Path, python: str, folder: Path) -> None:
-    """Run both sides on a model, and put its rows into the record."""
+    """Run both sides on a model, and put the rows that its record lacks into it."""
     backbone = load_backbone(model, loading={"dtype": "float32"})
-    given = draw(model, backbone.family, source, folder)
-    subprocess.run([python, "-m", "benchmarks.real_kvpress", str(folder)], cwd=ROOT, check=True)
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record[model.name] = {
+    before = {row["ours"]: row for row in record.get(model.name, {}).get("rows", [])}
+    pairs = [pair for pair in PAIRS if pair.words not in before]
+    given = draw(model, backbone.family, source, folder, pairs)
+    subprocess.run([python, "-m", "benchmarks.real_kvpress", str(folder)], cwd=ROOT, check=True)
+    facts = {
         "weights_sha256": sha256(b"".join(path.read_bytes() for path in sorted(model.glob("*.safetensors")))),
         "contexts_sha256": sha256(json.dumps(given["contexts"]).encode()),
         "tokens": [len(ids) for ids in given["contexts"]],
@@ -257,18 +289,25 @@ def run(model: Path, source: Path, python: str, folder: Path) -> None:
             "kvpress's side": torch.load(folder / "theirs-0.pt")["versions"],
             "ours": {each: version(each) for each in ("transformers", "torch")},
         },
-        "rows": measure(backbone, given, folder),
     }
+    if before and {**record[model.name], "rows": []} != {**facts, "rows": []}:
+        raise SystemExit(f"{RECORD.name} has {model.name} under other conditions; take its entry out to run all pairs")
+    rows = before | {row["ours"]: row for row in measure(backbone, given, folder, pairs)}
+    record[model.name] = {**facts, "rows": [rows[pair.words] for pair in PAIRS]}
     RECORD.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def table(record: dict[str, Any]) -> str:
-    """Write the models' rows as one table, a cell's numbers in the models' order."""
+    """Write the rows that all models have as one table, a cell's numbers in the models' order."""
     shares = [f"{keep:.1%} kept" for keep in ENTRIES]
     lines = [f"| ours | kvpress | scores apart | rank correlation | {' | '.join(shares)} |", "|---" * 7 + "|"]
-    for rows in zip(*(model["rows"] for model in record.values()), strict=True):
-        first = [row["budgets"][0] for row in rows]
-        scores = [" / ".join(form(each[key]) for each in first if key in each) for key, form in SCORES.items()]
+    models = [{row["ours"]: row for row in model["rows"]} for model in record.values()]
+    for words in models[0]:
+        if not all(words in model for model in models):
+            continue
+        rows = [model[words] for model in models]
+        own = [row["budgets"][0] for row in rows]
+        scores = [" / ".join(form(each[key]) for each in own if key in each) for key, form in SCORES.items()]
         budgets = zip(*(row["budgets"] for row in rows), strict=True)
         cells = [rows[0]["ours"], rows[0]["kvpress"], *scores]
         lines.append(f"| {' | '.join([*cells, *(' / '.join(map(alike, each)) for each in budgets)])} |")

@@ -10,6 +10,7 @@ import torch
 from benchmarks.real_peers import alike, compare, decided, draw, table, together
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzip import KVzip
+from subtoken_train.evictions.thresholds import Threshold
 from tests.support.chats import CHATML, byte_level
 from tests.support.helpers import compress
 from tests.support.text_families import text_family
@@ -59,6 +60,21 @@ def test_every_head_keeps_the_count_of_the_context_s_own_entries(notation):
             assert kept.shape == scores.shape == protected.shape == (2, 2, 40)
             each = kept.sum(-1)
             assert each.sum() == 4 * count if isinstance(method, KVzip) else (each == count).all()
+
+
+def test_a_question_stays_and_thresholds_are_budgets():
+    backbone = compress(text_family(layers=6)).eval()
+    ids = torch.randint(10, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    for kept, _, protected in decided(backbone, build_eviction("finch"), (), ids, [20, 9], asked=6):
+        assert bool(kept[..., -6:].all())
+        assert torch.equal(protected, torch.arange(40).expand_as(protected) >= 34)
+    assert [int(kept[0, 0].sum()) for kept, _, _ in decided(backbone, build_eviction("finch"), (), ids, [20], 6)] == [
+        20
+    ]
+    method = build_eviction("simlayerkv", sinks=2, recent=4)
+    some, fewer = (decided(backbone, method, (), ids, [Threshold(value, 0)])[0][0] for value in (0.6, 0.9))
+    assert set(some.sum(-1).flatten().tolist()) <= {6, 40}
+    assert int(fewer.sum()) <= int(some.sum())
 
 
 def test_both_sides_read_what_was_drawn_first(tmp_path):
