@@ -13,7 +13,9 @@ is part of the prompt, so that the method chooses in its sight; that one code is
 tensors, indices included, as a share of the full cache in two-byte numbers: a model in fp32 holds what it does not
 quantise in twice as many.
 
-Arms of one method with several budgets share the prompt's pass; what each keeps is what it would keep alone.
+Arms whose values are *turned* read the model's copy NAME-axes, which ``subtoken-train axes`` writes beside it from
+``valid.txt``. Arms of one method with several budgets share the prompt's pass; what each keeps is what it would keep
+alone.
 """
 
 from __future__ import annotations
