@@ -32,7 +32,7 @@ from benchmarks.arm_training import commit, sha256
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
 from benchmarks.real_text import CONTEXTS, ENTRIES, NETS, OUT, PAGE, facts_lost, read, text_lost
-from benchmarks.real_text_trained import MIXED, ROOT, fitted, said
+from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
@@ -152,7 +152,7 @@ def table(records: Iterable[Own], others: Mapping[str, Own]) -> str:
     for arm in sorted(found, key=lambda arm: (-arm.byte_share, *map(_place, arm))):
         own = found[arm]
         twins = found.get(arm._replace(router="tokens"), []) if arm.router == "bytes" else []
-        beside = [_same_seeds(twins, own)] + [
+        beside = [same_seeds(twins, own)] + [
             [others[f"{name} {arm.byte_share:.1%}"]] * len(own) for name in ("kvzip", "kvzap")
         ]
         share, said_ = (np.mean([np.mean(each[name]) for each in own]) for name in ("share", "exact"))
@@ -172,11 +172,6 @@ def table(records: Iterable[Own], others: Mapping[str, Own]) -> str:
 def _place(part: object) -> int:
     names = [*LEARNS, *STARTS, *ROUTERS]
     return names.index(part) if isinstance(part, str) else 0
-
-
-def _same_seeds(others: Iterable[Own], own: Iterable[Own]) -> list[Own]:
-    by_seed = {each["seed"]: each for each in others}
-    return [by_seed[each["seed"]] for each in own if each["seed"] in by_seed]
 
 
 def shown() -> str:

@@ -117,14 +117,15 @@ def table(records: Iterable[dict[str, Any]]) -> str:
         for kind, digits in (("facts", 2), ("text", 3)):
             cells.append(f"{_nats(own, kind).mean():.{digits}f}")
             for other in ("anchor", "value_norm"):
-                beside = _same_seeds(found.get((loss, way, other), []), own)
+                beside = same_seeds(found.get((loss, way, other), []), own)
                 apart = arm != other and len(beside) == len(own)
                 cells.append(signed_cell(_nats(own, kind) - _nats(beside, kind), digits) if apart else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _same_seeds(others: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def same_seeds(others: Iterable[dict[str, Any]], own: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the others that have the seeds of ``own``, in their order."""
     seeds = [each["seed"] for each in own]
     return sorted((each for each in others if each["seed"] in seeds), key=lambda each: seeds.index(each["seed"]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,11 +38,23 @@ def check_foldable(family: Family) -> None:
                 raise ValueError("value axes are folded into floating-point weights; name an unquantised backbone")
 
 
+class Turned(NamedTuple):
+    """The outcome of ``turn_values``.
+
+    Attributes:
+        before: share that half of the channels held, see ``fold_value_axes``.
+        after: the same of the turned model.
+        apart: norm of what the last layer's states of the first prompt moved by, over their own.
+    """
+
+    before: float
+    after: float
+    apart: float
+
+
 @torch.no_grad()
-def turn_values(
-    backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]
-) -> tuple[float, float]:
-    """Find value axes on prompts and fold them into a backbone; see ``fold_value_axes`` for what is returned.
+def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]) -> Turned:
+    """Find value axes on prompts and fold them into a backbone.
 
     Args:
         backbone: of a family that ``check_foldable`` lets pass; in evaluation mode, without routers, reducer and LoRA.
@@ -63,7 +75,7 @@ def turn_values(
     for done, batch in enumerate(chain([first], read), 1):
         backbone.run(batch, pad_left=True, observer=moments.observe)
         show(done)
-    shares = fold_value_axes(backbone.family, moments.means(backbone.model.dtype))
+    shares_before, shares_after = fold_value_axes(backbone.family, moments.means(backbone.model.dtype))
     after = backbone.run(first, pad_left=True).hidden_BMD
     apart = float((after.float() - before.float()).norm() / before.float().norm())
     if not apart <= (EXACT if before.dtype == torch.float32 else ROUNDED):
@@ -71,7 +83,7 @@ def turn_values(
             f"{backbone.family.name} computes something else once its values are turned (its last layer's states moved "
             f"by {apart:.0%}): something lies between v_proj and o_proj; use its own channels"
         )
-    return shares
+    return Turned(shares_before, shares_after, apart)
 
 
 class ValueMoments:

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--data", metavar="FILE", help="prompts, a text, or records with images (default: recall)")
     parser.add_argument("--samples", type=int, default=16, metavar="N", help="prompts that are read (default: 16)")
+    parser.add_argument("--dtype", default="float32", metavar="D", help="of the weights, read and written (float32)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
 
 
@@ -52,18 +53,19 @@ def run(args: argparse.Namespace) -> int:
 
     if find_adapter(args.backbone) is not None:
         raise ValueError(f"{args.backbone} is an adapter; name its backbone, and train on what is written")
-    backbone = load_backbone(args.backbone, device=args.device)
+    backbone = load_backbone(args.backbone, device=args.device, loading={"dtype": args.dtype})
     check_foldable(backbone.family)
     show = counter("prompts")
     source = calibration_prompts(
         backbone.family, args.data, args.samples, 1, CONTEXT_LENGTH, 0, answers=False, any_text=True
     )
-    before, after = turn_values(backbone, source.batches, lambda done: show(done, args.samples))
+    turned = turn_values(backbone, source.batches, lambda done: show(done, args.samples))
     with new_folder(out) as temporary:
         backbone.model.save_pretrained(temporary)
         backbone.family.processor.save_pretrained(temporary)
     print(
-        f"{out} answers as {args.backbone} does. Half of the value channels hold {after:.0%} of what values add to the "
-        f"output, mean over layers on prompts of {source.name}; before: {before:.0%}"
+        f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length). Half of "
+        f"the value channels hold {turned.after:.0%} of what values add to the output, mean over layers on prompts of "
+        f"{source.name}; before: {turned.before:.0%}"
     )
     return 0

@@ -27,7 +27,8 @@ def test_a_turned_model_says_the_same_and_is_another_backbone(kind):
     family, seen = text_family(kind, initializer_range=0.2), []
     ids = torch.arange(3, 30)[None]
     logits, digest = family.model(ids).logits, shapes_digest(family)
-    before, after = turned(family, seen)
+    before, after, apart = turned(family, seen)
+    assert 0 < apart < 1e-3
     assert seen == [1, 2]
     assert after > before
     assert torch.allclose(family.model(ids).logits, logits, atol=1e-3 * float(logits.abs().max()))

@@ -53,6 +53,7 @@ def test_what_is_there_is_not_written_over_and_adapters_are_refused(tmp_path, ca
     assert refused(capsys, "axes", TINY, folder) == f"{folder} exists; name another folder, or remove it"
     adapter = ROOT / "checkpoints/adapters/tiny_lora_only"
     assert "is an adapter; name its backbone" in refused(capsys, "axes", adapter, tmp_path / "new")
+    assert "bfloat16" in refused(capsys, "axes", TINY, tmp_path / "new", "--dtype", "bfloat61")
     assert "--samples is 0" in refused(capsys, "axes", TINY, tmp_path / "new", "--samples", 0)
     missing = tmp_path / "missing.txt"
     assert "check the path" in refused(capsys, "axes", TINY, tmp_path / "new", "--data", missing)
@@ -62,9 +63,12 @@ def test_what_is_there_is_not_written_over_and_adapters_are_refused(tmp_path, ca
 def test_a_model_that_takes_images_reads_records(tmp_path, capsys):
     out = tmp_path / "turned"
     records = ROOT / "data/samples/questions.json"
-    said = printed(capsys, "axes", ROOT / "checkpoints/tiny-llava", out, "--data", records, "--samples", 2)
-    assert said.startswith(f"{out} answers as {ROOT}/checkpoints/tiny-llava does. Half of the value channels hold ")
-    assert "value_axes" in json.loads((out / "config.json").read_text())
+    words = ("--data", records, "--samples", 2, "--dtype", "bfloat16")
+    said = printed(capsys, "axes", ROOT / "checkpoints/tiny-llava", out, *words)
+    assert said.startswith(f"{out} answers as {ROOT}/checkpoints/tiny-llava does (its last states moved by ")
+    config = json.loads((out / "config.json").read_text())
+    assert "value_axes" in config
+    assert config["dtype"] == "bfloat16"
 
 
 def test_adapters_of_the_model_do_not_fit_the_copy(folder, tmp_path):
