@@ -1,14 +1,17 @@
 /* Scores and weighted sums of a token's attention over a block of packed entries and the tail; see kernels/native.py.
 
    A block's parts and its tail are read where they lie. Of routed values the stored pieces of each (row, piece), a bag,
-   lie together, entry after entry; the entries of a bag are listed from the index once for all bags that share them.
-   Sums are made in squares of query rows and channels that fit registers.
+   lie together, entry after entry; the weights of its entries are listed once for all bags that share them. Sums are
+   made in squares of query rows and channels that fit registers.
 
    Legend: R rows of the block, c heads of a row, X = R * c, G query rows of a head, d head width, N entries of all parts,
    M entries of a part, P pieces of an entry in all heads of the row, S bits of an entry, n stored pieces. */
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 typedef float four __attribute__((vector_size(16)));
 typedef float eight __attribute__((vector_size(32)));
@@ -28,8 +31,10 @@ struct block {
     int64_t num_parts, num_rows, heads, columns, width, entries;
 };
 
-#define CHUNK 16 /* whole values that stay in the innermost cache while their channels are summed */
-static const int32_t COUNTING[CHUNK] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#define CHUNK 64    /* whole values that stay in the innermost cache while their channels are summed */
+#define STRETCH 256 /* entries, in sixteens, whose weights are listed at once */
+#define ROWS 4      /* query rows of a square, at most */
+#define ROOM (STRETCH + 16)
 
 static int64_t cache_head(const struct block *b, int64_t head)
 {
@@ -93,128 +98,203 @@ void block_scores(const struct block *b, const float *queries, float scale, int6
 }
 
 struct bag {
-    const float *vectors, *weights; /* [count, apart], [query rows, entries] */
-    const int32_t *places;          /* of each vector's entry */
-    int64_t count, apart, entries;
+    const float *vectors, *weights; /* [count, apart], [query rows, stride] */
+    int64_t count, apart, stride;
 };
 
-/* Two sums of each, because an addition waits for the one before. */
-#define SQUARE(name, vector, queries, blocks)                                                                       \
+/* Sums of a square of query rows and channels. Small squares make two of each, because an addition waits for the one
+   before. */
+#define SQUARE(name, vector, queries, blocks, ways)                                                                 \
     static void name(struct bag b, float *sums, int64_t width)                                                      \
     {                                                                                                               \
-        vector even[queries][blocks], odd[queries][blocks], stored;                                                 \
-        memset(even, 0, sizeof even), memset(odd, 0, sizeof odd);                                                   \
-        for (int64_t i = 0; i < b.count; i += 2) {                                                                  \
-            const float *weight = b.weights + b.places[i], *from = b.vectors + i * b.apart;                         \
-            for (int k = 0; k < blocks; k++) {                                                                      \
-                memcpy(&stored, from + k * sizeof stored / 4, sizeof stored);                                       \
-                for (int q = 0; q < queries; q++)                                                                   \
-                    even[q][k] += weight[q * b.entries] * stored;                                                   \
+        vector own[ways][queries][blocks], stored;                                                                  \
+        memset(own, 0, sizeof own);                                                                                 \
+        for (int64_t i = 0; i < b.count; i += ways)                                                                 \
+            for (int way = 0; way < ways && i + way < b.count; way++) {                                             \
+                const float *weight = b.weights + i + way, *from = b.vectors + (i + way) * b.apart;                 \
+                for (int k = 0; k < blocks; k++) {                                                                  \
+                    memcpy(&stored, from + k * sizeof stored / 4, sizeof stored);                                   \
+                    for (int q = 0; q < queries; q++)                                                               \
+                        own[way][q][k] += weight[q * b.stride] * stored;                                            \
+                }                                                                                                   \
             }                                                                                                       \
-            if (i + 1 == b.count)                                                                                   \
-                break;                                                                                              \
-            weight = b.weights + b.places[i + 1], from += b.apart;                                                  \
-            for (int k = 0; k < blocks; k++) {                                                                      \
-                memcpy(&stored, from + k * sizeof stored / 4, sizeof stored);                                       \
-                for (int q = 0; q < queries; q++)                                                                   \
-                    odd[q][k] += weight[q * b.entries] * stored;                                                    \
-            }                                                                                                       \
-        }                                                                                                           \
         for (int q = 0; q < queries; q++)                                                                           \
             for (int k = 0; k < blocks; k++) {                                                                      \
                 float *to = sums + q * width + k * sizeof stored / 4;                                               \
                 memcpy(&stored, to, sizeof stored);                                                                 \
-                stored += even[q][k] + odd[q][k];                                                                   \
+                for (int way = 0; way < ways; way++)                                                                \
+                    stored += own[way][q][k];                                                                       \
                 memcpy(to, &stored, sizeof stored);                                                                 \
             }                                                                                                       \
     }
 
-SQUARE(one_by_one, float, 1, 1)
-SQUARE(one_by_four, four, 1, 1)
-SQUARE(two_by_four, four, 2, 1)
-SQUARE(three_by_four, four, 3, 1)
-SQUARE(four_by_four, four, 4, 1)
-SQUARE(one_by_eight, eight, 1, 1)
-SQUARE(two_by_eight, eight, 2, 1)
-SQUARE(three_by_eight, eight, 3, 1)
-SQUARE(four_by_eight, eight, 4, 1)
-SQUARE(one_by_thirty_two, eight, 1, 4)
+SQUARE(one_by_one, float, 1, 1, 2)
+SQUARE(one_by_four, four, 1, 1, 2)
+SQUARE(two_by_four, four, 2, 1, 2)
+SQUARE(three_by_four, four, 3, 1, 2)
+SQUARE(four_by_four, four, 4, 1, 2)
+SQUARE(one_by_eight, eight, 1, 1, 2)
+SQUARE(two_by_eight, eight, 2, 1, 2)
+SQUARE(three_by_eight, eight, 3, 1, 2)
+SQUARE(four_by_eight, eight, 4, 1, 2)
+SQUARE(one_by_half, eight, 1, 8, 1)
+SQUARE(one_by_most, eight, 1, 16, 1)
+SQUARE(two_by_most, eight, 2, 4, 1)
+SQUARE(three_by_most, eight, 3, 3, 1)
+SQUARE(four_by_most, eight, 4, 2, 1)
 
 typedef void (*square)(struct bag, float *, int64_t);
 static const square BY_FOUR[] = {one_by_four, two_by_four, three_by_four, four_by_four};
 static const square BY_EIGHT[] = {one_by_eight, two_by_eight, three_by_eight, four_by_eight};
+static const square BY_HALF[] = {one_by_half, two_by_eight, three_by_eight, four_by_eight};
+static const square BY_MOST[] = {one_by_most, two_by_most, three_by_most, four_by_most};
+static const int64_t HALF[] = {64, 8, 8, 8}, MOST[] = {128, 32, 24, 16}; /* channels of these */
 
-static void add_bag(struct bag b, int64_t channels, int64_t columns, float *sums, int64_t width)
-{
-    int64_t whole = channels / 4 * 4; /* channels that fill vectors */
-    for (int64_t q = 0; q < columns; q += 4) {
-        int64_t queries = columns - q < 4 ? columns - q : 4;
-        for (int64_t k = 0, step; k < whole; k += step) {
-            struct bag own = {b.vectors + k, b.weights + q * b.entries, b.places, b.count, b.apart, b.entries};
-            step = queries == 1 && whole - k >= 32 ? 32 : whole - k >= 8 ? 8 : 4;
-            square add = step == 32 ? one_by_thirty_two : (step == 8 ? BY_EIGHT : BY_FOUR)[queries - 1];
-            add(own, sums + q * width + k, width);
-        }
+#ifdef __clang__
+#define SPREAD(weights, i, j) __builtin_shufflevector(weights, weights, i, i, i, i, j, j, j, j)
+#else
+typedef int32_t eight_places __attribute__((vector_size(32)));
+#define SPREAD(weights, i, j) __builtin_shuffle(weights, (eight_places){i, i, i, i, j, j, j, j})
+#endif
+
+/* Pieces of four channels lie together: a vector holds those of two entries. */
+#define PAIRS(name, rest, queries)                                                                                  \
+    static void name(struct bag b, float *sums, int64_t width)                                                      \
+    {                                                                                                               \
+        eight own[queries][2], stored[4], weight;                                                                   \
+        memset(own, 0, sizeof own);                                                                                 \
+        for (; b.count >= 8; b.count -= 8, b.vectors += 32, b.weights += 8) {                                       \
+            memcpy(stored, b.vectors, sizeof stored);                                                               \
+            for (int q = 0; q < queries; q++) {                                                                     \
+                memcpy(&weight, b.weights + q * b.stride, sizeof weight);                                           \
+                own[q][0] += SPREAD(weight, 0, 1) * stored[0];                                                      \
+                own[q][1] += SPREAD(weight, 2, 3) * stored[1];                                                      \
+                own[q][0] += SPREAD(weight, 4, 5) * stored[2];                                                      \
+                own[q][1] += SPREAD(weight, 6, 7) * stored[3];                                                      \
+            }                                                                                                       \
+        }                                                                                                           \
+        rest(b, sums, width);                                                                                       \
+        for (int q = 0; q < queries; q++) {                                                                         \
+            four total, low, high;                                                                                  \
+            own[q][0] += own[q][1];                                                                                 \
+            memcpy(&low, &own[q][0], sizeof low), memcpy(&high, (char *)&own[q][0] + sizeof low, sizeof high);      \
+            memcpy(&total, sums + q * width, sizeof total);                                                         \
+            total += low + high;                                                                                    \
+            memcpy(sums + q * width, &total, sizeof total);                                                         \
+        }                                                                                                           \
     }
-    for (int64_t q = 0; q < columns; q++)
+
+PAIRS(one_by_pairs, one_by_four, 1)
+PAIRS(two_by_pairs, two_by_four, 2)
+PAIRS(three_by_pairs, three_by_four, 3)
+PAIRS(four_by_pairs, four_by_four, 4)
+static const square BY_PAIRS[] = {one_by_pairs, two_by_pairs, three_by_pairs, four_by_pairs};
+
+/* Adds a bag's sums of up to four query rows. */
+static void add_bag(struct bag b, int64_t channels, int64_t queries, float *sums, int64_t width)
+{
+    int64_t whole = channels / 4 * 4, most = MOST[queries - 1], half = HALF[queries - 1];
+    if (channels == 4 && b.apart == 4) {
+        BY_PAIRS[queries - 1](b, sums, width);
+        return;
+    }
+    for (int64_t k = 0, step; k < whole; k += step) {
+        struct bag own = {b.vectors + k, b.weights, b.count, b.apart, b.stride};
+        step = whole - k >= most ? most : whole - k >= half ? half : whole - k >= 8 ? 8 : 4;
+        const square *by = step == most ? BY_MOST : step == half ? BY_HALF : step == 8 ? BY_EIGHT : BY_FOUR;
+        by[queries - 1](own, sums + k, width);
+    }
+    for (int64_t q = 0; q < queries; q++)
         for (int64_t k = whole; k < channels; k++) {
-            struct bag own = {b.vectors + k, b.weights + q * b.entries, b.places, b.count, b.apart, b.entries};
+            struct bag own = {b.vectors + k, b.weights + q * b.stride, b.count, b.apart, b.stride};
             one_by_one(own, sums + q * width + k, width);
         }
 }
 
-static void list_places(const struct part *p, int64_t head, int64_t flag, int64_t start, int64_t count, int32_t *places)
+/* Adds the whole values of one part to a cut of a head's channels. */
+static void add_values(const struct block *b, const struct part *p, int64_t head, int64_t cut, int64_t cuts,
+                       const float *weights, float *sums)
 {
-    if (p->index) {
-        for (int64_t i = 0; i < count; i++)
-            places[i] = p->index[start + i] - (int32_t)(head * p->entries);
-        return;
-    }
-    for (int64_t byte = 0; byte < p->bytes; byte++)
-        for (unsigned left = p->bits[flag * p->bytes + byte]; left; left &= left - 1)
-            *places++ = (int32_t)(8 * byte + __builtin_ctz(left));
-}
-
-/* Adds the values of one part to a cut of a head's channels; bags that share their entries list them once. */
-static void add_part(const struct block *b, const struct part *p, int64_t head, int64_t cut, int64_t cuts,
-                     const float *weights, int32_t *places, float *sums)
-{
-    int64_t width = b->width, of_cache = cache_head(b, head), listed = -1;
-    sums += of_cache * b->columns * width;
-    if (!p->starts) {
-        int64_t first = width * cut / cuts, last = width * (cut + 1) / cuts;
-        const float *values = p->values + (p->of_cache ? of_cache : head) * p->apart + first;
-        for (int64_t i = 0; i < p->entries; i += CHUNK) {
+    int64_t width = b->width, first = width * cut / cuts, last = width * (cut + 1) / cuts;
+    const float *values = p->values + (p->of_cache ? cache_head(b, head) : head) * p->apart + first;
+    for (int64_t i = 0; i < p->entries; i += CHUNK)
+        for (int64_t q = 0; q < b->columns; q += ROWS) {
             int64_t count = p->entries - i < CHUNK ? p->entries - i : CHUNK;
-            struct bag some = {values + i * width, weights + i, COUNTING, count, width, b->entries};
-            add_bag(some, last - first, b->columns, sums + first, width);
+            int64_t queries = b->columns - q < ROWS ? b->columns - q : ROWS;
+            struct bag some = {values + i * width, weights + q * b->entries + i, count, width, b->entries};
+            add_bag(some, last - first, queries, sums + q * width + first, width);
         }
-        return;
+}
+
+/* Lists the weights of entries whose bits are set, of up to four query rows; returns how many there are. */
+static int64_t list_bits(const uint8_t *bits, int64_t entries, const float *weights, int64_t stride, int64_t queries,
+                         float (*own)[ROOM])
+{
+    int64_t count = 0;
+#ifdef __AVX512F__
+    for (int64_t i = 0; i < entries; i += 16) {
+        __mmask16 held = (__mmask16)(bits[i / 8] | (entries - i > 8 ? bits[i / 8 + 1] << 8 : 0));
+        for (int64_t q = 0; q < queries; q++) {
+            __m512 read = _mm512_maskz_loadu_ps(held, weights + q * stride + i);
+            _mm512_storeu_ps(own[q] + count, _mm512_maskz_compress_ps(held, read));
+        }
+        count += __builtin_popcount(held);
     }
-    int64_t per_head = p->pieces / b->heads, channels = width / per_head, bags = b->num_rows * p->pieces;
-    for (int64_t i = per_head * cut / cuts; i < per_head * (cut + 1) / cuts; i++) {
-        int64_t bag = head * per_head + i, first = p->starts[bag];
-        int64_t count = (bag + 1 < bags ? p->starts[bag + 1] : p->stored) - first;
-        int64_t flag = head / b->heads * p->flags + p->piece_bit[bag % p->pieces];
-        if (p->index || flag != listed)
-            list_places(p, head, flag, first, count, places);
-        listed = flag;
-        struct bag some = {p->values + first * channels, weights, places, count, channels, b->entries};
-        add_bag(some, channels, b->columns, sums + i * channels, width);
+#else
+    for (int64_t i = 0; i < entries; i += 8)
+        for (unsigned left = bits[i / 8]; left; left &= left - 1, count++)
+            for (int64_t q = 0; q < queries; q++)
+                own[q][count] = weights[q * stride + i + __builtin_ctz(left)];
+#endif
+    return count;
+}
+
+/* Adds the stored pieces of one part to a cut of a head's pieces, for up to four query rows from the q-th. */
+static void add_pieces(const struct block *b, const struct part *p, int64_t head, int64_t cut, int64_t cuts, int64_t q,
+                       const float *weights, float *sums)
+{
+    int64_t per_head = p->pieces / b->heads, channels = b->width / per_head, bags = b->num_rows * p->pieces;
+    int64_t queries = b->columns - q < ROWS ? b->columns - q : ROWS, end = per_head * (cut + 1) / cuts, next;
+    const int32_t *starts = p->starts + head * per_head, *bit = p->piece_bit + head % b->heads * per_head;
+    float own[ROWS][ROOM];
+    for (int64_t i = per_head * cut / cuts; i < end; i = next) {
+        int64_t last = head * per_head + i + 1 < bags ? starts[i + 1] : p->stored, done = 0;
+        for (next = i + 1; p->bits && next < end && bit[next] == bit[i];)
+            next++; /* bags that share their entries */
+        const uint8_t *bits = p->bits + (head / b->heads * p->flags + bit[i]) * p->bytes;
+        for (int64_t from = 0, count; from < (p->bits ? p->entries : last - starts[i]); from += STRETCH) {
+            if (p->bits) {
+                int64_t entries = p->entries - from < STRETCH ? p->entries - from : STRETCH;
+                count = list_bits(bits + from / 8, entries, weights + from, b->entries, queries, own);
+            } else {
+                count = last - starts[i] - from < STRETCH ? last - starts[i] - from : STRETCH;
+                for (int64_t k = 0; k < count; k++)
+                    for (int64_t row = 0; row < queries; row++)
+                        own[row][k] = weights[row * b->entries + p->index[starts[i] + from + k] - head * p->entries];
+            }
+            for (int64_t k = i; k < next; k++) {
+                struct bag some = {p->values + (starts[k] + done) * channels, own[0], count, channels, ROOM};
+                add_bag(some, channels, queries, sums + q * b->width + k * channels, b->width);
+            }
+            done += count;
+        }
     }
 }
 
-/* weights: [X, G, N]; rooms: int32 [threads, room], a room for the entries of a part; sums: [heads of the cache, G, d],
-   zeros; cuts: of a head's channels, which threads share. */
-void block_sums(const struct block *b, const float *weights, int64_t cuts, int64_t threads, int64_t room, int32_t *rooms,
-                float *sums)
+/* weights: [X, G, N]; sums: [heads of the cache, G, d], zeros; cuts: of a head's channels, which threads share. */
+void block_sums(const struct block *b, const float *weights, int64_t cuts, int64_t threads, float *sums)
 {
     int64_t units = b->num_rows * b->heads * cuts;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t thread = 0; thread < threads; thread++)
-        for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; unit++) {
-            const float *own = weights + unit / cuts * b->columns * b->entries;
-            for (const struct part *p = b->parts; p < b->parts + b->num_parts; own += p++->entries)
-                add_part(b, p, unit / cuts, unit % cuts, cuts, own, rooms + thread * room, sums);
-        }
+    for (int64_t unit = 0; unit < units; unit++) {
+        int64_t head = unit / cuts, cut = unit % cuts;
+        const float *own = weights + head * b->columns * b->entries;
+        float *to = sums + cache_head(b, head) * b->columns * b->width;
+        for (const struct part *p = b->parts; p < b->parts + b->num_parts; own += p++->entries)
+            if (!p->starts)
+                add_values(b, p, head, cut, cuts, own, to);
+            else
+                for (int64_t q = 0; q < b->columns; q += ROWS)
+                    add_pieces(b, p, head, cut, cuts, q, own + q * b->entries, to);
+    }
 }

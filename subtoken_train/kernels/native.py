@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL | None:
             if run.returncode == 0:
                 loaded = ctypes.CDLL(str(built))
                 loaded.block_scores.argtypes = [_ADDRESS, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
-                loaded.block_sums.argtypes = [_ADDRESS, _ADDRESS, *[_NUMBER] * 3, _ADDRESS, _ADDRESS]
+                loaded.block_sums.argtypes = [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS]
                 loaded.block_scores.restype = loaded.block_sums.restype = None
                 return loaded
     words = f"decoding is slower: {found} did not compile {SOURCE.name}: {run.stderr.strip()[:200]}"
@@ -108,12 +108,8 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         scores_XGN = query.new_empty(heads, columns, entries)
         compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
         weights_XGN = scores_XGN.softmax(-1)
-        most = max(part.entries for part in parts)
-        rooms = torch.empty(threads, most, dtype=torch.int32)
         cuts = math.gcd(width, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
-        compiled.block_sums(
-            ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, most, rooms.data_ptr(), sums.data_ptr()
-        )
+        compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
     return sums
 
 

@@ -28,8 +28,18 @@ SHAPES = [
 """(key-value heads, query heads of each, width, S)."""
 
 
+build = native.library.__wrapped__
+
+
+@lru_cache
+def plain_library():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FLAGS", ([],))
+        return build()
+
+
 @needs_compiler
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     sets=st.sampled_from(SETS),
@@ -38,13 +48,18 @@ SHAPES = [
     routed=st.booleans(),
     threads=st.sampled_from([1, 1, 1, 3]),
     index_share=st.sampled_from([0.0, 9.0]),
+    length=st.sampled_from([40, 40, 600]),
+    plain=st.booleans(),
 )
-def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, index_share):
-    """With bits and with places; room behind the tail is not read, and threads share a head's channels."""
+def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, index_share, length, plain):
+    """With bits and with places; room behind the tail is not read, and threads share a head's channels.
+
+    ``plain`` is built for every machine: without the instructions of this one.
+    """
     kv_heads, query_heads, width, num_groups = shape
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "MAX_INDEX", index_share)
-        blocks = dense(seed, 2, kv_heads, 40, width, num_groups if routed else None, share, sets).layer().blocks
+        blocks = dense(seed, 2, kv_heads, length, width, num_groups if routed else None, share, sets).layer().blocks
     keys, values = (states(seed + i, 2, kv_heads, 7, width) for i in (1, 2))
     query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width), torch.get_num_threads()
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
@@ -53,7 +68,10 @@ def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed,
     assert native.serves(query, blocks, tail)
     torch.set_num_threads(threads)
     try:
-        got = native.native_attention(query, blocks, tail, width**-0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            if plain:
+                patch.setattr(native, "library", plain_library)
+            got = native.native_attention(query, blocks, tail, width**-0.5)
     finally:
         torch.set_num_threads(before)
     assert (got - expected).abs().max() < 1e-5
