@@ -120,7 +120,8 @@ class ArmSettings:
         ),
     ] = None
     kv_dtype: Annotated[
-        str, Setting("precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated")
+        str,
+        Setting("precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated|kivi4|kivi2"),
     ] = "model"
     key_channels: Annotated[
         float,

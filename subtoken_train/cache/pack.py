@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -34,11 +34,13 @@ class Kind:
         routed: in pieces, else with the whole value.
         cut: with a part of the key.
         marks_RM: which they are, bool.
+        form: of their keys and values.
     """
 
     routed: bool
     cut: bool
     marks_RM: Tensor
+    form: Format
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class PlanMarks:
 
     Attributes:
         rows_RM: the row of the prompt that each entry is, int64.
-        kinds: routed ones first, of these the cut ones; without those that a plan has none of.
+        kinds: routed ones first, of these the cut ones, of these those in full runs; without those that a plan or a
+            format has none of. The last is of entries stored whole.
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
         piece_bit: which of the bits rules each piece, int64 [P]; None where no value is cut.
         bit_of: ``piece_bit`` on the host; empty where no value is cut.
@@ -86,7 +89,7 @@ class RowCounts:
     channels: int
 
 
-def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> PlanMarks:
+def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form: Format = MODEL) -> PlanMarks:
     """Sort a plan's entries by how they are stored.
 
     Args:
@@ -94,6 +97,7 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> Pl
         kv_heads: h.
         width: d.
         layout: of the value groups.
+        form: in which entries are stored; under one that has runs, those that fill none are kinds of their own.
     """
     valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
     rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
@@ -105,7 +109,7 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> Pl
     keep_RM = valid_BM
     if plan.heads_BNh is not None:
         keep_RM = (plan.heads_BNh & valid_BM[..., None]).transpose(1, 2).flatten(0, 1)
-    kinds = [Kind(False, False, keep_RM)]
+    kinds = [Kind(False, False, keep_RM, form)]
     flags_RSM = piece_bit = None
     bit_of: list[int] = []
     if groups_BMS is not None:
@@ -113,11 +117,22 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout) -> Pl
         bit_of = _bit_of(groups_BMS.shape[-1], kv_heads, width, layout)
         bit_of = bit_of if shared else list(range(len(bit_of) // kv_heads))
         whole_RM = each_head(groups_BMS.all(-1))
-        kinds = [Kind(True, False, keep_RM & ~whole_RM), Kind(False, False, keep_RM & whole_RM)]
+        kinds = [Kind(True, False, keep_RM & ~whole_RM, form), Kind(False, False, keep_RM & whole_RM, form)]
     if plan.cut_keys is not None:
         cut_RM = each_head(plan.cut_keys.entries_BN)
-        kinds = [Kind(kind.routed, cut, kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)]
+        kinds = [
+            replace(kind, cut=cut, marks_RM=kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)
+        ]
+    if form.run > 1:
+        kinds = [each for kind in kinds for each in _by_runs(kind)]
     return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, plan.cut_keys)
+
+
+def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
+    """Divide entries into those in the full runs of their row, and the latest."""
+    marks_RM = kind.marks_RM
+    early_RM = marks_RM.cumsum(-1) <= kind.form.rounded(marks_RM.sum(-1, keepdim=True))
+    return replace(kind, marks_RM=marks_RM & early_RM), replace(kind, marks_RM=marks_RM & ~early_RM, form=MODEL)
 
 
 def read_counts(layers: Sequence[PlanMarks]) -> list[RowCounts]:
@@ -220,7 +235,7 @@ def pack_layer(
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    marks = plan_marks(plan, kv_heads, width, packing.layout)
+    marks = plan_marks(plan, kv_heads, width, packing.layout, packing.form)
     counts = read_counts([marks])[0] if counts is None else counts
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     fill, feedback = None, packing.feedback(plan)
@@ -248,12 +263,12 @@ def pack_layer(
         parts, routed_kinds = [], iter(counts.bits)
         for kind, size in zip(marks.kinds, sizes, strict=True):
             bits = next(routed_kinds) if kind.routed else []
-            if not size and (kind.routed or kind.cut):
+            if not size and kind is not marks.kinds[-1]:
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
             key_RcMd = _take(own_keys, index, channels if kind.cut else None)
-            stored = packing.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
+            stored = kind.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
             value_RcMd = _take(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:
@@ -266,7 +281,7 @@ def pack_layer(
                 kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, bounds)
                 parts.append(BlockPart(stored, kept, kind.cut, stands))
             else:
-                parts.append(BlockPart(stored, packing.form.store(value_RcMd), kind.cut, stands))
+                parts.append(BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands))
         own_channels = channels if any(part.cut for part in parts) else None
         blocks.append(Block(rows, parts, own_channels, numbers=None if rows is None else members))
     return blocks
@@ -310,29 +325,9 @@ def _routed_values(
     (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
     row_n, piece_n, entry_n = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1]).unbind(1)
-    pieces_nw, form = pieces_RPMw[row_n, piece_n, entry_n], keys.format
-    if form.rounds:
-        place_n = (row_n * heads + piece_n.div(per_head, rounding_mode="floor")) * entries + entry_n
-        pieces = _rounded(pieces_nw, place_n, (rows, heads, entries), form)
-    else:
-        pieces = form.store(pieces_nw)
+    place_n = (row_n * heads + piece_n.div(per_head, rounding_mode="floor")) * entries + entry_n
+    pieces = keys.format.store_pieces(pieces_RPMw[row_n, piece_n, entry_n], place_n, (rows, heads, entries))
     return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
-
-
-def _rounded(pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int], form: Format) -> Stored:
-    """Round the pieces of each place, a head's entry, by the largest channel of them all.
-
-    A place without any has the least scale.
-
-    Args:
-        pieces_nw: of all entries.
-        place_n: (row * c + head) * M + entry of each.
-        sizes: (R, c, M).
-        form: of the result.
-    """
-    largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
-    stored = form.store(pieces_nw, largest[place_n, None])
-    return Stored(stored.data, form.scale_of(largest.view(*sizes, 1)), stored.dtype, form)
 
 
 def with_index(

@@ -13,7 +13,7 @@ of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an ent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.formats import Format, Payload, Stored
+from subtoken_train.kernels.formats import MODEL, Format, Part, Payload, Stored
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, unpack_bits
 from subtoken_train.kernels.tail import Fill
 
@@ -152,10 +152,11 @@ def _dtype(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Record of a ``BlockPart``: whether its values are routed and its keys cut."""
+    """Record of a ``BlockPart``: whether its values are routed, its keys cut, and both in the model's dtype."""
 
     routed: bool
     cut: bool
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,9 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
         if routed is not None:
             beside |= {f"{i}.{name}": getattr(routed, name) for name in ("index", "offsets", "piece_bit")}
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
-    parts = [PartRecord(isinstance(part.values, RoutedValues), part.cut) for part in block.parts]
+    parts = [
+        PartRecord(isinstance(part.values, RoutedValues), part.cut, not part.keys.format.rounds) for part in block.parts
+    ]
     sizes = (None, None) if pages is None else (pages.size, pages.count)
     return BlockRecord(block.rows is not None, parts, *sizes)
 
@@ -345,22 +348,25 @@ def _read_part(
     place: str, record: PartRecord, channels: Tensor | None, reader: TensorReader, shape: PackedShape, placed: bool
 ) -> BlockPart:
     width = shape.width if channels is None else channels.shape[2]
-    keys = _read_payload(f"{place}keys", (None, None, None), width, reader, shape)
+    shape = replace(shape, form=MODEL) if record.plain else shape
+    keys = _read_payload(f"{place}keys", (None, None, None), width, reader, shape, "keys")
     rows, heads, entries = keys.data.shape[:3]
+    if entries % keys.format.run:
+        raise ValueError(f"{place[:-1]}: {entries} entries do not fill runs of {keys.format.run}")
     if not rows or not heads:
         raise ValueError(f"{place[:-1]}: keys of {rows} rows and {heads} heads")
     position = reader.take(f"{place}position", (torch.int32,), rows, entries) if placed else None
     if position is not None:
         check_within(f"{place}position", position, MAX_TOKENS)
     if not record.routed:
-        values = _read_payload(f"{place}values", (rows, heads, entries), shape.width, reader, shape)
+        values = _read_payload(f"{place}values", (rows, heads, entries), shape.width, reader, shape, "values")
         return BlockPart(keys, values, record.cut, position)
     piece_bit = reader.take(f"{place}piece_bit", (torch.int32,), None)
     pieces = len(piece_bit)
     if not pieces or pieces % heads or shape.width % (pieces // heads):
         raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
     numbers = _read_numbers(f"{place}values", (None,), shape.width * heads // pieces, reader, shape)
-    scale = _read_scale(f"{place}values", (rows, heads, entries), reader, shape)
+    scale = _read_scale(f"{place}values", (rows, heads, entries), shape.width, reader, shape, "pieces")
     stored = Stored(numbers, scale, shape.dtype, shape.form)
     offsets = reader.take(f"{place}offsets", (torch.int32,), rows * pieces)
     index = reader.take(f"{place}index", (torch.int32, torch.uint8))
@@ -369,10 +375,10 @@ def _read_part(
 
 
 def _read_payload(
-    name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape
+    name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape, part: Part
 ) -> Payload:
     data = _read_numbers(name, lead, width, reader, shape)
-    return Payload(data, _read_scale(name, data.shape[:-1], reader, shape), shape.dtype, shape.form)
+    return Payload(data, _read_scale(name, data.shape[:-1], width, reader, shape, part), shape.dtype, shape.form)
 
 
 def _read_numbers(
@@ -383,5 +389,9 @@ def _read_numbers(
     return reader.take(name, (form.code_dtype(shape.dtype),), *lead, form.code_width(width))
 
 
-def _read_scale(name: str, lead: Sequence[int], reader: TensorReader, shape: PackedShape) -> Tensor | None:
-    return reader.take(f"{name}.scale", (torch.float16,), *lead, 1) if shape.form.rounds else None
+def _read_scale(
+    name: str, lead: Sequence[int], width: int, reader: TensorReader, shape: PackedShape, part: Part
+) -> Tensor | None:
+    if not shape.form.rounds:
+        return None
+    return reader.take(f"{name}.scale", (torch.float16,), *shape.form.scale_shape(lead, width, part))

@@ -42,8 +42,9 @@ from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
-VERSION = 3
-"""1, of version 0.2, noted no tokenizer; it is read with a warning. Up to 2 every rounded value group had a scale."""
+VERSION = 4
+"""1, of version 0.2, noted no tokenizer; it is read with a warning. Up to 2 every rounded value group had a scale; up
+to 3 all entries were in one format."""
 MAX_HEADER = 2**26
 """Bytes of a file's header at most: names and places of its tensors, and the record."""
 _RECORD = "subtoken_cache"

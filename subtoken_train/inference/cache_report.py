@@ -14,16 +14,17 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.pack import plan_marks
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.kernels.formats import KVDtype
+from subtoken_train.kernels.formats import MODEL, KVDtype
 from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, measured_ledger
-from subtoken_train.types import Batch, LayerPlan, Plan, Region, in_compressed_region
+from subtoken_train.types import Batch, LayerPlan, Layout, Plan, Region, in_compressed_region
 
 REGIONS = ("visual", "context")
 """Names of compressed regions; a cache's is the first that it has."""
@@ -297,14 +298,15 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
     appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
-    entries_LB, slices_LB, whole_LB, cut_LB, cut_whole_LB = torch.stack(counts, dim=1).tolist()
+    entries_LB, slices_LB, whole_LB, cut_LB = torch.stack(counts, dim=1).tolist()
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
-    stored_L = [layer.blocks[0].parts[0].keys for layer in layers]
     width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
     thin_L = [width if cut is None else cut.kept for cut in cuts_L]
-    slices_L = [2 * payload.vector_bytes(width) for payload in stored_L]
-    saved_L = [x.vector_bytes(width) - x.vector_bytes(thin) for x, thin in zip(stored_L, thin_L, strict=True)]
+    whole_bytes_LB = [
+        _whole_bytes(layer, plan, in_region_BM, opened.plan.layout)
+        for layer, plan in zip(layers, opened.plan.layers, strict=True)
+    ]
     filled = sum(plan.filled for plan in opened.plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(opened.plan, opened.regions_BM, held_LBM)
@@ -312,8 +314,6 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     for b in range(len(tokens_B)):
         shares = [of_layer[b] for of_layer in shares_LB]
         whole_L = [of_layer[b] for of_layer in whole_LB]
-        whole_bytes = sum(whole * size for whole, size in zip(whole_L, slices_L, strict=True))
-        whole_bytes -= sum(of_layer[b] * saved for of_layer, saved in zip(cut_whole_LB, saved_L, strict=True))
         key_channels = sum(
             of_layer[b] * width - thinner[b] * (width - thin)
             for of_layer, thinner, thin in zip(slices_LB, cut_LB, thin_L, strict=True)
@@ -326,7 +326,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 unread_bytes=sum(share.unread_bytes for share in shares),
                 dense_kv_bytes=2 * shape.side_bytes * sum(appended_B[b] + of_layer[b] for of_layer in dense_LB),
-                region_bytes=whole_bytes
+                region_bytes=sum(of_layer[b] for of_layer in whole_bytes_LB)
                 + sum(share.routed_bytes + share.channel_bytes + share.basis_bytes for share in shares),
                 region_dense_bytes=2 * shape.side_bytes * sum(of_layer[b] for of_layer in region_LB),
                 index_bytes=found,
@@ -342,17 +342,36 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer and, of their heads, slices, [5, B].
+    """Entries of the region in a layer and, of their heads, slices, [4, B].
 
-    The slices are all, those of entries with a whole value, those with a cut key, and those with both.
+    The slices are all, those of entries with a whole value, and those with a cut key.
     """
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)
     whole_BN = region_BN if plan.group_mask_BNS is None else region_BN & plan.group_mask_BNS.all(-1)
     cut_BN = torch.zeros_like(region_BN) if plan.cut_keys is None else region_BN & plan.cut_keys.entries_BN
-    marks = (region_BN, whole_BN, cut_BN, cut_BN & whole_BN)
+    marks = (region_BN, whole_BN, cut_BN)
     return torch.stack([region_BN.sum(-1), *((heads_BN * marked_BN).sum(-1) for marked_BN in marks)])
+
+
+def _whole_bytes(layer: PackedLayer, plan: LayerPlan, in_region_BM: Tensor, layout: Layout) -> list[int]:
+    """Return the bytes of each sample's entries of the region that a layer stores with a whole value."""
+    batch, heads, _, width = layer.keys.shape
+    rounded = (payload.format for block in layer.blocks for payload in block.payloads if payload.format.rounds)
+    region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0))
+    total = [0] * batch
+    for kind in plan_marks(plan, heads, width, layout, next(rounded, MODEL)).kinds:
+        if kind.routed:
+            continue
+        times = len(kind.marks_RM) // batch
+        own_RM = kind.marks_RM & region_BN.repeat_interleave(times, 0)
+        key_width = plan.cut_keys.kept if kind.cut and plan.cut_keys is not None else width
+        for sample, count in enumerate(own_RM.view(batch, -1).sum(-1).tolist()):
+            slices = count * heads // times
+            total[sample] += kind.form.bytes_of(slices, key_width, layer.dtype, "keys")
+            total[sample] += kind.form.bytes_of(slices, width, layer.dtype, "values")
+    return total
 
 
 def _kept_visual(opened: Prefill) -> list[str | None]:

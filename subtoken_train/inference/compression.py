@@ -53,6 +53,8 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
             a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
             balanced and rotated first, by what a head's keys of the prompt are like (``cache/key_basis.py``).
+            ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest entries
+            (``kernels/formats.py``).
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
@@ -97,8 +99,7 @@ class Compression:
         if not isinstance(self.rerotate, bool):
             raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
         self._check_keep()
-        if FORMATS[self.kv_dtype].rotates:
-            self._check_basis()
+        self._check_format()
         if self.threshold is not None:
             self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
@@ -119,17 +120,29 @@ class Compression:
         if self.eviction is None and self.keep != 1:
             raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
 
-    def _check_basis(self) -> None:
-        if self.key_channels < 1:
+    def _check_format(self) -> None:
+        form = FORMATS[self.kv_dtype]
+        if form.rotates and self.key_channels < 1:
             raise ValueError(
                 f"key_channels={self.key_channels} cuts channels of a key, and kv_dtype {self.kv_dtype} mixes them; "
                 "use kv_dtype int4 or int8, or leave key_channels out"
             )
-        if self.eviction is not None and self.eviction.reads:
+        if form.rotates and self.eviction is not None and self.eviction.reads:
             raise ValueError(
                 f"eviction {self.eviction.name!r} reads pages by their keys' channels, and kv_dtype {self.kv_dtype} "
                 "mixes them; use kv_dtype int4 or int8, or another eviction"
             )
+        if form.run == 1:
+            return
+        shares = (
+            f"and in kv_dtype {self.kv_dtype} the keys of {form.run} entries share scales; use kv_dtype int4 or int8"
+        )
+        if self.every is not None:
+            raise ValueError(
+                f"eviction_every={self.every} lets single entries go, {shares}, or leave eviction_every out"
+            )
+        if self.eviction is not None and self.eviction.reads:
+            raise ValueError(f"eviction {self.eviction.name!r} reads single pages, {shares}, or another eviction")
 
     def _check_threshold(self, threshold: Threshold) -> None:
         if self.eviction is None:
@@ -216,10 +229,11 @@ class Compression:
                 "leave rerotate out"
             )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
-        FORMATS[self.kv_dtype].check_width(
+        form = FORMATS[self.kv_dtype]
+        more = -(-kept // form.per_code) * form.per_code / width
+        form.check_width(
             kept,
-            f"key_channels={self.key_channels} keeps {kept} of {width}; use key_channels={(kept + 1) / width:.6g}, "
-            "or kv_dtype int8",
+            f"key_channels={self.key_channels} keeps {kept} of {width}; use key_channels={more:.6g}, or kv_dtype int8",
         )
         if self.eviction is None:
             return
@@ -429,7 +443,7 @@ class CompressionSettings(TypedDict, total=False):
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
-        kv_dtype: ``model``, ``int8``, ``int4`` or ``int4_rotated``.
+        kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``kivi4`` or ``kivi2``.
         key_channels: share of the channels that stay of the keys in scope; by default all.
         merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
         prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.

@@ -178,10 +178,9 @@ class LayerPacker:
         """Count what layers will store, read from the device at once; None where it depends on their keys."""
         if self.key_cut is not None:
             return [None] * len(layers)
-        shape = self.backbone.family.shape
-        return read_counts(
-            [plan_marks(kept, shape.num_kv_heads, shape.head_dim, self.packing.layout) for kept in layers]
-        )
+        shape, packing = self.backbone.family.shape, self.packing
+        sizes = shape.num_kv_heads, shape.head_dim
+        return read_counts([plan_marks(kept, *sizes, packing.layout, packing.form) for kept in layers])
 
     def pack(
         self,

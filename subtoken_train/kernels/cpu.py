@@ -8,7 +8,8 @@ views of what belongs to them: rows of unequal counts cost few operations each.
 Scores have keys first: a few rows times many columns is slow on a CPU. One query row of a head takes a bag of vectors,
 which a CPU reads faster than a product with one row. Of rounded payloads the integers are multiplied unscaled, a
 stretch at a time: a product with a vector is that with its integers, times its scale. Two codes of a byte stay beside
-each other's halves: even channels come first, then the odd ones, and what they meet is put in the same order.
+each other's halves: even channels come first, then the odd ones, and what they meet is put in the same order. Formats
+that are not symmetric are read back instead, a stretch at a time, but of pieces all at once.
 
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
 block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P
@@ -72,7 +73,7 @@ def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
 
 def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
     keys, dtype = part.keys, query_XGd.dtype
-    if keys.format.rounds:  # in fp32: whole numbers times a query may pass what fp16 holds
+    if keys.format.symmetric:  # in fp32: whole numbers times a query may pass what fp16 holds
         turned = keys.format.stored_order(query_XGd).float().mT
         return [(codes.bmm(turned) * scale).to(dtype) for _, codes, scale in rounded_stretches(keys)]
     turned, step = query_XGd.mT, keys.stretch
@@ -110,10 +111,10 @@ def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
     """Return the weighted sums of a part's values, [X, G, d]; it has at least one entry."""
     if isinstance(values, RoutedValues):
         return _of_pieces(weight_XMG, values)
-    if values.format.rounds:
+    if values.format.symmetric:
         return _of_rounded(weight_XMG, values)
     length, columns = weight_XMG.shape[1:]
-    as_stored = values.data.shape[2] == length and values.data.is_contiguous()
+    as_stored = values.scale is None and values.data.shape[2] == length and values.data.is_contiguous()
     if columns == 1 and as_stored and weight_XMG.device.type == "cpu":
         vectors = in_dtype(values.data, weight_XMG.dtype).flatten(0, 2)
         offsets = torch.arange(0, len(vectors), length, dtype=torch.int32)
@@ -140,17 +141,18 @@ def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
 def _of_pieces(weight_XMG: Tensor, values: RoutedValues) -> Tensor:
     """Sum one bag of pieces per (row, piece), weighted by its probabilities; scales go into the weights."""
     columns, pieces, dtype = weight_XMG.shape[2], values.pieces, weight_XMG.dtype
-    if pieces.scale is not None:
+    if pieces.format.symmetric:
+        assert pieces.scale is not None
         weight_XMG = weight_XMG * pieces.scale.flatten(0, 1).float()
     if columns == 1:  # one axis is gathered faster than two
         weight_nG = weight_XMG.reshape(-1).index_select(0, values.places()).unsqueeze(1)
     else:
         weight_nG = weight_XMG.reshape(-1, columns).index_select(0, values.places())
-    if pieces.scale is None:
-        stored = in_dtype(pieces.data, weight_nG.dtype)
-        sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
-    else:
+    if pieces.format.symmetric:
         sums = pieces.format.given_order(_of_rounded_pieces(weight_nG, values)).to(dtype)
+    else:
+        stored = in_dtype(pieces.data if pieces.scale is None else values.read(), dtype)
+        sums = _bag_sums(weight_nG, stored, values.offsets, values.bounds)  # [R * P, G, w]
     if columns == 1:
         return sums.view(len(weight_XMG), 1, -1)
     return sums.view(len(weight_XMG), -1, columns, sums.shape[-1]).transpose(1, 2).flatten(2)

@@ -2,14 +2,16 @@
 
 A new format is a class or a line here (and in ``KVDtype``), and its branch in the fused kernels (``load_vectors`` and
 ``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored. A format that ``rotates`` stores
-keys that stand in a basis of their layer's (``cache/key_basis.py``), and is else what it would be without.
+keys that stand in a basis of their layer's (``cache/key_basis.py``), and is else what it would be without. In one that
+has a ``run``, keys of so many entries share scales; entries that fill no run are stored in the model's dtype.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
-that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of the whole values.
+that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of their entries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
@@ -17,7 +19,8 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-KVDtype = Literal["model", "int8", "int4", "int4_rotated"]
+KVDtype = Literal["model", "int8", "int4", "int4_rotated", "kivi4", "kivi2"]
+Part = Literal["keys", "values", "pieces"]
 
 CHUNK = 2**20
 """Bytes of codes that are dequantised per call into a reused buffer."""
@@ -27,6 +30,10 @@ SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
 BLOCK = 16
 """Channels of a rotated key whose errors are passed on at once."""
+LATEST = 32
+"""Last entries of a row, at least, that a format with runs leaves in the model's dtype."""
+CHANNELS = 32
+"""Channels of a value that share a scale and a zero point in such a format; fewer where they do not divide a head."""
 _COUNTS = {2: "two", 4: "four"}
 
 
@@ -43,11 +50,18 @@ class Format:
     bits: int
 
     rounds = False
-    """True where vectors are stored as integer codes, with one scale per vector."""
-    per_code = 1
-    """Channels of a stored number."""
+    """True where vectors are stored as integer codes with scales."""
+    symmetric = False
+    """True where a vector is its codes times one scale, so that attention may multiply the codes."""
     rotates = False
     """True where a layer's keys, its tail's too, and its queries are put into a basis of their own."""
+    run = 1
+    """Consecutive entries of a head whose keys share scales."""
+
+    @property
+    def per_code(self) -> int:
+        """Channels of a stored number."""
+        return 8 // self.bits if self.rounds else 1
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of stored numbers in a model of ``dtype``."""
@@ -66,9 +80,24 @@ class Format:
         if width % self.per_code:
             raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]} channels a byte, but {cut}")
 
-    def scale_of(self, largest: Tensor) -> Tensor | None:
-        """Return the fp16 scales of vectors by their largest magnitudes; None where nothing is rounded."""
-        return None
+    def rounded(self, count: Tensor) -> Tensor:
+        """Return how many of so many entries are stored in this format: the first; the others in the model's dtype."""
+        return count
+
+    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
+        """Return the shape of the scales of vectors of ``width`` channels, or of all pieces of an entry.
+
+        Args:
+            lead: (R, c, M).
+            width: unused by pieces.
+            part: what they are of.
+        """
+        return (*lead, 1)
+
+    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
+        """Return the bytes of so many keys or whole values, scales included; keys take those of their runs evenly."""
+        each = self.code_width(width) * self.code_dtype(dtype).itemsize
+        return count * (each + 2 * self.rounds)
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors of the last axis.
@@ -91,6 +120,16 @@ class Format:
                 after it, see ``KeyBasis.feedback``; None: nothing.
         """
         return self.store(keys)
+
+    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+        """Store pieces of values; those of an entry's head are rounded together.
+
+        Args:
+            pieces_nw: of all entries.
+            place_n: (row * c + head) * M + entry of each.
+            sizes: (R, c, M).
+        """
+        return self.store(pieces_nw)
 
     def read(self, payload: Payload) -> Tensor:
         """Return the vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
@@ -118,7 +157,7 @@ class Format:
 class Int8(Format):
     """Symmetric integers of a byte, with one fp16 scale per vector."""
 
-    rounds = True
+    rounds = symmetric = True
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """See ``Format.code_dtype``."""
@@ -130,13 +169,19 @@ class Int8(Format):
         return (1 << self.bits - 1) - 1
 
     def scale_of(self, largest: Tensor) -> Tensor:
-        """See ``Format.scale_of``."""
+        """Return the fp16 scales of vectors by their largest magnitudes."""
         return (largest.float() / self.top).clamp(min=2**-24).half()  # one that fp16 flushes to 0 would divide by it
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """See ``Format.store``."""
         codes, scale = self._round(vectors, largest)
         return Payload(codes, scale, vectors.dtype, self)
+
+    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+        """See ``Format.store_pieces``: one scale, by the largest channel; an entry without any has the least scale."""
+        largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
+        stored = self.store(pieces_nw, largest[place_n, None])
+        return Stored(stored.data, self.scale_of(largest.view(*sizes, 1)), stored.dtype, self)
 
     def _round(self, vectors: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
@@ -155,25 +200,20 @@ class Int8(Format):
 class Int4(Int8):
     """Symmetric integers of half a byte, two channels a byte with the low half first."""
 
-    per_code = 2
-
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """See ``Format.code_dtype``."""
         return torch.uint8
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """See ``Format.store``."""
-        width = vectors.shape[-1]
-        cut = f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
-        self.check_width(width, cut)
+        self.check_width(vectors.shape[-1], _pieces(vectors))
         return self._packed(*self._round(vectors, largest), vectors.dtype)
 
     def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
-        codes = (codes + 8).to(torch.uint8)
-        return Payload(codes[..., ::2] | codes[..., 1::2] << 4, scale, dtype, self)
+        return Payload(packed_codes((codes + 8).to(torch.uint8), self.bits), scale, dtype, self)
 
     def _codes(self, data: Tensor) -> Tensor:
-        return torch.stack([data & 15, data >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+        return unpacked_codes(data, self.bits).to(torch.int8) - 8
 
     def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
         """See ``Format.unpack``: low halves (even channels) first, then the high ones, so that no code is moved."""
@@ -232,9 +272,136 @@ class Int4Rotated(Int4):
         return codes
 
 
+@dataclass(frozen=True)
+class Kivi(Format):
+    """Integers above a zero point: keys by channel, 32 entries together, values by entry, 32 channels together.
+
+    KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release): zero point = the least number of a
+    block, scale = its range over the largest code. Scale and zero point are fp16, beside each other: [..., 2]. Channels
+    lie in a byte with the first in the lowest bits.
+
+    Entries are rounded once, when the prompt is packed, after any eviction: of every head's kept entries, in their
+    order, all full runs before the last 32. So 32 to 63 stay in the model's dtype, keys and values alike, and short
+    rows whole. The release leaves the last ``residual_length`` values and up to as many keys.
+
+    Not theirs: what follows a prompt stays in the model's dtype, as in every format here, because a cache can be
+    cropped and branched; the release rounds it whenever ``residual_length`` more keys are there, and a value a step.
+    Pieces of routed values have one zero point and scale for all of an entry's head. Blocks of values are smaller where
+    32 does not divide a head.
+    """
+
+    rounds = True
+    run = 32
+
+    @property
+    def top(self) -> int:
+        """Largest code."""
+        return (1 << self.bits) - 1
+
+    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """See ``Format.code_dtype``."""
+        return torch.uint8
+
+    def rounded(self, count: Tensor) -> Tensor:
+        """See ``Format.rounded``."""
+        return (count - LATEST).clamp(min=0) // self.run * self.run
+
+    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
+        """See ``Format.scale_shape``."""
+        if part == "keys":
+            return *lead[:-1], lead[-1] // self.run, width, 2
+        return *lead, 1 if part == "pieces" else width // math.gcd(width, CHANNELS), 2
+
+    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
+        """See ``Format.bytes_of``."""
+        block = self.run if part == "keys" else math.gcd(width, CHANNELS)
+        return count * self.code_width(width) + 4 * count * width // block
+
+    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
+        """See ``Format.store``; no magnitudes are given."""
+        *lead, width = vectors.shape
+        block = math.gcd(width, CHANNELS)
+        low, high = vectors.reshape(*lead, width // block, block).aminmax(dim=-1)
+        return self._stored(vectors, low, high)
+
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+        """See ``Format.store_keys``; M is a multiple of a run."""
+        *lead, entries, width = keys.shape
+        low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
+        return self._stored(keys, low, high)
+
+    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+        """See ``Format.store_pieces``; an entry without any has zeros."""
+        none = pieces_nw.new_zeros(math.prod(sizes))
+        ends = zip(("amin", "amax"), pieces_nw.aminmax(dim=-1), strict=True)
+        low, high = (none.scatter_reduce(0, place_n, end, how, include_self=False)[:, None] for how, end in ends)
+        stored = self._stored(pieces_nw, low[place_n], high[place_n])
+        return replace(stored, scale=_scales(low, high, self.top).view(*sizes, 1, 2))
+
+    def _stored(self, vectors: Tensor, low: Tensor, high: Tensor) -> Payload:
+        self.check_width(vectors.shape[-1], _pieces(vectors))
+        scale = _scales(low, high, self.top)
+        step, zero = _broadcast(scale)
+        codes = ((_in_blocks(vectors, scale).float() - zero) / step).round().clamp(0, self.top).to(torch.uint8)
+        return Payload(packed_codes(codes.reshape(vectors.shape), self.bits), scale, vectors.dtype, self)
+
+    def read(self, payload: Payload) -> Tensor:
+        """See ``Format.read``."""
+        assert payload.scale is not None
+        codes, (step, zero) = unpacked_codes(payload.data, self.bits), _broadcast(payload.scale)
+        return (_in_blocks(codes, payload.scale) * step + zero).to(payload.dtype).reshape(codes.shape)
+
+
+def _scales(low: Tensor, high: Tensor, top: int) -> Tensor:
+    """Return scale and zero point of blocks by their ends, fp16 [..., 2]; numbers that fp16 does not hold are cut."""
+    most = torch.finfo(torch.float16).max
+    zero = low.float().clamp(-most, most).half()
+    step = ((high.float() - zero.float()) / top).clamp(2**-24, most).half()  # one that fp16 flushes to 0 divides
+    return torch.stack([step, zero], -1)
+
+
+def _broadcast(scale: Tensor) -> tuple[Tensor, ...]:
+    """Return scales and zero points as they meet ``_in_blocks``, fp32 [..., M / a, 1, d / b, 1] each."""
+    return tuple(each.unsqueeze(-2).unsqueeze(-1) for each in scale.float().unbind(-1))
+
+
+def _in_blocks(vectors: Tensor, scale: Tensor) -> Tensor:
+    """Return vectors [..., M, d] in blocks of a entries and b channels, [..., M / a, a, d / b, b]; scale [..., 2]."""
+    (*lead, entries, width), (runs, parts) = vectors.shape, scale.shape[-3:-1]
+    return vectors.reshape(*lead, runs, entries // max(1, runs), parts, width // parts)
+
+
+def packed_codes(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes below 2^bits of the last axis into bytes, the first in the lowest bits; uint8 both."""
+    per_code = 8 // bits
+    packed = codes[..., ::per_code].clone()
+    for place in range(1, per_code):
+        packed |= codes[..., place::per_code] << bits * place
+    return packed
+
+
+def unpacked_codes(data: Tensor, bits: int) -> Tensor:
+    """Return the codes of ``packed_codes``."""
+    mask = (1 << bits) - 1
+    return torch.stack([data >> shift & mask for shift in range(0, 8, bits)], -1).flatten(-2)
+
+
+def _pieces(vectors: Tensor) -> str:
+    width = vectors.shape[-1]
+    return f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
+
+
 MODEL = Format("model", 0)
 FORMATS: dict[KVDtype, Format] = {
-    each.name: each for each in (MODEL, Int8("int8", 8), Int4("int4", 4), Int4Rotated("int4_rotated", 4))
+    each.name: each
+    for each in (
+        MODEL,
+        Int8("int8", 8),
+        Int4("int4", 4),
+        Int4Rotated("int4_rotated", 4),
+        Kivi("kivi4", 4),
+        Kivi("kivi2", 2),
+    )
 }
 
 
@@ -244,7 +411,7 @@ class Stored:
 
     Attributes:
         data: the numbers.
-        scale: fp16; None where nothing is rounded.
+        scale: fp16, as ``Format.scale_shape`` says; None where nothing is rounded.
         dtype: the dtype in which they are read.
         format: how they are stored.
     """
@@ -270,15 +437,18 @@ StoredKind = TypeVar("StoredKind", bound=Stored)
 
 @dataclass
 class Payload(Stored):
-    """Stored vectors of the last axis; their scales are [..., 1]."""
+    """Stored vectors of the last axis."""
 
     def read(self) -> Tensor:
         """See ``Format.read``."""
         return self.format.read(self)
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
-        """Return a view of a stretch along an axis other than the last."""
-        return self.each(lambda x: x.narrow(axis, start, length))
+        """Return a view of a stretch along an axis other than the last; of keys with runs, of whole ones."""
+        held = 1 if self.scale is None else self.data.shape[axis] // max(1, self.scale.shape[axis])
+        return self.each(
+            lambda x: x.narrow(axis, start, length), lambda x: x.narrow(axis, start // held, length // held)
+        )
 
     def select(self, index: Tensor) -> Payload:
         """Return entries of the first axis, copied."""
@@ -291,14 +461,9 @@ class Payload(Stored):
 
     @property
     def stretch(self) -> int:
-        """Entries that are read per call: all where reading copies nothing."""
-        rows, heads, entries, width = self.data.shape
-        return entries if self.scale is None else max(1, CHUNK // (rows * heads * width))
-
-    def vector_bytes(self, width: int) -> int:
-        """Return the bytes that a vector of ``width`` channels takes in this format, its scale included."""
-        scale = 0 if self.scale is None else self.scale.element_size()
-        return self.format.code_width(width) * self.data.element_size() + scale
+        """Entries that are read per call, in whole runs: all where reading copies nothing."""
+        (rows, heads, entries, width), run = self.data.shape, self.format.run
+        return entries if self.scale is None else max(1, CHUNK // (rows * heads * width * run)) * run
 
 
 def concatenated(parts: Sequence[StoredKind], axis: int) -> StoredKind:

@@ -129,7 +129,10 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
         return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    if len({payload.format.bits for block in blocks for payload in block.payloads}) > 1:
+    forms = {payload.format for block in blocks for payload in block.payloads}
+    if any(form.run > 1 for form in forms):
+        return "keys whose scales are shared by entries"
+    if len({form.bits for form in forms}) > 1:
         return "entries of unlike precision in one layer"
     return None
 

@@ -114,7 +114,7 @@ class RoutedValues:
             (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
             byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
         pieces: [n, w], ordered by row, then piece, then entry; where they are rounded, all pieces of an entry's head
-            share a scale, [R, c, M, 1].
+            share a scale, [R, c, M, 1], or [R, c, M, 1, 2] with its zero point.
         offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
         entries: M.
@@ -145,7 +145,7 @@ class RoutedValues:
     def read(self) -> Tensor:
         """Return the stored pieces in the model's dtype, [n, w]."""
         own = self.pieces
-        scale = None if own.scale is None else own.scale.view(-1, 1).index_select(0, self.places())
+        scale = None if own.scale is None else own.scale.flatten(0, 2).index_select(0, self.places())
         return Payload(own.data, scale, own.dtype, own.format).read()
 
     @property

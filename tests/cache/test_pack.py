@@ -151,7 +151,7 @@ def test_twelve_of_sixteen_groups_take_less_than_the_whole_value(width, bits, tw
     (block,) = pack_layer(key, key, layer_plan(keep, groups), Packing("per_head", form))
     (routed,) = (part for part in block.parts if part.entries)
     assert routed.payloads[1].nbytes == 2 * 40 * twelve
-    assert twelve < form.store(key).vector_bytes(width)
+    assert twelve < form.bytes_of(1, width, key.dtype, "values")
 
 
 def test_four_bits_refuse_odd_pieces():

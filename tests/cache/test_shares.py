@@ -7,7 +7,7 @@ import torch
 
 from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.packed_layer import PackedLayer
-from tests.support.packing import SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
+from tests.support.packing import FORMAT_OF, SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
 
 VECTOR = {0: 8 * 4, 8: 8 + 2, 4: 4 + 2}  # bytes of 8 channels
 
@@ -31,7 +31,7 @@ def counted(state: Dense, sample: int) -> tuple[int, int, int]:
 def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
     state = dense(seed=3, batch=4, num_groups=num_groups, sets=sets, layout=layout, bits=bits)
     layer: PackedLayer = state.layer()
-    whole_slice = 2 * layer.blocks[0].parts[0].keys.vector_bytes(8)
+    whole_slice = 2 * FORMAT_OF[bits].bytes_of(1, 8, torch.float32, "values")
     shares = sample_shares(layer.blocks, layer.keys)
     assert sum(share.total_bytes for share in shares) == layer.payload_bytes + layer.index_bytes
     assert whole_slice == 2 * VECTOR[bits]

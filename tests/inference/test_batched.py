@@ -15,6 +15,7 @@ from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region
 from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, only_sample
+from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -41,7 +42,7 @@ CELLS = [
     {"family": "llama", "reducer": "quest", "selector": "value_norm", "eviction": "shared_set"},
     {"family": "llama", "reducer": "quest", "selector": "query", "budget": "global", "eviction": "own_sets"},
 ]
-ROUNDED = [{"precision": "int8"}, {"precision": "int4", "eviction": "own_sets"}]
+ROUNDED = [{"precision": "int8"}, {"precision": "int4", "eviction": "own_sets"}, {"precision": "kivi4"}]
 LENGTHS = [[1, 4], [1], [7, 1, 2]]
 
 

@@ -29,6 +29,7 @@ from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.faults import die, killed, no_room
 from tests.support.generation_cells import PLAIN
+from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -43,6 +44,8 @@ KINDS = {
     "int8 groups": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "8/3", "precision": "int8"},
     "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
     "rotated": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4_rotated", "groups": "2/1"},
+    "kivi4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "kivi4", "groups": "2/1", "keys": "cut"},
+    "kivi2": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "2/1", "precision": "kivi2"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
 }

@@ -106,9 +106,10 @@ def test_a_context_before_its_question(family, selector, side):
     check(cell, f"three_{side}", METHODS["h2o"], (5, 16), "context_first")
 
 
-def test_key_channels_and_integers():
+@pytest.mark.parametrize("kv_dtype", ["int8", "kivi4"])
+def test_key_channels_and_integers(kv_dtype):
     cell = {"family": "llama", "reducer": "quest", "selector": "linear"}
-    check(cell, "three_left", METHODS["h2o"], (7, 13), key_channels=0.5, kv_dtype="int8")
+    check(cell, "three_left", METHODS["h2o"], (7, 13), key_channels=0.5, kv_dtype=kv_dtype)
 
 
 @torch.no_grad()

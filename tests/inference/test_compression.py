@@ -42,6 +42,14 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
             {"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")},
             "eviction 'quest_steps' reads pages by their keys' channels, and kv_dtype int4_rotated mixes them",
         ),
+        (
+            {"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")},
+            "eviction 'quest_steps' reads single pages, and in kv_dtype kivi4 the keys of 32 entries share scales; use",
+        ),
+        (
+            {"kv_dtype": "kivi2", "eviction": build_eviction("snapkv"), "every": 8, "keep": 16, "unit": "tokens"},
+            "eviction_every=8 lets single entries go, and in kv_dtype kivi2 the keys of 32 entries share scales; use",
+        ),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
         ({"key_channels": "0.5"}, r"key_channels='0.5' must lie in \(0, 1\]"),

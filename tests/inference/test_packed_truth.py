@@ -12,6 +12,7 @@ import torch
 
 from subtoken_train.inference.prefill import decode
 from tests.support.greedy import generate_greedy
+from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
@@ -180,7 +181,7 @@ HEAD = [
     "Cells of 4 greedy tokens: logits from the packed cache against transformers' eager attention",
     "without a cache, with the same masks (`tests/inference/test_packed_truth.py`, `PACKED_MATRIX=file`).",
     "Largest difference of a logit in fp32 (bound 1e-4; logits have a standard deviation of about 1.6), and the",
-    "root mean square of the difference over that of the logits in bf16, int8, int4 and int4_rotated (bounds "
+    "root mean square of the difference over that of the logits in the other precisions (bounds "
     f"{', '.join(map(str, BOUNDS.values()))}, set from measurements: what rounding costs, not exactness).",
     "",
 ]
@@ -190,8 +191,8 @@ LATER = ["## Levels that came later", "", "Drawn cells of each of them (`PACKED_
 def summary(found, levels=()) -> list[str]:
     """Return the largest differences of every factor level, or of some levels, as Markdown."""
     lines = [
-        "| factor | level | cells | fp32 | fp32 tokens differ | bf16 | int8 | int4 | int4_rotated |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| factor | level | cells | fp32 | fp32 tokens differ | {' | '.join(BOUNDS)} |",
+        "|---|---|---|---|---|" + "---|" * len(BOUNDS),
     ]
     rows = defaultdict(list)
     for cell, x in found:

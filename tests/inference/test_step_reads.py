@@ -9,6 +9,7 @@ import torch
 
 from subtoken_train.inference.prefill import decode
 from tests.support.host_reads import host_reads
+from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
 from tests.support.step_cells import CELLS, StepCell
 

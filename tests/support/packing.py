@@ -16,12 +16,22 @@ from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
-from subtoken_train.kernels.formats import FORMATS
+from subtoken_train.kernels import formats
+from subtoken_train.kernels.formats import FORMATS, Kivi
 from subtoken_train.kernels.tail import Fill
 
-FORMAT_OF = {each.bits: each for each in FORMATS.values() if not each.rotates}
+FORMAT_OF = {each.bits: each for each in FORMATS.values() if not each.rotates and each.run == 1}
 """Formats of keys as they are, by their bits."""
 SETS = ("all", "shared", "own")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_runs() -> Iterator[None]:
+    """KIVI's runs of 4 entries and 3 whole ones, as prompts of tests are short; import it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kivi, "run", 4)
+        patch.setattr(formats, "LATEST", 3)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True, params=[0.0, 1e9], ids=["bits", "places"])

@@ -74,6 +74,8 @@ CELLS = {
     "int8": StepCell(ROUTED | {"precision": "int8"}),
     "int4_own_heads": StepCell(ROUTED | {"precision": "int4", "eviction": "own_sets", "groups": "2/1"}, places=False),
     "int4_rotated": StepCell(ROUTED | {"precision": "int4_rotated", "groups": "2/1"}),
+    "kivi4": StepCell(ROUTED | {"precision": "kivi4", "groups": "2/1"}),
+    "kivi2_own_heads": StepCell({"precision": "kivi2", "eviction": "own_sets"}),
     "bf16": StepCell(ROUTED | {"precision": "bf16"}),
     "images": StepCell(ROUTED | {"family": "llava_gqa", "reducer": "fastv_decoder"}),
     "mrope": StepCell(ROUTED | {"family": "qwen2_5_vl", "eviction": "own_sets"}),

@@ -21,6 +21,8 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.kernels.formats import FORMATS
+from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.reducers import REDUCERS as REGISTERED
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import TowerReducer
@@ -79,7 +81,7 @@ FACTORS = {
     "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated"],
+    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"],
     "keys": ["whole", "cut"],
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }
@@ -145,15 +147,18 @@ def _fill_fits(cell: Cell) -> bool:
 
 
 def _piece_fits(cell: Cell) -> bool:
-    """Four bits need pieces of an even width; heads are 16 channels wide."""
-    if cell.get("precision") not in ("int4", "int4_rotated") or cell.get("selector", "none") == "none":
+    """Bytes of several channels need pieces of as many; heads are 16 channels wide."""
+    per_code = FORMATS[cell["precision"]].per_code if cell.get("precision") in FORMATS else 1
+    if cell.get("keys") == "cut" and kept_channels(16, KEYS["cut"]["key_channels"]) % per_code:
+        return False
+    if per_code == 1 or cell.get("selector", "none") == "none":
         return True
     if "groups" not in cell or "layout" not in cell:
         return True
     kv_heads = 4 if cell.get("family") == "llava" else 2
     groups, kept = map(int, cell["groups"].split("/"))
     width = 16 if cell["layout"] == "per_head" else 16 * kv_heads
-    return groups == kept or gcd(width // groups, 16) % 2 == 0
+    return groups == kept or gcd(width // groups, 16) % per_code == 0
 
 
 def _eviction_fits(cell: Cell) -> bool:
@@ -282,7 +287,7 @@ def compression_of(cell: Cell) -> Compression:
     """A cell's eviction and precision; ``chunk`` and ``rerotate`` are for cells of their own."""
     name, precision = cell["eviction"], cell["precision"]
     own = {"prefill_chunk": cell.get("chunk"), "rerotate": "rerotate" in cell, **KEYS[cell.get("keys", "whole")]}
-    own["kv_dtype"] = precision if precision.startswith("int") else "model"
+    own["kv_dtype"] = precision if precision in FORMATS else "model"
     if name == "none":
         return Compression(**own)
     notation = name.removeprefix("threshold(").removesuffix(")") if name in PAST else name
