@@ -184,7 +184,7 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
     # half a point fewer than in int4: the basis of a head's keys takes the bytes of four of its entries
     found["kvzip rotated"] = [
         Arm(f"kvzip {keep:.1%} in int4_rotated", Compression(kvzip, keep, kv_dtype="int4_rotated"))
-        for keep in (0.795, 0.465, 0.375)
+        for keep in (0.795, 0.465, 0.375, 0.22)
     ]
     if "kvzap" in found:
         kvzap = found["kvzap"][0].compression
@@ -211,6 +211,7 @@ def cut_arms() -> dict[str, list[Arm]]:
     half = (GROUPS[0], GROUPS[0] // 2)
     halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
     rounded_halves: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
+    rotated_halves: Shares = [(0.578, "int4_rotated"), (0.466, "int4_rotated"), (0.273, "int4_rotated")]
     return {
         "kvzip channels": _kvzip_arms(tokens, "3/4 of the key channels", key_channels=0.75),
         "kvzip channels bits": _kvzip_arms(
@@ -225,6 +226,15 @@ def cut_arms() -> dict[str, list[Arm]]:
         "turned kvzip halves": _kvzip_arms(halves, _groups_words(half, True), half, turned=True),
         "turned kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half, True), half, turned=True),
         "turned kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS, True), GROUPS, turned=True),
+        "turned kvzip halves rotated": _kvzip_arms(rotated_halves, _groups_words(half, True), half, turned=True),
+        "turned halves rotated": [
+            Arm(
+                f"int4_rotated of everything, {_groups_words(half, True)}",
+                Compression(kv_dtype="int4_rotated"),
+                half,
+                turned=True,
+            )
+        ],
     }
 
 
