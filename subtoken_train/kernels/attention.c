@@ -2,7 +2,8 @@
 
    A block's parts and its tail are read where they lie. Of routed values the stored pieces of each (row, piece), a bag,
    lie together, entry after entry; the weights of its entries are listed once for all bags that share them. Sums are
-   made in squares of query rows and channels that fit registers.
+   made in squares of query rows and channels that fit registers. Codes are turned to floats a few entries at a time, in
+   the innermost cache; a key's scale goes into its score and a value's into its weights.
 
    Legend: R rows of the block, c heads of a row, X = R * c, G query rows of a head, d head width, N entries of all parts,
    M entries of a part, P pieces of an entry in all heads of the row, S bits of an entry, n stored pieces. */
@@ -17,12 +18,14 @@ typedef float four __attribute__((vector_size(16)));
 typedef float eight __attribute__((vector_size(32)));
 
 struct part {
-    const float *keys, *values;        /* [heads, apart] with [M, d] in front; of routed values [n, w] */
+    const void *keys, *values;         /* [heads, apart] with [M, d] in front; of routed values [n, w] */
+    const float *key_scales, *value_scales; /* [heads, M]; null where numbers are floats */
     const int32_t *index;              /* int32 [n]: head of the block * M + entry; null where there are bits */
     const uint8_t *bits;               /* [R, S, bytes]; null where values are whole or there is an index */
     const int32_t *piece_bit, *starts; /* [P], [R * P]; null where values are whole */
     int64_t entries, apart, stored, pieces, flags, bytes;
     int64_t of_cache;                  /* heads are those of the cache, not of the block: the tail */
+    int64_t channel_bits;              /* 32: floats; 8: int8; 4: two codes a byte, the low half first, 8 more than meant */
 };
 
 struct block {
@@ -35,10 +38,28 @@ struct block {
 #define STRETCH 256 /* entries, in sixteens, whose weights are listed at once */
 #define ROWS 4      /* query rows of a square, at most */
 #define ROOM (STRETCH + 16)
+#define READ 8192   /* codes that are turned to floats at once; no head is wider than a sixteenth of them */
 
 static int64_t cache_head(const struct block *b, int64_t head)
 {
     return b->rows ? b->rows[head / b->heads] * b->heads + head % b->heads : head;
+}
+
+/* Channels of a part's keys or values as floats: where they lie, or in the room. */
+static inline const float *as_floats(const struct part *p, const void *stored, int64_t first, int64_t count, float *room)
+{
+    if (p->channel_bits == 32)
+        return (const float *)stored + first;
+    if (p->channel_bits == 8) {
+        const int8_t *codes = (const int8_t *)stored + first;
+        for (int64_t k = 0; k < count; k++)
+            room[k] = codes[k];
+    } else {
+        const uint8_t *codes = (const uint8_t *)stored + first / 2;
+        for (int64_t k = 0; k < count / 2; k++)
+            room[2 * k] = (codes[k] & 15) - 8, room[2 * k + 1] = (codes[k] >> 4) - 8;
+    }
+    return room;
 }
 
 /* Products of a key with several query rows, which read it once. */
@@ -87,12 +108,20 @@ void block_scores(const struct block *b, const float *queries, float scale, int6
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t unit = 0; unit < heads * threads; unit++) {
         int64_t head = unit / threads, share = unit % threads, start = 0, of_cache = cache_head(b, head);
+        const float *query = queries + of_cache * b->columns * b->width;
         for (const struct part *p = b->parts; p < b->parts + b->num_parts; start += p++->entries) {
-            const float *keys = p->keys + (p->of_cache ? of_cache : head) * p->apart;
-            const float *query = queries + of_cache * b->columns * b->width;
-            float *out = scores + head * b->columns * b->entries + start;
-            for (int64_t i = p->entries * share / threads; i < p->entries * (share + 1) / threads; i++)
-                key_scores(b, keys + i * b->width, query, scale, out + i);
+            int64_t of_part = p->of_cache ? of_cache : head, last = p->entries * (share + 1) / threads, next;
+            for (int64_t i = p->entries * share / threads; i < last; i = next) {
+                next = last - i < READ / 4 / b->width ? last : i + READ / 4 / b->width;
+                float room[READ];
+                int64_t first = of_part * p->apart + i * b->width;
+                const float *keys = as_floats(p, p->keys, first, (next - i) * b->width, room);
+                float *out = scores + head * b->columns * b->entries + start;
+                for (int64_t k = i; k < next; k++, keys += b->width) {
+                    float own = p->key_scales ? scale * p->key_scales[of_part * p->entries + k] : scale;
+                    key_scores(b, keys, query, own, out + k);
+                }
+            }
         }
     }
 }
@@ -215,15 +244,20 @@ static void add_bag(struct bag b, int64_t channels, int64_t queries, float *sums
 static void add_values(const struct block *b, const struct part *p, int64_t head, int64_t cut, int64_t cuts,
                        const float *weights, float *sums)
 {
-    int64_t width = b->width, first = width * cut / cuts, last = width * (cut + 1) / cuts;
-    const float *values = p->values + (p->of_cache ? cache_head(b, head) : head) * p->apart + first;
-    for (int64_t i = 0; i < p->entries; i += CHUNK)
+    int64_t width = b->width, first = width * cut / cuts, own = width * (cut + 1) / cuts - first;
+    int64_t start = (p->of_cache ? cache_head(b, head) : head) * p->apart + first, apart = width;
+    float room[CHUNK * READ / 16];
+    for (int64_t i = 0; i < p->entries; i += CHUNK) {
+        int64_t count = p->entries - i < CHUNK ? p->entries - i : CHUNK;
+        const float *values = as_floats(p, p->values, start + i * width, own, room);
+        for (int64_t k = 1; values == room && k < count; k++)
+            as_floats(p, p->values, start + (i + k) * width, own, room + k * (apart = own));
         for (int64_t q = 0; q < b->columns; q += ROWS) {
-            int64_t count = p->entries - i < CHUNK ? p->entries - i : CHUNK;
             int64_t queries = b->columns - q < ROWS ? b->columns - q : ROWS;
-            struct bag some = {values + i * width, weights + q * b->entries + i, count, width, b->entries};
-            add_bag(some, last - first, queries, sums + q * width + first, width);
+            struct bag some = {values, weights + q * b->entries + i, count, apart, b->entries};
+            add_bag(some, own, queries, sums + q * width + first, width);
         }
+    }
 }
 
 /* Lists the weights of entries whose bits are set, of up to four query rows; returns how many there are. */
@@ -255,25 +289,27 @@ static void add_pieces(const struct block *b, const struct part *p, int64_t head
 {
     int64_t per_head = p->pieces / b->heads, channels = b->width / per_head, bags = b->num_rows * p->pieces;
     int64_t queries = b->columns - q < ROWS ? b->columns - q : ROWS, end = per_head * (cut + 1) / cuts, next;
+    int64_t stretch = STRETCH * channels <= READ ? STRETCH : READ / channels / 16 * 16;
     const int32_t *starts = p->starts + head * per_head, *bit = p->piece_bit + head % b->heads * per_head;
-    float own[ROWS][ROOM];
+    float own[ROWS][ROOM], room[READ];
     for (int64_t i = per_head * cut / cuts; i < end; i = next) {
         int64_t last = head * per_head + i + 1 < bags ? starts[i + 1] : p->stored, done = 0;
         for (next = i + 1; p->bits && next < end && bit[next] == bit[i];)
             next++; /* bags that share their entries */
         const uint8_t *bits = p->bits + (head / b->heads * p->flags + bit[i]) * p->bytes;
-        for (int64_t from = 0, count; from < (p->bits ? p->entries : last - starts[i]); from += STRETCH) {
+        for (int64_t from = 0, count; from < (p->bits ? p->entries : last - starts[i]); from += stretch) {
             if (p->bits) {
-                int64_t entries = p->entries - from < STRETCH ? p->entries - from : STRETCH;
+                int64_t entries = p->entries - from < stretch ? p->entries - from : stretch;
                 count = list_bits(bits + from / 8, entries, weights + from, b->entries, queries, own);
             } else {
-                count = last - starts[i] - from < STRETCH ? last - starts[i] - from : STRETCH;
+                count = last - starts[i] - from < stretch ? last - starts[i] - from : stretch;
                 for (int64_t k = 0; k < count; k++)
                     for (int64_t row = 0; row < queries; row++)
                         own[row][k] = weights[row * b->entries + p->index[starts[i] + from + k] - head * p->entries];
             }
             for (int64_t k = i; k < next; k++) {
-                struct bag some = {p->values + (starts[k] + done) * channels, own[0], count, channels, ROOM};
+                const float *pieces = as_floats(p, p->values, (starts[k] + done) * channels, count * channels, room);
+                struct bag some = {pieces, own[0], count, channels, ROOM};
                 add_bag(some, channels, queries, sums + q * b->width + k * channels, b->width);
             }
             done += count;
@@ -281,12 +317,25 @@ static void add_pieces(const struct block *b, const struct part *p, int64_t head
     }
 }
 
-/* weights: [X, G, N]; sums: [heads of the cache, G, d], zeros; cuts: of a head's channels, which threads share. */
-void block_sums(const struct block *b, const float *weights, int64_t cuts, int64_t threads, float *sums)
+/* Multiplies weights by the scales of the values that they are for. */
+static void scale_weights(const struct block *b, int64_t head, float *weights)
 {
-    int64_t units = b->num_rows * b->heads * cuts;
+    for (const struct part *p = b->parts; p < b->parts + b->num_parts; weights += p++->entries)
+        for (int64_t q = 0; p->value_scales && q < b->columns; q++)
+            for (int64_t i = 0; i < p->entries; i++)
+                weights[q * b->entries + i] *= p->value_scales[head * p->entries + i];
+}
+
+/* weights: [X, G, N], which scales are multiplied into; sums: [heads of the cache, G, d], zeros; cuts: of a head's
+   channels, which threads share. */
+void block_sums(const struct block *b, float *weights, int64_t cuts, int64_t threads, float *sums)
+{
+    int64_t heads = b->num_rows * b->heads;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t unit = 0; unit < units; unit++) {
+    for (int64_t head = 0; head < heads; head++)
+        scale_weights(b, head, weights + head * b->columns * b->entries);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t unit = 0; unit < heads * cuts; unit++) {
         int64_t head = unit / cuts, cut = unit % cuts;
         const float *own = weights + head * b->columns * b->entries;
         float *to = sums + cache_head(b, head) * b->columns * b->width;

@@ -1,8 +1,8 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
 ``attention.c`` is compiled by the machine's own C compiler (``CC``, else ``cc``) when a process first needs it: about a
-second, and nothing of it stays on the disk. It serves fp32 on a CPU and one new token that sees everything. All else
-goes the way of ``cpu.py``, and so does everything where there is no compiler.
+second, and nothing of it stays on the disk. It serves fp32 on a CPU, packed in any format, and one new token that sees
+everything. All else goes the way of ``cpu.py``, and so does everything where there is no compiler.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.
@@ -31,13 +31,18 @@ SOURCE = Path(__file__).with_name("attention.c")
 FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
+WIDEST = 512  # head whose codes the functions have room for
+FORMATS = ("model", "int8", "int4", "int4_rotated")
+"""What the functions read."""
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Part(ctypes.Structure):
     _fields_ = (
-        *((name, _ADDRESS) for name in ("keys", "values", "index", "bits", "piece_bit", "starts")),
+        *((name, _ADDRESS) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, _ADDRESS) for name in ("index", "bits", "piece_bit", "starts")),
         *((name, _NUMBER) for name in ("entries", "apart", "stored", "pieces", "flags", "bytes", "of_cache")),
+        ("channel_bits", _NUMBER),
     )
 
 
@@ -78,6 +83,7 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in states)
         and tail.start_B is None
         and tail.written is None
+        and query_BHqd.shape[3] <= WIDEST
         and all(block.pages is None and _plain(block) for block in blocks)
         and not torch.compiler.is_compiling()
         and library() is not None
@@ -85,9 +91,13 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
 
 
 def _plain(block: Block) -> bool:
-    """Return whether all numbers of a block are fp32 and lie in order."""
+    """Return whether all numbers of a block are fp32, or codes of such, and lie in order."""
     return block.channels is None and all(
-        payload.data.dtype == torch.float32 and payload.data.is_contiguous() for payload in block.payloads
+        payload.dtype == torch.float32
+        and payload.format.name in FORMATS
+        and (payload.format.rounds or payload.data.dtype == torch.float32)
+        and payload.data.is_contiguous()
+        for payload in block.payloads
     )
 
 
@@ -98,9 +108,12 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
     kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
     columns, sums = query.shape[1] // kv_heads, torch.zeros_like(query)
     keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
-    last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
+    last = _Part(
+        keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1, channel_bits=32
+    )
     for block in blocks:
-        parts = [_part(part, width) for part in block.parts] + [last]
+        scales = [_scales(part) for part in block.parts]
+        parts = [_part(part, width, own) for part, own in zip(block.parts, scales, strict=True)] + [last]
         entries, heads = sum(part.entries for part in parts), block.num_rows * block.heads
         held = (_Part * len(parts))(*parts)
         rows = None if block.rows is None else block.rows.data_ptr()
@@ -108,18 +121,25 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         scores_XGN = query.new_empty(heads, columns, entries)
         compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
         weights_XGN = scores_XGN.softmax(-1)
-        cuts = math.gcd(width, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
+        wide = width // max(payload.format.per_code for payload in block.payloads)
+        cuts = math.gcd(wide, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
         compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
     return sums
 
 
-def _part(part: BlockPart, width: int) -> _Part:
-    keys, values = part.keys.data.data_ptr(), part.values
-    own = _Part(keys, entries=part.entries, apart=part.entries * width)
+def _scales(part: BlockPart) -> list[Tensor | None]:
+    """Return the scales of a part's keys and values, fp32; None where they are not rounded."""
+    return [None if payload.scale is None else payload.scale.float().contiguous() for payload in part.payloads]
+
+
+def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part:
+    values, (stored, held) = part.values, part.payloads
+    own = _Part(stored.data.data_ptr(), held.data.data_ptr(), entries=part.entries, apart=part.entries * width)
+    own.key_scales, own.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
+    own.channel_bits = stored.format.bits or 32
     if not isinstance(values, RoutedValues):
-        own.values = values.data.data_ptr()
         return own
-    own.values, own.stored, own.pieces = values.pieces.data.data_ptr(), len(values.pieces.data), len(values.piece_bit)
+    own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)
     own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
     if values.index.dtype == torch.int32:
         own.index = values.index.data_ptr()

@@ -50,8 +50,11 @@ def plain_library():
     index_share=st.sampled_from([0.0, 9.0]),
     length=st.sampled_from([40, 40, 600]),
     plain=st.booleans(),
+    bits=st.sampled_from([0, 8, 4]),
 )
-def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, index_share, length, plain):
+def test_one_token_attends_as_in_the_reference(
+    seed, sets, shape, share, routed, threads, index_share, length, plain, bits
+):
     """With bits and with places; room behind the tail is not read, and threads share a head's channels.
 
     ``plain`` is built for every machine: without the instructions of this one.
@@ -59,7 +62,8 @@ def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed,
     kv_heads, query_heads, width, num_groups = shape
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "MAX_INDEX", index_share)
-        blocks = dense(seed, 2, kv_heads, length, width, num_groups if routed else None, share, sets).layer().blocks
+        groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
+        blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits).layer().blocks
     keys, values = (states(seed + i, 2, kv_heads, 7, width) for i in (1, 2))
     query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width), torch.get_num_threads()
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
