@@ -33,7 +33,7 @@ FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"]
 CUTS = 4  # of a head's channels, which threads share, at most
 WIDEST = 512  # head whose codes the functions have room for
 FORMATS = ("model", "int8", "int4", "int4_rotated")
-"""Of ``kv_dtype``, as the functions read them."""
+"""Numbers of a cache that the functions read."""
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
