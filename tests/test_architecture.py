@@ -38,7 +38,7 @@ ROOMS = [
     {"artifact"},
     {"datasets", "inference"},
     {"training", "evaluation"},
-    {"calibrating", "benchmarking", "demo"},
+    {"calibrating", "benchmarking", "demo", "serving"},
     {"cli"},
     {"plugins", "__main__"},
 ]

@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "tables, curves and one HTML page from results",
     "generate": "answer one prompt from a compressed cache",
     "demo": "a page in the browser: backbone, anchor and routed model side by side",
+    "serve": "an OpenAI-compatible server on compressed caches",
     "benchmark": "time prompts and steps, beside anchor and full cache",
     "calibrate": "numbers of a backbone that a method reads",
     "axes": "a copy of a model whose value groups lose less",

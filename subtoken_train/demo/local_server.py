@@ -22,19 +22,30 @@ def check_address(host: str, port: int) -> None:
     """Raise a worded ``ValueError`` unless a server can listen there."""
     if ":" in host:  # Gradio asks for its own page at http://::1:7860
         raise ValueError(f"--host {host} is no IPv4 address; give one, or a name (127.0.0.1 is this machine alone)")
+    bound_socket(host, port).close()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an IPv4 address, and does not listen yet.
+
+    Raises:
+        ValueError: the port is taken or not for this user, or the address is none of this machine.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise _no_host(host) from None
-    with socket.socket(family, kind) as trial:
-        # as the server does: a port that was in use a moment ago is free
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(address)
-        except PermissionError:
+    made = socket.socket(family, kind)
+    # a port that was in use a moment ago is free
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        if isinstance(error, PermissionError):
             raise ValueError(f"--port {port} is not for this user; use one from 1,024 on") from None
-        except OSError as error:
-            raise _in_use(host, port) if error.errno == errno.EADDRINUSE else _no_host(host) from None
+        raise _in_use(host, port) if error.errno == errno.EADDRINUSE else _no_host(host) from None
+    return made
 
 
 @contextmanager
@@ -102,15 +113,21 @@ def _without_proxy() -> Iterator[None]:
             os.environ["no_proxy"] = before
 
 
-def serve(models: SideBySide, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until ``KeyboardInterrupt``, which SIGTERM is here too; ``say`` is called with the address."""
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise ``KeyboardInterrupt`` inside the block."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with served(models, host, port) as url:
-            say(url)
-            threading.Event().wait()
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def serve(models: SideBySide, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until ``KeyboardInterrupt``, which SIGTERM is here too; ``say`` is called with the address."""
+    with sigterm_as_ctrl_c(), served(models, host, port) as url:
+        say(url)
+        threading.Event().wait()
 
 
 def _in_use(host: str, port: int) -> ValueError:

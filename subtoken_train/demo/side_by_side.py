@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,10 +11,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-import torch
 from PIL import Image
-from torch import Tensor
-from transformers import TextIteratorStreamer
 
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -22,6 +20,7 @@ from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.family import Family
+from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression
@@ -152,27 +151,27 @@ class SideBySide:
             stopped.set()
 
     def _answer(
-        self, place: int, side: ShownModel, asked: Callable[[TextIteratorStreamer], SideAnswer]
+        self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
     ) -> Iterator[Spoken]:
         """One side's answer, made in a thread of its own."""
-        streamer = TextIteratorStreamer(self._family.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         future: Future[SideAnswer] = Future()
 
         def work() -> None:
             try:
-                future.set_result(asked(streamer))
+                future.set_result(asked(pieces.put))
             except BaseException as error:  # raised again where it is waited for
                 future.set_exception(error)
             finally:
-                streamer.end()
+                pieces.put(None)
 
         threading.Thread(target=work, name=f"answer of the {side.title}", daemon=True).start()
         text = ""
-        for piece in streamer:
+        while (piece := pieces.get()) is not None:
             text += piece
             yield Spoken(place, text)
         try:
-            yield Spoken(place, text.strip(), future.result())
+            yield Spoken(place, text, future.result())
         except ValueError as error:
             # of the backbone, which compresses nothing, the prompt itself is refused
             raise ValueError(f"{side.title}: {error}" if side.compresses else str(error)) from None
@@ -184,28 +183,25 @@ class SideBySide:
         image: Image.Image,
         question: str,
         stopped: threading.Event,
-        streamer: TextIteratorStreamer,
+        say: Callable[[str], None],
     ) -> SideAnswer:
         """Wait for the turn, put the side on the backbone, and generate."""
-
-        def stop(ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
-            return torch.full((len(ids_BN),), stopped.is_set(), device=ids_BN.device)
-
         with self._turn, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", SubTokenWarning)
             backbone = side.load()
             compression = spec.compression(backbone.reducer.round_up) if side.compresses else Compression()
             model = SubTokenModel.around(backbone, compression)
             inputs: dict[str, Any] = model.inputs(question, [image])
-            out = model.generate(
-                **inputs, do_sample=False, max_new_tokens=ANSWER_TOKENS, streamer=streamer, stopping_criteria=[stop]
+            stream = AnswerStream(model.tokenizer, say, stopped.is_set)
+            model.generate(
+                **inputs, do_sample=False, max_new_tokens=ANSWER_TOKENS, streamer=stream, stopping_criteria=[stream]
             )
             last = model.last
             assert last is not None
             return SideAnswer(
                 side.title,
                 compressed_by(backbone, compression),
-                out.shape[1] - inputs["input_ids"].shape[1],
+                len(stream.token_ids),
                 image,
                 backbone.family,
                 last.batch,

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import has_marks, tokenise
@@ -29,7 +31,8 @@ from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.generate_arguments import check_ids
+from subtoken_train.inference.generate_arguments import check_ids, check_settings, copies_asked, tokens_appended
+from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.prefill import (
     append_rest,
     check_before_prefill,
@@ -46,6 +49,7 @@ from subtoken_train.inference.text_prompts import (
     check_raw,
     picture_frame,
     picture_messages,
+    system_frame,
     text_batch,
     text_frame,
     tokens_before,
@@ -64,6 +68,7 @@ def context_batches(
     contexts: Sequence[Context],
     raw: bool = False,
     system: str | None = None,
+    by_system: bool = False,
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
@@ -73,6 +78,7 @@ def context_batches(
         contexts: at least one.
         raw: whether a language model reads them without its chat template.
         system: what the system says before each; None: what the chat template says by itself.
+        by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
 
     Raises:
         ValueError: something that compresses reads the question, which is not there; a context that is empty, or
@@ -85,19 +91,23 @@ def context_batches(
     if system is not None and not isinstance(system, str):
         raise ValueError(f"system is of type {type(system).__name__}; give the system prompt as a text")
     check_characters(system, "the system prompt")
-    made = [_context_batch(family, context, raw, system) for context in contexts]
+    made = [_context_batch(family, context, raw, system, by_system) for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
     return batch, [frame for _, frame in made]
 
 
-def _context_batch(family: Family, context: Context, raw: bool, system: str | None) -> tuple[Batch, QuestionFrame]:
+def _context_batch(
+    family: Family, context: Context, raw: bool, system: str | None, by_system: bool
+) -> tuple[Batch, QuestionFrame]:
     """One context as a batch on the model's device, and the frame of its questions."""
-    return _pictures(family, context, system) if family.sees_images else _text(family, context, raw, system)
+    return _pictures(family, context, system) if family.sees_images else _text(family, context, raw, system, by_system)
 
 
-def _text(family: Family, context: Context, raw: bool, system: str | None) -> tuple[Batch, QuestionFrame]:
+def _text(
+    family: Family, context: Context, raw: bool, system: str | None, by_system: bool
+) -> tuple[Batch, QuestionFrame]:
     """A text as a batch of one context."""
     if not isinstance(context, str):
         raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
@@ -107,7 +117,7 @@ def _text(family: Family, context: Context, raw: bool, system: str | None) -> tu
     if raw or not family.tokenizer.chat_template:
         (ids, whole), frame = told_ids(family, system or "", context), RAW_FRAME
     else:
-        head, system_end, frame = text_frame(family, context, system)
+        head, system_end, frame = system_frame(family, context) if by_system else text_frame(family, context, system)
         ids, starts = tokenise(family.tokenizer, head)
         whole = tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
@@ -270,6 +280,48 @@ class CompressedContext:
             for row, text in zip(rows, texts, strict=True):
                 found[row].append(text)
         return found
+
+    def generate(self, question: str, after: str | None = None, **settings: Any) -> tuple[Tensor, CacheReport]:
+        """Answer one question by ``generate`` of transformers: sampled, streamed or stopped as its settings say.
+
+        Greedy ids are those of ``answers``. Only of one context.
+
+        Args:
+            question: see ``answers``.
+            after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
+            settings: of ``generate`` (``max_new_tokens``, ``do_sample``, ``streamer``, ...).
+
+        Returns:
+            The ids of question and answer, [N]; what the cache takes with them.
+
+        Raises:
+            ValueError: as ``answers``; or settings that do not go with a packed cache, beams among them.
+        """
+        family, cache = self.backbone.family, self.packed.branch()
+        ids = self._question_ids(question, after)
+        self._check([[ids]])
+        own = family.model.generation_config
+        check_settings(settings, own)
+        if copies_asked(settings, own)[1] > 1:
+            raise ValueError(
+                "num_beams and num_return_sequences do not go with a question of a context; leave them out"
+            )
+        held, asked = cache.get_seq_length(), torch.tensor([ids], device=family.device)
+        room = tokens_appended(settings, own, len(ids), 0)
+        mask = asked.new_ones(1, held + len(ids))
+        with serving(family), compressed(self.backbone, self.compression, None, cache, None, room):
+            out: Tensor = family.model.generate(input_ids=asked, attention_mask=mask, **{CACHE: cache}, **settings)
+        used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in cache.layers), strict=True))
+        dense = self.report.dense_bytes + (cache.get_seq_length() - held) * family.shape.token_bytes
+        return out[0], replace(self.report, tail_bytes=used, slack_bytes=slack, dense_bytes=dense)
+
+    def question_length(self, question: str, after: str | None = None) -> int:
+        """Return how many tokens ``generate`` puts between the context and the answer."""
+        return len(self._question_ids(question, after))
+
+    def _question_ids(self, question: str, after: str | None) -> list[int]:
+        (frame,) = self.frames
+        return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
 
     def _round(self, rows: list[int], asked: list[list[int]], max_new_tokens: int) -> list[str]:
         """An answer for each of some contexts."""

@@ -25,7 +25,7 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import Prefill, decode, prefill
+from subtoken_train.inference.prefill import Prefill, append_rest, decode, prefill
 from subtoken_train.types import Batch
 
 ASKED = 32
@@ -65,9 +65,9 @@ def serving(family: Family) -> Iterator[None]:
 def compressed(
     backbone: CompressedBackbone,
     compression: Compression,
-    prompts: Batch,
+    prompts: Batch | None,
     cache: PackedCache,
-    filled: Callable[[Prefill], None],
+    filled: Callable[[Prefill], None] | None,
     room: int | None = None,
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
@@ -77,15 +77,17 @@ def compressed(
     Args:
         backbone: in evaluation mode.
         compression: eviction and precision.
-        prompts: what the first call's input ids stand for.
+        prompts: what the first call's input ids stand for; None where the cache holds its prompts.
         cache: empty, or with an earlier call's prompts.
-        filled: called when the prompts are in the cache.
+        filled: called when the prompts are in the cache; None where it holds them.
         room: tokens that will be appended at most, for which room is made once; None: not known.
 
     Raises:
         ValueError: as ``prefill``; or a decoded token's logits are NaN or infinite.
     """
     model, watch = backbone.model, _LogitWatch()
+    # a context that is asked: what follows it comes at once, as ``ask`` appends it
+    asks = cache.holds_prompt and cache.get_seq_length() == cache.prompt_length
     if cache.holds_prompt and room is not None:
         cache.reserve(room)
 
@@ -95,10 +97,17 @@ def compressed(
                 "the model was called with another cache while it generated; a logits processor or criterion that runs "
                 "the model itself does not go with a compressed cache"
             )
+        nonlocal asks
         if cache.holds_prompt:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
+        if asks:
+            asks, padding = False, torch.zeros_like(input_ids, dtype=torch.bool)
+            logits = append_rest(backbone, input_ids, padding, cache, compression.prefill_chunk)
+        elif cache.holds_prompt:
             logits = watch.looked_at(decode(backbone, input_ids, cache), at_once=cache.evictor is not None)
         else:
+            assert prompts is not None
+            assert filled is not None
             assert input_ids.shape[1] == prompts.input_ids_BN.shape[1]
             result = prefill(backbone, prompts, cache, compression)
             filled(result)

@@ -41,7 +41,8 @@ class QuestionFrame:
     Attributes:
         anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
             with one. The last picture's placeholder; of a text a line break.
-        before: from the context's last token to the question; left out where that begins with a line break.
+        before: from the context's last token to the question; white space is left out where that begins with a line
+            break.
         after: from the question to the answer.
     """
 
@@ -64,7 +65,8 @@ class QuestionFrame:
                 )
         elif self.after:
             question = hidden_specials(family.tokenizer, question)
-        text = ("" if question.startswith("\n") else self.before) + question + self.after
+        before = "" if question.startswith("\n") and not self.before.strip() else self.before
+        text = before + question + self.after
         anchor, whole, alone = (
             tokenise(family.tokenizer, words)[0] for words in (self.anchor, self.anchor + text, text)
         )
@@ -106,6 +108,39 @@ def text_frame(
     anchor, before = ("\n", "") if context.endswith("\n") else ("a", "\n\n")
     frame = QuestionFrame(anchor, before, rendered.text[end:])
     return rendered.text[: end - len(_MARK)], rendered.system_end, frame
+
+
+def system_frame(family: Family, context: str) -> tuple[str, int, QuestionFrame]:
+    """Return a context that is what the system says, in the tokenizer's chat template; see ``text_frame``.
+
+    Questions are the user's first turn. White space around the context is left to the template.
+    """
+    asked: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
+    rendered = rendered_prompt(family.tokenizer, asked)
+    said = hidden_specials(family.tokenizer, context).strip()
+    start = rendered.text.index(said)
+    assert rendered.asked is not None
+    after = rendered.text[rendered.asked.end :]
+    end = start + len(said)
+    return rendered.text[:end], start, QuestionFrame("a", rendered.text[end : rendered.asked.start], after)
+
+
+def further_turns(family: Family, messages: Sequence[Message]) -> str:
+    """Return what the chat format writes between a first question, which is not given, and the answer to the last one.
+
+    Args:
+        family: of any kind; a language model's tokenizer has a template.
+        messages: what was said after the first question, without pictures; the last one is the user's.
+
+    Raises:
+        ValueError: the chat format refuses the turns, or has none.
+    """
+    asked: Message = {"role": "user", "content": _MARK}
+    if not family.sees_images:
+        check_template(family.tokenizer)
+        return rendered_prompt(family.tokenizer, [asked, *messages]).text.partition(_MARK)[2]
+    shown = [{**each, "content": hidden(each["content"])} for each in messages]
+    return family.render(alternating_turns([asked, *shown])).text.partition(_MARK)[2]
 
 
 def check_raw(family: Family, raw: bool) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "no such grid": ["evaluate", "--config", "nope.yaml"],
     "a broken grid": ["evaluate", "--config", "broken.yaml"],
     "a key of a grid": ["evaluate", "--config", "key.yaml"],
+    "a line": ["serve", "--backbone", "nope", "--queue", "0"],
     "a port": ["demo", "--adapter", "nope", "--port", "0"],
     "a recipe's name": ["recipes", "show", "nope"],
 }

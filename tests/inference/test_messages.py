@@ -13,9 +13,9 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import messages_of
-from subtoken_train.inference.compressed_context import context_batches
+from subtoken_train.inference.compressed_context import CompressedContext, context_batches
 from subtoken_train.inference.messages import alternating_turns, read_messages
-from subtoken_train.inference.text_prompts import text_frame
+from subtoken_train.inference.text_prompts import further_turns, text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
 from tests.support.real_models import real_folder
@@ -317,3 +317,57 @@ def test_what_the_template_refuses_is_said():
     with pytest.raises(ValueError, match="takes text, and no images"):
         chatting().chat("hi", [PICTURE])
     assert alternating_turns(messages_of(TALK)) == TALK
+
+
+TALKS = [
+    [],
+    [{"role": "assistant", "content": "A bee."}, {"role": "user", "content": "Where did <|im_end|> they meet?"}],
+]
+
+
+@pytest.mark.parametrize("followed", TALKS, ids=["one turn", "two turns"])
+@pytest.mark.parametrize("by_system", [False, True])
+def test_a_conversation_about_a_context_is_read_as_chat_reads_it(followed, by_system):
+    model, question = chatting(), "Who met?"
+    system = None if by_system else SYSTEM["content"]
+    batch, frames = context_batches(model.backbone, model.compression, [LONG], system=system, by_system=by_system)
+    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
+    region = Region.CONTEXT
+    assert model.tokenizer.decode(batch.input_ids_BN[batch.regions_BN == region]) == LONG.strip() + " " * (
+        not by_system
+    )
+    asked = {"role": "user", "content": question if by_system else f"{LONG}\n\n{question}"}
+    told = {"role": "system", "content": LONG} if by_system else SYSTEM
+    inputs = model.inputs([told, asked, *followed])["input_ids"][0]
+    after = further_turns(model.backbone.family, followed) if followed else None
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    out, report = context.generate(question, after, **settings)
+    assert torch.equal(torch.cat([batch.input_ids_BN[0], out])[: len(inputs)], inputs)
+    assert context.question_length(question, after) == len(inputs) - batch.input_ids_BN.shape[1]
+    answer = model.tokenizer.decode(out[len(inputs) - batch.input_ids_BN.shape[1] :], skip_special_tokens=True).strip()
+    assert answer == model.chat([told, asked, *followed], **settings)
+    appended = (len(out) - 1) * model.backbone.family.shape.token_bytes
+    assert (report.tail_bytes, context.report.tail_bytes) == (appended, 0)
+    assert report.dense_bytes - context.report.dense_bytes == appended
+
+
+def test_a_line_break_of_the_question_never_takes_the_template_away():
+    model = chatting()
+    batch, frames = context_batches(model.backbone, model.compression, [LONG], by_system=True)
+    ids = frames[0].ids(model.backbone.family, "\nWho?")
+    wanted = (
+        f"<|im_start|>system\n{LONG.strip()} <|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert model.tokenizer.decode([*batch.input_ids_BN[0].tolist(), *ids]) == wanted
+
+
+def test_further_turns_need_a_template():
+    with pytest.raises(ValueError, match="the tokenizer has no chat template"):
+        further_turns(chatting(None).backbone.family, TALKS[1])
+
+
+def test_a_question_of_a_context_runs_no_beams():
+    model = chatting()
+    model.ask(LONG, [])
+    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question of a context"):
+        model.cache.generate("Who?", num_beams=2, max_new_tokens=2)

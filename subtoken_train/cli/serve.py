@@ -1,0 +1,144 @@
+"""``subtoken-train serve``: an OpenAI-compatible server on compressed caches."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
+from subtoken_train.cli.command_line import check_counts
+from subtoken_train.demo.local_server import check_address
+from subtoken_train.documents import read_text
+from subtoken_train.errors import SubTokenWarning, check_range, unknown_name
+from subtoken_train.evictions import EVICTIONS
+
+if TYPE_CHECKING:
+    from subtoken_train.inference.arm_spec import ArmSpec
+    from subtoken_train.serving.chat_request import Limits
+    from subtoken_train.serving.http_app import ServerSettings
+
+HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
+
+  subtoken-train serve --adapter DIR --contexts FOLDER
+  subtoken-train serve --backbone PATH --eviction kvzip --eviction-keep 0.25 --allow-eviction kvzip,none
+
+POST /v1/chat/completions answers texts and pictures, streamed if asked; GET /v1/models; GET /health. Requests wait in a
+line and are answered one at a time. A part of a message that carries "cache_control": {"type": "ephemeral"} ends a
+context, which is compressed once and kept for the next question. Only this machine can reach the server, unless --host
+says otherwise. It needs Starlette and uvicorn (pip install 'subtoken_train[serve]'). Ctrl-C ends it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
+    add_settings(parser, "backbone")
+    add_compression_options(parser)
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    parser.add_argument("--name", metavar="NAME", help="what requests call the model (default: its folder's name)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="file of the key that requests must bring (default: none)"
+    )
+    parser.add_argument(
+        "--allow-eviction",
+        metavar="NAMES",
+        help="evictions that a request may choose, as knorm,none (default: none of them)",
+    )
+    parser.add_argument("--allow-keep", metavar="LOW,HIGH", help="shares that it may keep then (default: 0,1)")
+    parser.add_argument(
+        "--contexts", metavar="FOLDER", help="saved contexts that a request may name: FOLDER/NAME.safetensors"
+    )
+    parser.add_argument(
+        "--context-memory", default="1GB", metavar="BYTES", help="contexts held between requests (default: 1GB)"
+    )
+    parser.add_argument("--queue", type=int, default=16, metavar="N", help="requests held at a time (default: 16)")
+    parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one request (default: 120)")
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="cap on an answer in tokens (default: 512)")
+    parser.add_argument("--max-body", default="20MB", metavar="BYTES", help="size of a request (default: 20MB)")
+    parser.add_argument("--max-images", type=int, default=4, metavar="N", help="images of a request (default: 4)")
+    parser.add_argument(
+        "--max-image-pixels", type=int, default=25_000_000, metavar="N", help="of each image (default: 25000000)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, load, serve until Ctrl-C."""
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ValueError("the server needs Starlette and uvicorn; install them: pip install 'subtoken_train[serve]'")
+    check_range("--port", args.port, 1, 65535)
+    check_address(args.host, args.port)
+    check_counts(args, "queue", "max_new_tokens", "max_images", "max_image_pixels")
+    check_range("--timeout", args.timeout, 1, 86400)
+    if args.contexts is not None and not Path(args.contexts).is_dir():
+        raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
+    from subtoken_train.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.inference.arm_spec import ArmSpec
+    from subtoken_train.serving.answerer import Answerer
+    from subtoken_train.serving.context_store import ContextStore
+    from subtoken_train.serving.http_app import ChatServer, serve
+
+    spec = ArmSpec(adapter=args.adapter, **arm_options(args), written="flag")
+    limits, settings = _limits(args), _settings(args, spec)
+    store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
+    if settings.key is None and settings.hosts == ("*",):
+        warnings.warn(
+            f"--host {args.host} without --api-key-file: whoever reaches it is answered", SubTokenWarning, stacklevel=2
+        )
+    answerer = Answerer(spec.load(args.device), spec, limits, store)
+    say = partial(_say, settings.name)
+    try:
+        serve(ChatServer(answerer, settings), args.host, args.port, say)
+    finally:
+        answerer.close()
+    return 0
+
+
+def _say(name: str, url: str) -> None:
+    print(f"{url} serves {name!r} (Ctrl-C ends it)", flush=True)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    from subtoken_train.serving.chat_request import Limits
+
+    names = tuple(name.strip() for name in (args.allow_eviction or "").split(",") if name.strip())
+    for name in names:
+        if name not in (*EVICTIONS, "none"):
+            raise unknown_name("eviction of --allow-eviction", name, (*EVICTIONS, "none"))
+    if args.allow_keep and not names:
+        raise ValueError("--allow-keep needs --allow-eviction NAMES")
+    try:
+        low, high = map(float, (args.allow_keep or "0,1").split(","))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5")
+    return Limits(args.max_new_tokens, args.max_images, args.max_image_pixels, names, (low, high))
+
+
+def _settings(args: argparse.Namespace, spec: ArmSpec) -> ServerSettings:
+    from subtoken_train.serving.http_app import LOCAL, ServerSettings
+
+    key = None
+    if args.api_key_file is not None:
+        key = read_text(args.api_key_file).strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise ValueError(f"--api-key-file {args.api_key_file} must hold one line of visible ASCII")
+    name = args.name or Path(str(spec.adapter or spec.backbone)).name
+    hosts = LOCAL if args.host in LOCAL else ("*",)
+    return ServerSettings(name, key, args.queue, args.timeout, _bytes("--max-body", args.max_body), hosts)
+
+
+def _bytes(option: str, text: str) -> int:
+    from subtoken_train.inference.compression import parse_keep
+
+    number, unit = parse_keep(text)
+    if unit != "bytes" or number < 1:
+        raise ValueError(f"{option} {text} must be bytes, for instance 20MB")
+    return int(number)

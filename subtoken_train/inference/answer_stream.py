@@ -1,0 +1,79 @@
+"""The text of one answer as it grows, cut at stop texts: a streamer and a stopping criterion of ``generate``.
+
+Legend: B batch (of one answer), N positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class AnswerStream:
+    """Hands on an answer's text in pieces, which joined are the stripped answer that ``SubTokenModel.chat`` returns.
+
+    Pass it as ``streamer`` and among ``stopping_criteria``; both are called by the thread that generates. White space
+    at an end, half a character and what may become a stop text are held back until more has come.
+
+    Args:
+        tokenizer: of the model.
+        say: called with every piece; none is empty.
+        stopped: asked after every token whether to end here.
+        stops: texts that end the answer and are no part of it.
+
+    Attributes:
+        text: what was handed on.
+        token_ids: of the answer so far, end-of-text included.
+        ended: whether a stop text was said.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        say: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+        stops: Sequence[str] = (),
+    ) -> None:
+        self.text, self.ended = "", False
+        self.token_ids: list[int] = []
+        self._tokenizer, self._say, self._stopped = tokenizer, say, stopped
+        self._stops = [stop for stop in stops if stop]
+        self._asked = False
+
+    def put(self, ids: Tensor) -> None:
+        """Take new ids; the first ones are the prompt's."""
+        if self._asked:
+            self.token_ids += ids.flatten().tolist()
+            self._hand_on(whole=False)
+        self._asked = True
+
+    def end(self) -> None:
+        """Hand on what was held back."""
+        self._hand_on(whole=True)
+
+    def __call__(self, ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
+        """Return whether the answer ends here, bool [B]."""
+        return torch.full((len(ids_BN),), self.ended or self._stopped(), device=ids_BN.device)
+
+    def _hand_on(self, whole: bool) -> None:
+        if self.ended:
+            return
+        said: str = self._tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        found = [said.find(stop) for stop in self._stops if stop in said]
+        self.ended = bool(found)
+        if found or whole:
+            ready = said[: min(found, default=len(said))].strip()
+        else:
+            ready = said[: len(said) - self._held(said)].rstrip("\N{REPLACEMENT CHARACTER}").strip()
+        # a tokenizer may write earlier tokens otherwise once more follow; what was handed on stays
+        if ready.startswith(self.text) and ready != self.text:
+            piece, self.text = ready[len(self.text) :], ready
+            self._say(piece)
+
+    def _held(self, said: str) -> int:
+        """Return how many characters at the end may begin a stop text."""
+        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        return max((len(each) for each in beginnings if said.endswith(each)), default=0)

@@ -1,0 +1,288 @@
+"""A body of ``POST /v1/chat/completions``, read: messages, pictures and settings, everything obeyed or refused by name.
+
+A part of a content may carry ``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and
+OpenRouter write it: what stands up to there is the request's *context*, compressed once and kept for further questions.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from subtoken_train.datasets.image_sources import EncodedImage, open_image
+from subtoken_train.documents import check_file_name, parse_json
+from subtoken_train.errors import MAX_SEED, check_range, unknown_name
+from subtoken_train.families.chat_template import Message
+from subtoken_train.families.images import Picture
+from subtoken_train.inference.messages import read_messages
+from subtoken_train.typed import shown, typed
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+"""Settings of OpenAI's that nothing here obeys: values without effect."""
+OF_THE_ASKER = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Names that ask for nothing."""
+MAX_STOPS, MAX_STOP = 4, 200
+_MARK = {"type": "ephemeral"}
+
+
+class RefusedError(ValueError):
+    """A request that is refused: its status, and OpenAI's code where it has one."""
+
+    def __init__(self, status: int, words: str, code: str | None = None) -> None:
+        super().__init__(words)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+        max_new_tokens: of an answer.
+        max_images: of a request.
+        max_pixels: width times height of each.
+        evictions: that a request may name, ``none`` among them; the server's own needs no permission.
+        keep: least and most that a request's eviction may keep, as shares.
+    """
+
+    max_new_tokens: int = 512
+    max_images: int = 4
+    max_pixels: int = 25_000_000
+    evictions: tuple[str, ...] = ()
+    keep: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Body:
+    model: str
+    messages: list[Any]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] = field(default_factory=list)
+    stream: bool = False
+    stream_options: dict[str, Any] = field(default_factory=dict)
+    eviction: str | None = None
+    eviction_keep: float | None = None
+    context: str | None = None
+
+
+@dataclass(frozen=True)
+class ContextQuestion:
+    """A question about a context, and what was said after it.
+
+    Attributes:
+        context: a text or pictures; None: the saved one of that ``name``.
+        by_system: whether the text is what the system says.
+        system: what the system says before it.
+        question: the first one.
+        followed: later turns, the last one the user's.
+    """
+
+    question: str
+    followed: list[Message]
+    context: str | list[EncodedImage] | None = None
+    by_system: bool = False
+    system: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One request.
+
+    Attributes:
+        messages: of texts and pictures' marks, as ``SubTokenModel.inputs`` takes them.
+        images: the pictures in their order, encoded.
+        asked: what is asked about a context; None: the whole prompt is compressed for this answer alone.
+        settings: of ``generate``: sampling.
+        max_new_tokens: of the answer; None: as many as there is room for.
+        eviction: of this request, and what it keeps; None: the server's.
+    """
+
+    model: str
+    messages: list[Message]
+    images: list[EncodedImage]
+    asked: ContextQuestion | None
+    settings: dict[str, Any]
+    seed: int | None
+    max_new_tokens: int | None
+    stops: list[str]
+    stream: bool
+    include_usage: bool
+    eviction: str | None
+    eviction_keep: float | None
+
+    def pictures(self, limits: Limits) -> list[Picture]:
+        """Decode the images, each once its header says that it is no larger than allowed."""
+        return [open_image(each, max_pixels=limits.max_pixels) for each in self.images]
+
+
+def read_request(body: bytes, limits: Limits) -> ChatRequest:
+    """Read a request.
+
+    Raises:
+        ValueError: no JSON, or what it says is not read, not allowed or too much.
+    """
+    content = parse_json(body, "the body")
+    if isinstance(content, dict):
+        content = {name: value for name, value in content.items() if value is not None and name not in OF_THE_ASKER}
+        for name in NEUTRAL.keys() & content.keys():
+            if not any(content[name] == each for each in NEUTRAL[name]):
+                raise ValueError(f"{name} {shown(content[name])} is not served here; leave it out")
+            del content[name]
+    read = typed(_Body, content, "the body")
+    if not 0 <= read.temperature <= 2 or not 0 < read.top_p <= 1:
+        raise ValueError("temperature must be 0 (greedy, as if left out) to 2, and top_p more than 0 and at most 1")
+    check_range("seed", read.seed, 0, MAX_SEED)
+    if more := read.stream_options.keys() - {"include_usage", "include_obfuscation"}:
+        raise ValueError(f"stream_options has {shown(min(more))}, which is not read; leave it out")
+    most = read.max_tokens if read.max_completion_tokens is None else read.max_completion_tokens
+    check_range("max_tokens", most, 1, limits.max_new_tokens)
+    stops = [read.stop] if isinstance(read.stop, str) else read.stop
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
+        raise ValueError(f"stop is at most {MAX_STOPS} texts of at most {MAX_STOP} characters")
+    _check_eviction(read, limits)
+    images: list[EncodedImage] = []
+    plain, mark = _plain_messages(read.messages, images, limits)
+    messages, _ = read_messages(plain)
+    samples = {"do_sample": True, "temperature": read.temperature, "top_p": read.top_p, "top_k": 0}
+    return ChatRequest(
+        read.model,
+        messages,
+        images,
+        _asked(plain, messages, mark, images, read.context),
+        samples if read.temperature else {"do_sample": False},
+        read.seed,
+        most,
+        stops,
+        read.stream,
+        read.stream_options.get("include_usage") is True,
+        read.eviction,
+        read.eviction_keep,
+    )
+
+
+def _check_eviction(read: _Body, limits: Limits) -> None:
+    if read.eviction is not None and read.eviction not in limits.evictions:
+        if not limits.evictions:
+            raise ValueError(f"eviction {shown(read.eviction)}: requests choose none here; leave it out")
+        raise unknown_name("eviction of this server", read.eviction, limits.evictions)
+    if read.eviction not in (None, "none") and read.eviction_keep is None:
+        raise ValueError(f"eviction {read.eviction} needs eviction_keep, for instance 0.25")
+    low, high = limits.keep
+    if read.eviction_keep is not None and not (limits.evictions and low <= read.eviction_keep <= high):
+        allowed = f"{low:g} to {high:g}" if limits.evictions else "nothing: requests do not choose it here"
+        raise ValueError(f"eviction_keep is {read.eviction_keep:g}; allowed is {allowed}")
+
+
+def _plain_messages(
+    given: Sequence[Any], images: list[EncodedImage], limits: Limits
+) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
+    """Return messages without OpenAI's dress, and where the last mark of a context stands; images are added."""
+    made, mark = [], None
+    for number, message in enumerate(given):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"message {number + 1} is {shown(message)}; it must be a group of keys")
+        content = message.get("content")
+        if isinstance(content, list):
+            marked = [place for place, part in enumerate(content) if _is_marked(part)]
+            mark = (number, marked[-1]) if marked else mark
+            content = [_plain_part(part, images, limits) for part in content]
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        made.append({**message, "role": role, "content": content})
+    return made, mark
+
+
+def _is_marked(part: Any) -> bool:
+    mark = part.get("cache_control") if isinstance(part, Mapping) else None
+    if mark not in (None, _MARK):
+        raise ValueError(f"cache_control is {shown(mark)}; it must be {_MARK}")
+    return mark is not None
+
+
+def _plain_part(part: Any, images: list[EncodedImage], limits: Limits) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "image_url":
+        images.append(_image(part.get("image_url"), len(images), limits))
+        return {"type": "image"}
+    return {name: value for name, value in part.items() if name != "cache_control"}
+
+
+def _image(given: Any, place: int, limits: Limits) -> EncodedImage:
+    """Return the encoded image of a data URL; nothing is fetched, and its header is read in its turn."""
+    name = f"{place + 1} of the request"
+    if place >= limits.max_images:
+        raise RefusedError(413, f"a request has {limits.max_images} images at most here; send fewer")
+    url = given.get("url") if isinstance(given, Mapping) else None
+    if not isinstance(url, str) or not url.startswith("data:image/"):
+        raise ValueError(f"image {name} is no data URL (data:image/png;base64,...); nothing is fetched here")
+    if given.get("detail") not in (None, "auto"):
+        raise ValueError(f"image {name} has detail {shown(given['detail'])}, which is not read; leave it out")
+    head, _, text = url.partition(",")
+    try:
+        content = base64.b64decode(text if head.endswith(";base64") else "-", validate=True)
+    except ValueError:
+        raise ValueError(f"image {name} is not base64; write data:image/png;base64,...") from None
+    return EncodedImage(partial(bytes, content), name)
+
+
+def _asked(
+    plain: Sequence[dict[str, Any]],
+    messages: Sequence[Message],
+    mark: tuple[int, int] | None,
+    images: list[EncodedImage],
+    name: str | None,
+) -> ContextQuestion | None:
+    """Return the question and its context; None where the request marks and names none."""
+    if name is None and mark is None:
+        return None
+    told = messages[0]["role"] == "system"
+    first = int(told)
+    if messages[first]["role"] != "user":
+        raise ValueError("the first question about a context is the user's; let a user's message follow it")
+    if name is not None:
+        check_file_name(name, "context")
+        if mark is not None or told or images:
+            raise ValueError("a saved context has its own system prompt and pictures; send questions alone with it")
+        return ContextQuestion(messages[0]["content"], list(messages[1:]), name=name)
+    assert mark is not None
+    system = messages[0]["content"] if told else None
+    if told and mark[0] == 0:
+        if mark[1] + 1 < len(plain[0]["content"]) or images:
+            raise ValueError("cache_control in a system message belongs to its last part, and goes with no picture")
+        return ContextQuestion(messages[1]["content"], list(messages[2:]), system, by_system=True)
+    if mark[0] != first:
+        raise ValueError(
+            "cache_control belongs to the system message or to the user's first one; leave it out elsewhere"
+        )
+    parts = plain[first]["content"]
+    before, rest = parts[: mark[1] + 1], parts[mark[1] + 1 :]
+    seen = [part for part in before if part["type"] == "image"]
+    if not rest:
+        raise ValueError("nothing asks after the part with cache_control; put the question into a part behind it")
+    if len(seen) not in (0, len(before)) or len(seen) != len(images):
+        raise ValueError("a context is texts alone, or all pictures of the request before any text; move cache_control")
+    context = list(images) if seen else "\n".join(part["text"] for part in before)
+    question = "\n".join(part["text"] for part in rest)
+    return ContextQuestion(question, list(messages[first + 1 :]), context, system=system)

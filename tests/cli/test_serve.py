@@ -1,0 +1,85 @@
+"""``subtoken-train serve``: mistakes are words before anything is loaded, and the command answers until SIGTERM."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import openai
+import pytest
+
+from subtoken_train.cli.main import main
+from tests.support.places import ROOT
+
+MODEL = ["--backbone", "checkpoints/tiny-llama"]
+
+
+def error(capsys, *argv):
+    assert main(["serve", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--port", "70000"], "--port is 70,000; it must be 1 to 65,535"),
+        (["--host", "::1"], "--host ::1 is no IPv4 address"),
+        (["--queue", "0"], "--queue 0 must be at least 1"),
+        (["--timeout", "0"], "--timeout is 0.0; it must be 1 to 86,400"),
+        (["--contexts", "nowhere"], "--contexts nowhere is no folder"),
+        (["--allow-eviction", "knrm"], "unknown eviction of --allow-eviction 'knrm'. Did you mean 'knorm'?"),
+        (["--allow-keep", "0.1,0.5"], "--allow-keep needs --allow-eviction NAMES"),
+        (["--allow-eviction", "knorm", "--allow-keep", "0.5"], "--allow-keep 0.5 must be two shares"),
+        (["--max-body", "20"], "--max-body 20 must be bytes, for instance 20MB"),
+        (["--context-memory", "1XB"], "unknown unit of a budget 'XB'"),
+        (["--api-key-file", "nowhere"], "nowhere"),
+        (["--max-token", "3"], "unknown option '--max-token'. Did you mean '--max-"),
+    ],
+)
+def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, argv, words):
+    monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
+    assert words in error(capsys, *MODEL, *argv)
+
+
+def test_a_port_in_use_and_a_key_of_two_lines(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port {port} of 127.0.0.1 is in use" in error(capsys, *MODEL, "--port", str(port))
+    (tmp_path / "key").write_text("a\nb\n")
+    assert "must hold one line of visible ASCII" in error(capsys, *MODEL, "--api-key-file", str(tmp_path / "key"))
+    assert "give --adapter DIR, or --backbone PATH" in error(capsys)
+
+
+def test_without_starlette(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("subtoken_train.cli.serve.find_spec", lambda name: None if name == "starlette" else find(name))
+    assert "install them: pip install 'subtoken_train[serve]'" in error(capsys, *MODEL)
+
+
+def test_it_answers_until_it_is_told_to_end():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--host", "0.0.0.0"]
+    running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = running.stdout.readline()
+        assert line == f"http://0.0.0.0:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        asked = [{"role": "user", "content": "Hi"}]
+        reply = client.chat.completions.create(model="tiny-llama", messages=asked, max_tokens=2)
+        assert reply.usage.completion_tokens == 2
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 130
+    finally:
+        running.kill()
+    said = running.stderr.read()
+    assert re.search("warning: --host 0.0.0.0 without --api-key-file: whoever reaches it is answered", said)
+    assert said.endswith("subtoken-train: interrupted\n")
+    assert "Traceback" not in said

@@ -1,0 +1,390 @@
+"""The server, asked by OpenAI's own client and by plain HTTP: the library's answers, contexts, streams, refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import threading
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import openai
+import pytest
+from PIL import Image
+
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.serving.chat_request import Limits
+from tests.support.chat_servers import MARK, data_url, image_part, serving_model, text_part
+from tests.support.places import ROOT
+
+LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
+PICTURE = ROOT / "data/samples/a.png"
+TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
+KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
+LIMITS = Limits(
+    max_new_tokens=400, max_images=2, max_pixels=10**6, evictions=("knorm", "keydiff", "none"), keep=(0.1, 0.8)
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contexts")
+    with serving_model(ArmSpec(backbone=LLAMA, **KNORM), LIMITS, folder=folder, max_body=300_000, queue=3) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def llava():
+    with serving_model(ArmSpec(backbone=LLAVA, **KNORM), LIMITS) as served:
+        yield served
+
+
+def about(text, question, **more):
+    return [{"role": "user", "content": [text_part(text, **MARK), text_part(question)]}, *more.get("followed", [])]
+
+
+def said(reply):
+    return reply.choices[0].message.content
+
+
+def refusal(served, status, messages="Hi", **settings):
+    """The words of a request that is refused."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        served.ask(messages, **settings)
+    assert caught.value.status_code == status
+    assert set(caught.value.body) == {"message", "type", "param", "code"}
+    return caught.value.body["message"]
+
+
+def test_a_greedy_answer_is_the_librarys_own(llama):
+    long = TEXT + "\n\nWhat is a traceback?"
+    reply = llama.ask(long)
+    alone = SubTokenModel.from_pretrained(LLAMA, **KNORM)
+    assert said(reply) == alone.chat([{"role": "user", "content": long}], max_new_tokens=8)
+    report, usage = alone.cache_report(), reply.usage
+    assert (usage.cache_bytes, usage.dense_cache_bytes) == (report.total_bytes - report.slack_bytes, report.dense_bytes)
+    assert usage.cache_bytes < 0.7 * usage.dense_cache_bytes
+    assert usage.prompt_tokens == alone.last.batch.input_ids_BN.shape[1]
+    assert (usage.completion_tokens, reply.choices[0].finish_reason) == (8, "length")
+    assert usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_streamed_pieces_are_the_whole_answer(llama):
+    whole = llama.ask("What is a list?", max_tokens=24)
+    chunks = list(llama.ask("What is a list?", max_tokens=24, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(filter(None, pieces)) == said(whole)
+    assert len(list(filter(None, pieces))) > 10
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in llama.ask("Hi", max_tokens=2, stream=True))
+
+
+def test_a_stop_text_ends_an_answer(llama):
+    whole = said(llama.ask("What is a list?", max_tokens=24))
+    stop = whole[10:13]
+    cut = llama.ask("What is a list?", max_tokens=24, stop=[stop])
+    assert (said(cut), cut.choices[0].finish_reason) == (whole[: whole.index(stop)].strip(), "stop")
+    assert cut.usage.completion_tokens < 24
+
+
+def test_sampling_is_repeated_by_its_seed(llama):
+    asked = [said(llama.ask("What is a list?", temperature=1.5, top_p=0.9, seed=seed)) for seed in (1, 1, 2)]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_two_questions_about_one_text_compress_it_once(llama):
+    questions = ["\n\nWhat is a traceback?", "\n\nWhat does try do?"]
+    before = llama.health()["contexts"]
+    replies = [llama.ask(about(TEXT, each)) for each in questions]
+    alone = SubTokenModel.from_pretrained(LLAMA, **KNORM)
+    assert list(map(said, replies)) == alone.ask(TEXT, questions, max_new_tokens=8)
+    after = llama.health()["contexts"]
+    assert (after["compressed"] - before["compressed"], after["found"] - before["found"]) == (1, 1)
+    cached = [each.usage.prompt_tokens_details.cached_tokens for each in replies]
+    assert cached == [0, alone.cache.packed.prompt_length]
+    assert replies[0].usage.cache_bytes < 0.7 * replies[0].usage.dense_cache_bytes
+    streamed = llama.ask(about(TEXT, questions[1]), stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == said(replies[1])
+
+
+def test_another_eviction_is_another_context(llama):
+    before = llama.health()["contexts"]["compressed"]
+    held = [
+        llama.ask(about(TEXT + "!", "\n\nWhy?"), extra_body=chosen).usage.cache_bytes
+        for chosen in ({"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"})
+    ]
+    assert held[0] == held[1] < 0.4 * held[2]
+    assert llama.health()["contexts"]["compressed"] == before + 3
+
+
+def test_a_saved_context_is_asked_by_its_name(llama):
+    alone = SubTokenModel.from_pretrained(LLAMA, **KNORM)
+    wanted = alone.ask(TEXT, ["\n\nWhy?"], max_new_tokens=8)
+    alone.cache.save(llama.answerer.contexts.folder / "manual.safetensors", overwrite=True)
+    replies = [llama.ask("\n\nWhy?", extra_body={"context": "manual"}) for _ in range(2)]
+    assert [said(each) for each in replies] == wanted * 2
+    assert replies[1].usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
+    assert "no saved context 'manuel'" in refusal(llama, 404, extra_body={"context": "manuel"})
+    assert "also names a file" in refusal(llama, 400, extra_body={"context": "../manual"})
+    other = refusal(llama, 400, extra_body={"context": "manual", "eviction": "keydiff", "eviction_keep": 0.5})
+    assert "made with another compression" in other
+    both = refusal(llama, 400, about(TEXT, "Why?"), extra_body={"context": "manual"})
+    assert "a saved context has its own system prompt and pictures" in both
+
+
+def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
+    picture = Image.open(PICTURE).convert("RGB")
+    first = [image_part(data_url(picture), **MARK), text_part("what is at C4 ?")]
+    answer = said(llava.ask([{"role": "user", "content": first}]))
+    alone = SubTokenModel.from_pretrained(LLAVA, **KNORM)
+    assert [answer] == alone.ask(picture, ["what is at C4 ?"])
+    followed = [{"role": "assistant", "content": answer}, {"role": "user", "content": "and at D2 ?"}]
+    reply = llava.ask([{"role": "user", "content": first}, *followed])
+    assert reply.usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
+    assert llava.health()["contexts"]["compressed"] == 1
+    # uncompressed, it is the conversation that chat reads
+    marked = llava.ask([{"role": "user", "content": first}, *followed], extra_body={"eviction": "none"})
+    plain = [image_part(data_url(picture)), text_part("what is at C4 ?")]
+    whole = llava.ask([{"role": "user", "content": plain}, *followed], extra_body={"eviction": "none"})
+    assert said(marked) == said(whole)
+    assert marked.usage.prompt_tokens == whole.usage.prompt_tokens
+    again = SubTokenModel.from_pretrained(LLAVA, **KNORM)
+    assert said(llava.ask([{"role": "user", "content": plain}])) == again.chat("what is at C4 ?", [picture])
+
+
+@pytest.mark.slow
+def test_an_adapter_answers_under_its_own_reducer_and_routers():
+    adapter = str(ROOT / "checkpoints/adapters/tiny_fastv25_s16k4")
+    picture, alone = Image.open(PICTURE).convert("RGB"), SubTokenModel.from_pretrained(adapter)
+    with serving_model(ArmSpec(adapter=adapter)) as served:
+        parts = [image_part(data_url(picture)), text_part("what is at C4 ?")]
+        reply = served.ask([{"role": "user", "content": parts}])
+        assert said(reply) == alone.chat("what is at C4 ?", [picture], max_new_tokens=8)
+        assert reply.usage.cache_bytes == alone.cache_report().total_bytes - alone.cache_report().slack_bytes
+        parts[0] |= MARK
+        assert [said(served.ask([{"role": "user", "content": parts}]))] == alone.ask(picture, ["what is at C4 ?"])
+
+
+def bomb(side):
+    """A PNG that says it is large, and holds nothing."""
+
+    def chunk(kind, content):
+        return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+    head = side.to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def test_pictures_that_are_refused(llava, monkeypatch):
+    monkeypatch.setattr(
+        "subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("it was decoded")
+    )
+
+    def words(status, *parts):
+        return refusal(llava, status, [{"role": "user", "content": [*parts, text_part("what ?")]}])
+
+    small = image_part(data_url(Image.new("RGB", (8, 8))))
+    assert "it has 1,001 x 1,001 pixels, at most 1,000,000 are read" in words(400, image_part(bomb(1001)))
+    assert "image 1 of the request cannot be read" in words(400, image_part(bomb(60_000)))
+    assert "image 2 of the request is no data URL" in words(400, small, image_part("https://example.org/a.png"))
+    assert "is no data URL" in words(400, image_part("file:///etc/passwd"))
+    assert "is not base64" in words(400, image_part("data:image/png;base64,@@"))
+    assert "cannot be read" in words(400, image_part("data:image/png;base64,AAAA"))
+    assert "detail 'high'" in words(400, {"type": "image_url", "image_url": {"url": bomb(8), "detail": "high"}})
+    assert "2 images at most" in words(413, small, small, small)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"extra_body": {"eviction": "snapkv", "eviction_keep": 0.5}}, "unknown eviction of this server 'snapkv'"),
+        ({"extra_body": {"eviction": "keydiff"}}, "eviction keydiff needs eviction_keep"),
+        ({"extra_body": {"eviction_keep": 0.9}}, "eviction_keep is 0.9; allowed is 0.1 to 0.8"),
+        ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "eviction_keep needs an eviction"),
+        ({"extra_body": {"evction": "none"}}, "unknown key 'evction'. Did you mean 'eviction'?"),
+        ({"max_tokens": 401}, "max_tokens is 401; it must be 1 to 400"),
+        ({"stop": ["a"] * 5}, "stop is at most 4 texts"),
+        ({"temperature": 3}, "temperature must be 0"),
+        ({"n": 2}, "n 2 is not served here"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "the prompt has no message"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role of message 1"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "message 1 has 'name', which is not read"),
+        ({"messages": about("x", "y") * 2}, "user and assistant take turns|belongs to the system message"),
+        ({"messages": [{"role": "user", "content": [text_part("x", **MARK)]}]}, "nothing asks after the part"),
+        ({"messages": [{"role": "user", "content": [text_part("x", cache_control=1)]}]}, "cache_control is 1"),
+        ({"messages": [{"role": "system", "content": [text_part("x", **MARK)]}, *about("a", "b")[:1]]}, None),
+    ],
+)
+def test_mistakes_are_words(llama, settings, words):
+    if words is None:  # the later mark is the context's, the system prompt before it stays
+        assert said(llama.ask(**settings)) is not None
+    else:
+        assert re.search(words, refusal(llama, 400, **settings))
+
+
+def test_other_refusals(llama):
+    assert "there is no model 'gpt' here; this server has 'tiny'" in refusal(llama, 404, model="gpt")
+    assert "the model was made for 1,024 together" in refusal(llama, 400, "a b c d e f " * 400)
+    assert [card.id for card in llama.client().models.list()] == ["tiny"]
+    for body, status, words in (
+        (b"{", 400, "invalid JSON"),
+        (b"[]", 400, "it must be a group of keys"),
+        (b'{"model": "tiny", "model": "tiny"}', 400, "invalid JSON"),
+        (b"[" * 10_000, 400, "nested"),
+        (b" " * 300_001, 413, "more than 300,000 bytes"),
+        ((b" " * 1000 for _ in range(301)), 413, "more than 300,000 bytes"),
+        (b" " * 100_000_000, 413, "more than 300,000 bytes"),
+    ):
+        reply = llama.post(body)
+        assert (reply.status_code, words in reply.json()["error"]["message"]) == (status, True), reply.text
+    assert llama.post(b"{}", **{"content-type": "text/plain"}).status_code == 415
+    assert llama.post(b"{}", host="example.org").status_code == 400  # a page that names this machine its own
+    assert said(llama.ask("Hi")) is not None
+    assert llama.health()["requests"] == 0
+
+
+def test_a_question_reader_keeps_no_context():
+    spec = ArmSpec(backbone=LLAMA, eviction="finch", eviction_keep=0.5)
+    with serving_model(spec) as served:
+        words = refusal(served, 400, about(TEXT, "Why?"))
+        assert words.startswith("cache_control compresses before the question is seen, but eviction 'finch' scores by")
+        assert "eviction 'none': requests choose none here" in refusal(served, 400, extra_body={"eviction": "none"})
+        assert "nothing: requests do not choose it here" in refusal(served, 400, extra_body={"eviction_keep": 0.5})
+        assert said(served.ask(TEXT)) is not None
+
+
+def test_a_key_is_asked_for():
+    with serving_model(ArmSpec(backbone=LLAMA), key="open sesame") as served:
+        assert refusal(served, 401) == "the API key is missing or wrong"
+        right = openai.OpenAI(base_url=f"{served.url}/v1", api_key="open sesame")
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        assert right.chat.completions.create(**asked).usage.completion_tokens == 1
+        assert served.post(b"{}", authorization="Bearer sesam\xe9".encode("latin-1")).status_code == 401
+        assert served.health()["status"] == "ok"
+
+
+def long_request(**more):
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "What?"}], "max_tokens": 400, "temperature": 1}
+    return json.dumps({**asked, **more}).encode()
+
+
+def test_a_client_that_hangs_up_ends_its_answer(llama):
+    for stream in (True, False):
+        llama.until_free()
+        host, port = llama.url.removeprefix("http://").split(":")
+        body = long_request(stream=stream, logit_bias={}, seed=3)
+        with socket.create_connection((host, int(port))) as client:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            if stream:
+                assert client.recv(15) == b"HTTP/1.1 200 OK"
+            else:
+                while not llama.server.held:
+                    time.sleep(0.01)
+                time.sleep(0.2)
+        count = len(llama.outcomes)
+        llama.until_free()
+        assert said(llama.ask("Hi", max_tokens=1)) is not None
+        outcomes = llama.outcomes[-2 if stream else count - 1 :]
+        assert min(getattr(each, "new_tokens", 0) for each in outcomes) < 300
+
+
+def test_a_full_line_is_said_and_nothing_is_lost(llama):
+    llama.until_free()
+    replies: list[int] = []
+
+    def ask():
+        replies.append(llama.post(long_request(max_tokens=40, seed=1)).status_code)
+
+    askers = [threading.Thread(target=ask) for _ in range(8)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert set(replies) == {200, 429}
+    assert replies.count(200) >= 3
+    assert llama.health()["requests"] == 0
+    assert llama.health()["contexts"]["held"] >= 0
+
+
+def test_the_time_of_a_request_ends():
+    with serving_model(ArmSpec(backbone=LLAMA), Limits(max_new_tokens=900), timeout=0.5) as served:
+        reply = served.post(long_request(max_tokens=900, seed=3))
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert "the time for one request is over" in reply.json()["error"]["message"]
+        streamed = served.post(long_request(max_tokens=900, seed=3, stream=True))
+        assert streamed.status_code == 200
+        assert "the time for one request is over" in streamed.text.split("data: ")[-1]
+        assert "[DONE]" not in streamed.text
+        served.until_free()
+
+
+def test_least_recently_asked_contexts_go():
+    spec = ArmSpec(backbone=LLAMA, **KNORM)
+    with serving_model(spec) as served:
+        size = served.ask(about(TEXT, "Why?")).usage and served.health()["contexts"]["bytes"]
+    with serving_model(spec, budget=int(2.5 * size)) as served:
+        cached = []
+        for number in (0, 1, 0, 2, 0, 1):
+            reply = served.ask(about(f"{number}{TEXT[1:]}", "Why?"), max_tokens=1)
+            cached.append(reply.usage.prompt_tokens_details.cached_tokens > 0)
+        assert cached == [False, False, True, False, True, False]
+        counts = served.health()["contexts"]
+        assert counts["held"] == 2
+        assert counts["bytes"] <= 2.5 * size
+    with serving_model(spec, budget=size // 2) as served:
+        assert said(served.ask(about(TEXT, "Why?"))) is not None
+        assert served.health()["contexts"] == {"held": 0, "bytes": 0, "compressed": 1, "found": 0}
+
+
+@pytest.mark.slow
+def test_64_clients_at_once_lose_nothing():
+    """For some 20 s: every answer is the right one, one in ten hangs up, and memory stays where it was."""
+    texts = [f"{number} {TEXT[:400]}" for number in range(6)]
+    with serving_model(ArmSpec(backbone=LLAMA, **KNORM), LIMITS, budget=10**6, queue=64, timeout=300) as served:
+        wanted = {text: said(served.ask(about(text, "\n\nWhy?"))) for text in texts}
+        memory, until = [], time.monotonic() + 20
+        outcomes: list[str] = []
+        create = served.client(timeout=300).chat.completions.create
+
+        def ask(place):
+            turn = place
+            while time.monotonic() < until:
+                turn += 1
+                text = texts[turn % len(texts)]
+                try:
+                    stream = create(model="tiny", messages=about(text, "\n\nWhy?"), stream=True, max_tokens=8)
+                except openai.RateLimitError:  # the places of those who left are free in their turn
+                    outcomes.append("later")
+                    continue
+                if turn % 10 == 0:
+                    next(iter(stream))
+                    stream.close()
+                    outcomes.append("left")
+                    continue
+                pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+                outcomes.append("right" if "".join(pieces) == wanted[text] else "wrong")
+
+        askers = [threading.Thread(target=ask, args=(place,)) for place in range(64)]
+        for asker in askers:
+            asker.start()
+        while any(asker.is_alive() for asker in askers):
+            time.sleep(1)
+            memory.append(int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]))
+        served.until_free()
+        print(f"{Counter(outcomes)}, {memory} kB, {served.health()}")
+        assert set(outcomes) <= {"right", "left", "later"}
+        assert len(outcomes) >= 64
+        assert outcomes.count("right") > len(outcomes) // 2
+        assert max(memory[len(memory) // 2 :]) - memory[len(memory) // 4] < 50_000  # kB
+        assert served.health()["requests"] == 0

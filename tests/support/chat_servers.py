@@ -1,0 +1,106 @@
+"""A server of ours on a free port of this machine, in a thread of this process."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+from PIL import Image
+
+from subtoken_train.demo.local_server import bound_socket
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.chat_request import Limits
+from subtoken_train.serving.context_store import ContextStore
+from subtoken_train.serving.http_app import ChatServer, ServerSettings, http_server
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@dataclass
+class Served:
+    """A server that listens, what stands behind it, and the outcome of every job so far."""
+
+    url: str
+    server: ChatServer
+    answerer: Answerer
+    model: SubTokenModel
+    outcomes: list[Any]
+
+    def client(self, **settings: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, **settings)
+
+    def ask(self, messages: Any, **settings: Any) -> Any:
+        """One answer through the real client; a text is what the user says."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        name = self.server.settings.name
+        return self.client().chat.completions.create(
+            **{"model": name, "messages": messages, "max_tokens": 8} | settings
+        )
+
+    def post(self, body: Any, **headers: str) -> httpx2.Response:
+        headers = {"content-type": "application/json"} | headers
+        return httpx2.post(f"{self.url}/v1/chat/completions", content=body, headers=headers, timeout=60)
+
+    def health(self) -> Any:
+        return httpx2.get(f"{self.url}/health").json()
+
+    def until_free(self, seconds: float = 20) -> None:
+        """Wait until no request is held."""
+        end = time.monotonic() + seconds
+        while self.server.held:
+            assert time.monotonic() < end, "a request is still held"
+            time.sleep(0.01)
+
+
+@contextmanager
+def serving_model(
+    spec: ArmSpec, limits: Limits | None = None, budget: int = 10**9, folder=None, **settings
+) -> Iterator[Served]:
+    model = spec.load("cpu")
+    answerer = Answerer(model, spec, limits or Limits(), ContextStore(budget, folder))
+    outcomes: list[Any] = []
+    outcome = answerer._outcome
+
+    def noted(job):
+        outcomes.append(outcome(job))
+        return outcomes[-1]
+
+    answerer._outcome = noted
+    server = ChatServer(answerer, ServerSettings(**{"name": "tiny"} | settings))
+    with bound_socket("127.0.0.1", 0) as socket:
+        running = http_server(server)
+        thread = threading.Thread(target=running.run, args=([socket],))
+        thread.start()
+        while not running.started:
+            time.sleep(0.01)
+        try:
+            yield Served(f"http://127.0.0.1:{socket.getsockname()[1]}", server, answerer, model, outcomes)
+        finally:
+            running.should_exit = True
+            thread.join()
+            answerer.close()
+
+
+def data_url(image: Image.Image, kind: str = "png") -> str:
+    content = io.BytesIO()
+    image.save(content, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def image_part(url: str, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **more}
+
+
+def text_part(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
