@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.serving.answerer import Answerer
     from subtoken_train.serving.context_store import ContextStore
-    from subtoken_train.serving.http_app import ChatServer, serve
+    from subtoken_train.serving.http_app import ChatServer, serve_chats
 
     spec = ArmSpec(adapter=args.adapter, **arm_options(args), written="flag")
     limits, settings = _limits(args), _settings(args, spec)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     answerer = Answerer(spec.load(args.device), spec, limits, store)
     say = partial(_say, settings.name)
     try:
-        serve(ChatServer(answerer, settings), args.host, args.port, say)
+        serve_chats(ChatServer(answerer, settings), args.host, args.port, say)
     finally:
         answerer.close()
     return 0

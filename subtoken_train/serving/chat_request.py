@@ -52,7 +52,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for.
+    """Bounds of one request.
 
     Attributes:
         max_new_tokens: of an answer.

@@ -41,7 +41,7 @@ _CONNECTIONS = 1000
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How requests are let in.
+    """Settings by which requests are let in.
 
     Attributes:
         name: of the model, which requests give.
@@ -277,7 +277,7 @@ def http_server(server: ChatServer) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
+def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``_GOODBYE`` seconds at most.
 
     Raises:
