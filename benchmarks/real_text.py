@@ -186,6 +186,9 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         Arm(f"kvzip {keep:.1%} in int4_rotated", Compression(kvzip, keep, kv_dtype="int4_rotated"))
         for keep in (0.795, 0.465, 0.375, 0.22)
     ]
+    found["kivi"] = [Arm(f"{kind} of everything", Compression(kv_dtype=kind)) for kind in ("kivi4", "kivi2")]
+    # of the bytes that stay, a quarter of the entries are whole
+    found["kvzip kivi"] = [Arm("kvzip 26.5% in kivi4", Compression(kvzip, 0.265, kv_dtype="kivi4"))]
     if "kvzap" in found:
         kvzap = found["kvzap"][0].compression
         found["kvzap bits"] = [
@@ -469,6 +472,7 @@ TWINS = {
     "kvzip 47.3% in int8, 3/4 of the key channels": "kvzip 42% in int8",
     "kvzip 27.3% in int8, 3/4 of the key channels": "kvzip 24% in int8",
     "kvzip 52.8% in int4, 3/4 of the key channels": "kvzip 47% in int4",
+    "kvzip 26.5% in kivi4": "kvzip 47% in int4",
     "kvzap 42% in int8": "kvzip 42% in int8",
     "kvzap 24% in int8": "kvzip 24% in int8",
     "kvzap 50.0%": "kvzip 50.0%",

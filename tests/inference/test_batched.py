@@ -12,7 +12,7 @@ from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Region
+from subtoken_train.types import Region, in_compressed_region
 from tests.support.greedy import generate_greedy
 from tests.support.helpers import compress, only_sample
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
@@ -217,6 +217,29 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
         index = sum(part.region_bytes for part in parts) - ledger.bytes_of(region, with_index=False)
         assert 0 <= index <= sum(layer.index_bytes for layer in cache.layers)
         assert (index > 0) == (cell["selector"] != "none")
+
+
+@pytest.mark.parametrize("eviction", ["none", "own_sets"])
+@torch.no_grad()
+def test_bytes_of_a_region_are_counted_entry_by_entry(eviction):
+    """KIVI leaves the latest entries of a head whole, whichever region they are of."""
+    cell = CELL | {"selector": "none", "precision": "kivi4", "eviction": eviction}
+    backbone, heads = backbone_of(cell), family_of(cell["family"]).shape.num_kv_heads
+    batch, cache = prompts(backbone.family, "three", pad_left=True), PackedCache(backbone.family.shape.num_layers)
+    opened, rounded = open_prompts(backbone, batch, cache, compression_of(cell), "query_aware"), 0
+    for sample, part in enumerate(account(backbone, batch, opened, cache)):
+        wanted = 0
+        for plan in opened.plan.layers:
+            keeps_Nh = (plan.entries_BN[sample] >= 0)[:, None].expand(-1, heads)
+            keeps_Nh = keeps_Nh if plan.heads_BNh is None else keeps_Nh & plan.heads_BNh[sample]
+            for keeps_N in keeps_Nh.unbind(1):
+                regions = opened.regions_BM[sample, plan.entries_BN[sample, keeps_N]]
+                in_region, full = in_compressed_region(regions), max(0, len(regions) - 3) // 4 * 4
+                # of 16 channels: half bytes, and scale and zero point of four keys' channel and of a value
+                wanted += int(in_region[:full].sum()) * (8 + 16 * 4 // 4 + 8 + 4) + int(in_region[full:].sum()) * 128
+                rounded += full
+        assert part.region_bytes == wanted
+    assert rounded
 
 
 def test_kept_visual_tokens_are_bits_of_the_last_layer():

@@ -112,6 +112,9 @@ def compare(state: Dense, name: str, new: int, chunk: int, bound: float) -> None
         assert (got.float() - expected).abs().max() < bound
     tensors = [x for block in layer.blocks for own in block.payloads for x in (own.data, own.scale) if x is not None]
     assert layer.payload_bytes == sum(x.nbytes for x in tensors)
+    order = torch.tensor([2, 0])
+    layer.select(order)
+    assert (layer.attend(query[order], width**-0.5).float() - expected[order]).abs().max() < bound
 
 
 @pytest.mark.parametrize("name", KIVI)
