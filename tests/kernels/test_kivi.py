@@ -91,7 +91,7 @@ def test_attention_is_that_of_a_plain_reference(seed, name, length, sets, groups
 @pytest.mark.parametrize("name", KIVI)
 @pytest.mark.parametrize("groups", [None, 4])
 def test_bf16(name, groups):
-    state = dense(3, 2, 2, 100, 32, groups, sets="shared", dtype=torch.bfloat16)
+    state = dense(3, 3, 2, 100, 32, groups, sets="shared", dtype=torch.bfloat16)
     state.packing = Packing("contiguous", FORMATS[name])
     compare(state, name, 2, formats.CHUNK, 0.03)
 
