@@ -77,17 +77,16 @@ def compressed(
     Args:
         backbone: in evaluation mode.
         compression: eviction and precision.
-        prompts: what the first call's input ids stand for; None where the cache holds its prompts.
-        cache: empty, or with an earlier call's prompts.
-        filled: called when the prompts are in the cache; None where it holds them.
+        prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
+        cache: empty, or with an earlier call's prompts, or a branch of a context.
+        filled: called when the prompts are in the cache; None where they are a context.
         room: tokens that will be appended at most, for which room is made once; None: not known.
 
     Raises:
         ValueError: as ``prefill``; or a decoded token's logits are NaN or infinite.
     """
     model, watch = backbone.model, _LogitWatch()
-    # a context that is asked: what follows it comes at once, as ``ask`` appends it
-    asks = cache.holds_prompt and cache.get_seq_length() == cache.prompt_length
+    asks = filled is None  # a context, and what the first call appends to it is the question, as ``ask`` does
     if cache.holds_prompt and room is not None:
         cache.reserve(room)
 

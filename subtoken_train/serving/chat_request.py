@@ -58,7 +58,7 @@ class Limits:
         max_new_tokens: of an answer.
         max_images: of a request.
         max_pixels: width times height of each.
-        evictions: that a request may name, ``none`` among them; the server's own needs no permission.
+        evictions: that a request may name, ``none`` among them; where it names none, it has the server's.
         keep: least and most that a request's eviction may keep, as shares.
     """
 

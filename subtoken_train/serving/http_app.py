@@ -170,6 +170,8 @@ class _Reply:
             await asyncio.wait({gone, speaking}, return_when=asyncio.FIRST_COMPLETED, timeout=left + _GOODBYE)
             if speaking.done():
                 speaking.result()
+        except asyncio.CancelledError:  # the server ends, and uvicorn says that an answer was cut
+            pass
         finally:
             job.stopped.set()
             gone.cancel()

@@ -75,7 +75,10 @@ def test_it_answers_until_it_is_told_to_end():
         asked = [{"role": "user", "content": "Hi"}]
         reply = client.chat.completions.create(model="tiny-llama", messages=asked, max_tokens=2)
         assert reply.usage.completion_tokens == 2
+        stream = client.chat.completions.create(model="tiny-llama", messages=asked, max_tokens=12, stream=True)
+        next(stream)
         running.send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"  # an answer on its way is finished
         assert running.wait(timeout=30) == 130
     finally:
         running.kill()

@@ -19,6 +19,7 @@ from PIL import Image
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
+from tests.inference.test_messages import chatting
 from tests.support.chat_servers import MARK, data_url, image_part, serving_model, text_part
 from tests.support.places import ROOT
 
@@ -157,6 +158,24 @@ def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
     assert marked.usage.prompt_tokens == whole.usage.prompt_tokens
     again = SubTokenModel.from_pretrained(LLAVA, **KNORM)
     assert said(llava.ask([{"role": "user", "content": plain}])) == again.chat("what is at C4 ?", [picture])
+
+
+def test_a_marked_system_prompt_is_the_context_of_a_chat():
+    model, document = chatting(eviction="knorm", eviction_keep=0.25), TEXT[:300]
+    told = {"role": "developer", "content": [text_part(document, **MARK)]}
+    talk = [told, *({"role": role, "content": role} for role in ("user", "assistant", "user"))]
+    whole = [{**told, "role": "system", "content": document}, *talk[1:]]
+    spec = ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.25)
+    with serving_model(spec, LIMITS, model=model) as served:
+        first = served.ask([*talk[:1], {"role": "user", "content": "What ?"}])
+        reply = served.ask(talk)
+        assert reply.usage.prompt_tokens_details.cached_tokens > 200
+        assert reply.usage.prompt_tokens == model.inputs(whole)["input_ids"].shape[1]
+        assert first.usage.cache_bytes < 0.6 * first.usage.dense_cache_bytes
+        dense = served.ask(talk, extra_body={"eviction": "none"})
+        assert said(dense) == chatting().chat(whole, max_new_tokens=8)
+        early = [{**talk[1], "role": "assistant"}, *talk[1:2]]
+        assert "the first question about a context is the user's" in refusal(served, 400, [told, *early])
 
 
 @pytest.mark.slow

@@ -65,9 +65,9 @@ class Served:
 
 @contextmanager
 def serving_model(
-    spec: ArmSpec, limits: Limits | None = None, budget: int = 10**9, folder=None, **settings
+    spec: ArmSpec, limits: Limits | None = None, budget: int = 10**9, folder=None, model=None, **settings
 ) -> Iterator[Served]:
-    model = spec.load("cpu")
+    model = model or spec.load("cpu")
     answerer = Answerer(model, spec, limits or Limits(), ContextStore(budget, folder))
     outcomes: list[Any] = []
     outcome = answerer._outcome
