@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from making.cards import about, class_words, markdown
-from making.methods import sample
+from making.methods import unfit
 from subtoken_train.errors import plain
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.decoder import layer_windows
@@ -93,13 +93,8 @@ def _pictures(family: type[Family]) -> str:
 
 def _fitting(family: type[Family], config: object) -> str:
     """Reducers that fit a published model."""
-    depth, fit = config.get_text_config(decoder=True).num_hidden_layers, []
-    for name in sorted(set(REDUCERS) - {"none", "random"}):
-        try:
-            sample(REDUCERS[name]).check_fit(family.name, family.sees_images, depth, family.tower_statistics(config))
-        except ValueError:
-            continue
-        fit.append(f"`{name}`")
+    names = sorted(set(REDUCERS) - {"none", "random"})
+    fit = [f"`{name}`" for name in names if unfit(REDUCERS[name], family, config) is None]
     if not family.sees_images:
         fit.append("[evictions](reducers.md#evictions-of-a-texts-context)")
     return ", ".join(fit)

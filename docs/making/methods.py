@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from making.cards import about, card, class_words, link, setting_rows, setting_t
 from making.originals import beside_original
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.family import Family
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import SELECTORS, RoutingConfig
@@ -60,6 +63,13 @@ every layer of a language model. *Ranks*: whether a `ranked` budget of the route
 
 | reducer | acts in | ranks | what it is |
 |---|---|---|---|
+"""
+SERVED_HEAD = """
+## Reducer and family
+
+Asked of the code, of the first model of every family that is known by name ([all models](families.md)); a number is the
+reason why not. `check` and every command say it before weights are read.
+
 """
 CONTEXT_HEAD = """
 ## Evictions of a text's context
@@ -146,7 +156,36 @@ def reducers_page() -> str:
         for each in methods
     ]
     cards = [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in methods]
-    return "".join([REDUCERS_HEAD, *rows, *cards, CONTEXT_HEAD, *_of_evictions()])
+    return "".join([REDUCERS_HEAD, *rows, *_served(), *cards, CONTEXT_HEAD, *_of_evictions()])
+
+
+def _served() -> Iterator[str]:
+    """The table of reducers and families, and the reasons that it numbers."""
+    families, reasons = list(dict.fromkeys(FAMILIES.values())), []
+    yield SERVED_HEAD + "".join(
+        f"| {' | '.join(cells)} |\n"
+        for cells in (["reducer", *(family.name for family in families)], ["---"] * (1 + len(families)))
+    )
+    for name in sorted(REDUCERS):
+        cells = []
+        for family in families:
+            why = unfit(REDUCERS[name], family, next(iter(family.published.values()))())
+            if why is not None and why not in reasons:
+                reasons.append(why)
+            cells.append("yes" if why is None else f"{reasons.index(why) + 1}")
+        yield f"| {link(name)} | {' | '.join(cells)} |\n"
+    yield "\n" + "".join(f"{number}. {why}\n" for number, why in enumerate(reasons, 1))
+
+
+def unfit(method: type[Reducer], family: type[Family], config: Any) -> str | None:
+    """Why a reducer does not serve a model of a family, in the words of its refusal; None where it does."""
+    depth, tower = config.get_text_config(decoder=True).num_hidden_layers, family.tower_statistics(config)
+    try:
+        sample(method).check_fit(family.name, family.sees_images, depth, tower)
+    except ValueError as error:
+        said = str(error).partition(";")[0].partition(", and this is")[0].replace(family.name, "the family")
+        return said.removeprefix(f"reducer {method.name!r} ")
+    return None
 
 
 def _of_evictions() -> Iterator[str]:

@@ -86,8 +86,8 @@ def cache_picture() -> str:
 
 STAGES = (
     ("picture, text", ("what the prompt", "is made of")),
-    ("vision tower", ("VisionZip, FasterVLM,", "PruMerge")),
-    ("input", ("FastV (embeds),", "random")),
+    ("vision tower", ("VisionZip, FasterVLM,", "PruMerge, VisPruner")),
+    ("input", ("FastV, DART, random,", "DivPrune, CDPruner")),
     ("decoder layers", ("FastV (decoder), Quest;", "routers in each layer")),
     ("first token", ("read from", "the prompt's pass")),
     ("cache", ("evictions choose", "among what is left")),

@@ -175,6 +175,11 @@ class LayerAttention:
                 pull_BRM = query_BRd @ key_B1Nd[:, 0].mT * self.attention.scaling
             yield pull_BRM.to(marks_BN.device)
 
+    @torch.no_grad()
+    def key_norms(self) -> Tensor:
+        """L1 norms of the rotated keys, all heads together, [B, N] in fp32."""
+        return self.key_BhNd.float().abs().sum((1, 3))
+
     def heads(self, index_BR: Tensor) -> Tensor:
         """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
         index_BR = index_BR.to(self.visible_BN.device)

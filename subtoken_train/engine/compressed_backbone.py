@@ -213,7 +213,7 @@ class CompressedBackbone(nn.Module):
             frozen=reducer.frozen_scout,
         )
         marks = run.batch.regions_BN, run.protected, run.batch.rank_position_B
-        keep_BN, run.rank_BN, joins_BN = reducer.select(ReducerView(*marks, run.sample_seeds, scout))
+        keep_BN, run.rank_BN, joins_BN = reducer.select(ReducerView(*marks, run.sample_seeds, scout, run.embeds_BND))
         if joins_BN is not None:
             run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
         run.keep(run.embeds_BND, keep_BN)
@@ -396,6 +396,8 @@ class Cutting:
             hidden_BMD=run.hidden_BMD,
             attention=attention.blocks,
             rotary_pull=attention.pull_blocks,
+            key_norms=lambda: attention.key_norms().to(run.hidden_BMD.device),
+            normed_states=lambda: self.family.decoder.norm(run.hidden_BMD).to(run.hidden_BMD.device),
         )
 
 

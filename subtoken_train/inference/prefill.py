@@ -40,7 +40,6 @@ from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region, before_compressed_ends
 
@@ -363,8 +362,8 @@ def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> Non
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:
     """Name the part of the compression that reads the question, in words; None: no part does."""
     bank, reducer = backbone.bank, backbone.reducer
-    if isinstance(reducer, ContextReducer) and reducer.acts and reducer.reads_question:
-        return f"reducer {reducer.name!r} chooses pages by the question"
+    if reducer.acts and reducer.reads_question:
+        return f"reducer {reducer.name!r} chooses by the question"
     if bank is not None and backbone.active_routing is not None and bank.reads_query:
         return "the routers are conditioned on the question"
     if compression.eviction is not None and compression.eviction.needs_image:

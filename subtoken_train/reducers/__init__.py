@@ -54,6 +54,10 @@ REDUCERS = Reducers(
         "quest": "quest:Quest",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "fitprune": "fitprune:FitPrune",
+        "divprune": "divprune:DivPrune",
+        "cdpruner": "cdpruner:CDPruner",
+        "dart": "dart:DART",
+        "vispruner": "vispruner:VisPruner",
     },
 )
 DEFAULT_REDUCER = "fastv"
@@ -66,6 +70,8 @@ ONCE_OF_ALL = {
     "window": ("quest", 64),
 }
 """Settings that the record of every built-in reducer held up to adapter schema 3: whose they are, and their default."""
+YOUNGER = frozenset({"dart"})
+"""Reducers that no such record names, and that have settings of these names themselves."""
 MERGING = {
     "visionzip": "it merges already: its contextual tokens, 10 of 64, are sums of a token and a mean of others",
     "prumerge": "it merges already: every kept token takes its neighbours in, and an extra one what is dropped",
@@ -103,7 +109,7 @@ def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     own, others = dict(record), {}
     name = record.get("name", DEFAULT_REDUCER)
-    if isinstance(name, str) and name in REDUCERS.builtin:
+    if isinstance(name, str) and name in REDUCERS.builtin and name not in YOUNGER:
         for setting, (owner, default) in ONCE_OF_ALL.items():
             if setting in own and owner != name and (value := own.pop(setting)) != default:
                 others[setting] = value

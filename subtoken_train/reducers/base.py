@@ -46,7 +46,7 @@ def keep_ranked(
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
     count_B = torch.maximum(count_B, read_BN.sum(-1))
-    kept_visual_BN = keep_best(scores_BN.masked_fill(read_BN, torch.inf), visual_BN, count_B)
+    kept_visual_BN = keep_best(scores_BN.float().masked_fill(read_BN, torch.inf), visual_BN, count_B)
     keep_BN = kept_visual_BN | (~visual_BN & (regions_BN != Region.PADDING))
     rank_BN = rank_candidates(scores_BN, kept_visual_BN) if ranks else None
     if not merges:
@@ -102,6 +102,7 @@ class ReducerView:
         rank_position_B: last prompt token of the turn that holds the last image; -1 without an image.
         sample_seed_B: a number per sample, int64.
         attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
+        embeds_BND: input embeddings, projected features at visual tokens.
     """
 
     regions_BN: Tensor
@@ -109,6 +110,18 @@ class ReducerView:
     rank_position_B: Tensor
     sample_seed_B: Tensor
     attention_row: Callable[[int], Tensor]
+    embeds_BND: Tensor
+
+    @property
+    def visual(self) -> Tensor:
+        """Visual tokens, bool [B, N]."""
+        return self.regions_BN == Region.VISUAL
+
+    @property
+    def question(self) -> Tensor:
+        """Rows of the question up to ``rank_position_B``, bool [B, N]."""
+        places_N = torch.arange(self.regions_BN.shape[1], device=self.regions_BN.device)
+        return (self.regions_BN == Region.QUERY) & (places_N <= self.rank_position_B[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,8 @@ class Reducer:
     """True where it cuts at several layers; its keep ratio is then an average over layers."""
     ranks: ClassVar[bool] = False
     """True where its scores order the tokens that stay, which a ranked budget reads."""
+    reads_question: ClassVar[bool] = False
+    """True where the question's rows choose; a context then cannot be compressed before its question is there."""
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -287,11 +302,13 @@ class RankingReducer(Reducer, ABC):
             one that is from here on the mean of all that join it, or None where nothing is merged. A visual row that a
             token is read from stays as it is, inside the budget.
         """
-        visual = (view.regions_BN == Region.VISUAL).sum(-1)
-        counts = [self.kept_tokens(tokens) if tokens else 0 for tokens in visual.tolist()]
-        count_B = torch.tensor(counts, device=visual.device)
+        count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
         kept = (self.scores(view), view.regions_BN, view.read_BN, count_B)
         return keep_ranked(*kept, self.ranks, self.merges_dropped)
+
+    def kept_counts(self, visual_BN: Tensor) -> list[int]:
+        """Return how many of the marked tokens of each sample stay."""
+        return [self.kept_tokens(tokens) if tokens else 0 for tokens in visual_BN.sum(-1).tolist()]
 
 
 _READS: dict[TowerStatistics, str] = {
@@ -361,7 +378,6 @@ class ContextReducer(Reducer, ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Needs beside queries and keys, declared as an eviction declares them."""
     reads_question: ClassVar[bool] = True
-    """True where the asking rows choose; a context then cannot be compressed before its question is there."""
 
     @property
     def stage(self) -> Stage:

@@ -45,6 +45,8 @@ class CutView:
         attention: of that layer.
         rotary_pull: for the same blocks, [B, R, M] in fp32: the scaled product of a query and a key of ones after the
             rotary embedding, what it alone makes of two places.
+        key_norms: gives the L1 norms of that layer's keys, all heads together, [B, M] in fp32.
+        normed_states: gives ``hidden_BMD`` after the model's last norm, [B, M, D].
     """
 
     layer: int
@@ -58,11 +60,18 @@ class CutView:
     hidden_BMD: Tensor
     attention: AttentionBlocks
     rotary_pull: Callable[[Tensor], Iterator[Tensor]]
+    key_norms: Callable[[], Tensor]
+    normed_states: Callable[[], Tensor]
 
     @property
     def visual(self) -> Tensor:
         """Visual tokens, bool [B, M]."""
         return self.regions_BM == Region.VISUAL
+
+    @property
+    def question(self) -> Tensor:
+        """Rows of the question that may rank, bool [B, M]."""
+        return self.prompt_BM & (self.regions_BM == Region.QUERY)
 
     def attention_row(self, layer: int) -> Tensor:
         """Return the head-mean attention of the row ``ranking_BM``, [B, M] in fp32.

@@ -196,7 +196,7 @@ REFUSED = {
         {"family": "llava", **PLAIN, "eviction": "aircache"},
         "'aircache' reads the attention from the question",
     ),
-    "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses pages by the question"),
+    "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses by the question"),
     "routers": ({"family": "llama", **PLAIN, "selector": "query"}, "the routers are conditioned on the question"),
 }
 

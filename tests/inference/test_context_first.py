@@ -142,7 +142,8 @@ def test_chosen_samples_keep_their_padding(eviction):
 @pytest.mark.parametrize(
     ("family", "reducer", "selector", "eviction", "words"),
     [
-        ("llama", "quest", "none", None, "reducer 'quest' chooses pages by the question; use query_aware"),
+        ("llama", "quest", "none", None, "reducer 'quest' chooses by the question; use query_aware"),
+        ("llava", "cdpruner", "none", None, "reducer 'cdpruner' chooses by the question; use query_aware"),
         ("llama", "none", "query", None, "the routers are conditioned on the question"),
         ("llava", "none", "none", "aircache", "'aircache' reads the attention from the question to the image"),
     ],

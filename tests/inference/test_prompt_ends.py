@@ -15,6 +15,9 @@ REDUCTIONS = [
     {"name": "fastv", "stage": "decoder", "layer": 1},
     {"name": "visionzip"},
     {"name": "random"},
+    {"name": "cdpruner"},
+    {"name": "dart", "stage": "decoder", "layer": 1},
+    {"name": "vispruner"},
 ]
 
 
@@ -36,7 +39,7 @@ def test_answers_after_an_image_are_predicted_from_its_last_row(name, reduction,
     batch.labels_BN = torch.where(batch.regions_BN == A, batch.input_ids_BN, -100)
     backbone = compress(family, keep_ratio=0.25, **reduction).eval()
     result = backbone.run(batch, pad_left=pad_left)
-    own, anew = family.positions(batch), name == "llava" and reduction["name"] == "visionzip"
+    own, anew = family.positions(batch), name == "llava" and reduction["name"] in ("visionzip", "vispruner")
     for i in range(3):
         real = result.rows.visible_BM[i]
         kept = result.rows.index_BM[i, real]

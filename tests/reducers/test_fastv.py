@@ -136,7 +136,9 @@ def test_ranks_by_the_layer_below_the_cut(layer):
 
     regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
     kept = reducer.select(
-        ReducerView(regions, torch.zeros_like(regions).bool(), torch.tensor([4]), torch.tensor([0]), row)
+        ReducerView(
+            regions, torch.zeros_like(regions).bool(), torch.tensor([4]), torch.tensor([0]), row, torch.zeros(1, 5, 2)
+        )
     )[0]
     assert asked == [layer - 1]
     assert kept.tolist() == [[True, False, True, False, True]]

@@ -41,7 +41,8 @@ def view_of(regions, attention, count, last):
             yield attention[:, :, row : row + 1], marks_BN[:, row : row + 1]
 
     none, counts = torch.zeros_like(last_BN), torch.full((len(regions),), count)
-    return CutView(1, regions, none, last_BN, prompt, None, counts, torch.zeros(len(regions)), regions, blocks, blocks)
+    seeds = torch.zeros(len(regions))
+    return CutView(1, regions, none, last_BN, prompt, None, counts, seeds, regions, blocks, blocks, None, None)
 
 
 def test_golden_block(shared):

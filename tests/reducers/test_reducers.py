@@ -18,9 +18,8 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 def look(regions_BN, scores_BN=None, seeds=None):
     batch = len(regions_BN)
     seeds = torch.arange(batch) + 1 if seeds is None else seeds
-    return ReducerView(
-        regions_BN, torch.zeros_like(regions_BN).bool(), torch.zeros(batch).long(), seeds, lambda layer: scores_BN
-    )
+    unread, embeds = torch.zeros_like(regions_BN).bool(), torch.zeros(*regions_BN.shape, 2)
+    return ReducerView(regions_BN, unread, torch.zeros(batch).long(), seeds, lambda layer: scores_BN, embeds)
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,6 +90,8 @@ def test_records_of_every_methods_settings_are_split():
     own = {"name": "quest", "keep_ratio": 0.5, "page_size": 8, "window": 64}
     assert split_settings(union) == (own, {})
     assert split_settings({**union, "layer": 3}) == (own, {"layer": 3})
+    dart = {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 3}
+    assert split_settings(dart) == (dart, {})
     mine = {"name": "of another package", "seed": 0}
     assert split_settings(mine) == (mine, {})
 
@@ -177,6 +178,7 @@ def test_reducers_score_without_a_graph():
         return scores
 
     regions = torch.full((1, 6), int(Region.VISUAL))
-    view = ReducerView(regions, torch.zeros_like(regions).bool(), torch.tensor([5]), torch.tensor([0]), row)
+    unread, embeds = torch.zeros_like(regions).bool(), torch.zeros(1, 6, 2)
+    view = ReducerView(regions, unread, torch.tensor([5]), torch.tensor([0]), row, embeds)
     assert build_reducer("fastv", 0.5).select(view)[0].sum() == 3
     assert graphs == [False]

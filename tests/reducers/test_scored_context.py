@@ -253,7 +253,7 @@ def test_autocast_changes_nothing(name):
 def test_only_a_blind_reducer_compresses_a_context_before_its_question():
     family, batch = text_family(), text_batch([(24, 6, 0)])
     quest = compress(family, **{"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4})
-    with pytest.raises(ValueError, match="reducer 'quest' chooses pages by the question"):
+    with pytest.raises(ValueError, match="reducer 'quest' chooses by the question"):
         open_prompts(quest, batch, PackedCache(3), Compression(), "context_first")
     router = RoutingConfig("linear", num_groups=8, kept_groups=2, query_conditioned=True)
     asking = compress(family, router, **{"name": "compactor", "keep_ratio": 0.5, **SHORT["compactor"]})

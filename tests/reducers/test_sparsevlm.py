@@ -62,7 +62,8 @@ def test_golden_scores_and_masks(golden):
     nothing = torch.zeros_like(asking)
     for layer, keep in zip(params["layers"], params["keep"], strict=True):
         number = torch.tensor([keep])
-        view = CutView(layer + 1, regions, nothing, nothing, nothing, asking, number, number, logits, blocks, pulls)
+        marks = regions, nothing, nothing, nothing, asking
+        view = CutView(layer + 1, *marks, number, number, logits, blocks, pulls, None, None)
         scores = build_reducer("sparsevlm", 0.5).cut_scores(view)
         near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
         mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]

@@ -55,6 +55,11 @@ REDUCERS = {
     "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
     "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
     "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
+    "divprune": {"name": "divprune", "keep_ratio": 0.5},
+    "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
+    "dart": {"name": "dart", "keep_ratio": 0.5},
+    "dart_decoder": {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
+    "vispruner": {"name": "vispruner", "keep_ratio": 0.5},
 }
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
@@ -124,7 +129,8 @@ def _protocol_fits(cell: Cell) -> bool:
         return False
     if cell.get("protocol", "query_aware") == "query_aware":
         return True
-    asks = cell.get("selector") in ("query", "bilinear") or cell.get("reducer") == "quest"
+    reducer = REDUCERS[cell.get("reducer", "none")].get("name", "none")
+    asks = cell.get("selector") in ("query", "bilinear") or REGISTERED.find(reducer).reads_question
     return not (ends or asks or (method is not None and (method.needs_image or method.needs_question)))
 
 

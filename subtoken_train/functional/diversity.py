@@ -1,0 +1,155 @@
+"""Choosing rows that are unlike each other: greedy max-min distance, greedy determinants, least like a few, no doubles.
+
+Likeness is the cosine, in fp32 under any autocast. The batched functions return the place in which each row was
+chosen: 0 is the first, ``steps`` stands for rows that were not. Where nothing tells rows apart, the lowest index is
+chosen; what differs by less than ``SAME`` counts as alike, so that rounding decides nothing among doubles.
+
+Legend: B batch, N rows, D width, R rows of one picture.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subtoken_train.functional.gather import keep_best, rank_candidates
+from subtoken_train.functional.masks import top_indices
+
+SAME = 1e-6
+"""Cosine distances and remaining volumes below it are 0."""
+_BLOCK = 256
+_MATCHED_AT_ONCE = 8
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Scale rows along the last axis to length 1, in fp32; rows of zeros stay."""
+    return F.normalize(rows.float(), dim=-1)
+
+
+def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
+    """Choose row after row the one whose nearest chosen row is farthest away, int64 [B, N].
+
+    The first is the one whose nearest other row is farthest away. No matrix of all pairs is held.
+
+    Args:
+        unit_BND: rows of length 1.
+        open_BN: rows that may be chosen, bool.
+        steps: how many are, of a sample that has as many.
+    """
+    place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
+    nearest_BN = _nearest_other(unit_BND, open_BN)
+    for step in range(steps):
+        row_B1 = _choose(nearest_BN, open_BN, place_BN, step)
+        distance_BN = _zeroed(1 - _likeness(unit_BND, row_B1))
+        nearest_BN = distance_BN if step == 0 else torch.minimum(nearest_BN, distance_BN)
+    return place_BN
+
+
+def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: int) -> Tensor:
+    """Choose row after row the one that makes the determinant of the chosen rows' kernel largest, int64 [B, N].
+
+    The kernel is ``weight_i * cosine_ij * weight_j``; this is greedy MAP inference of its k-DPP (Chen et al., 2018,
+    arXiv:1709.05135, algorithm 1), O(N k (k + D)). The Cholesky factor is that of the cosines alone: the determinant of
+    the kernel is theirs times the chosen weights' squares, and cosines are better conditioned. Once the chosen rows
+    span all others, every determinant is 0 and the lowest index is next.
+
+    Args:
+        unit_BND: rows of length 1.
+        weight_BN: at least 0.
+        open_BN: rows that may be chosen, bool.
+        steps: how many are, of a sample that has as many.
+    """
+    place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
+    left_BN = unit_BND.any(-1).float()  # squared length outside the span of the chosen rows
+    factor_BkN = unit_BND.new_zeros(len(unit_BND), steps, unit_BND.shape[1])
+    square_BN = weight_BN.float().square()
+    for step in range(steps):
+        row_B1 = _choose(square_BN * left_BN, open_BN, place_BN, step)
+        own_Bk1 = factor_BkN.gather(2, row_B1[:, None].expand(-1, steps, 1))
+        with torch.autocast(unit_BND.device.type, enabled=False):
+            explained_BN = (own_Bk1.mT @ factor_BkN)[:, 0]
+        rest_B1 = left_BN.gather(1, row_B1)
+        direction_BN = (_likeness(unit_BND, row_B1) - explained_BN) * rest_B1.clamp(min=SAME).rsqrt()
+        factor_BkN[:, step] = direction_BN.masked_fill(rest_B1 < SAME, 0)
+        left_BN = _zeroed(left_BN - factor_BkN[:, step].square())
+    return place_BN
+
+
+def unlike_places(
+    unit_BND: Tensor, pivots_BP: Tensor, open_BN: Tensor, quota_BP: Tensor, taken_B1: Tensor, steps: int
+) -> Tensor:
+    """Choose, pivot after pivot, its quota of the rows that are least like it, int64 [B, N].
+
+    Args:
+        unit_BND: rows of length 1.
+        pivots_BP: indices of the pivots, int64, themselves open or not.
+        open_BN: rows that may be chosen, bool; no row twice.
+        quota_BP: rows that each pivot takes, int64.
+        taken_B1: the first place of each sample that is free, int64.
+        steps: the place of rows that are not chosen.
+    """
+    place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
+    for pivot in range(pivots_BP.shape[1]):
+        unlike_BN = -_likeness(unit_BND, pivots_BP[:, pivot : pivot + 1])
+        taken_BN = keep_best(unlike_BN, open_BN, quota_BP[:, pivot])
+        place_BN = torch.where(taken_BN, taken_B1 + rank_candidates(unlike_BN, open_BN), place_BN)
+        taken_B1 = taken_B1 + taken_BN.sum(-1, keepdim=True)
+        open_BN = open_BN & ~taken_BN
+    return place_BN
+
+
+def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
+    """Indices of the rows that are left when the most alike went, ``count`` of them, int64, in no order of their own.
+
+    Every other row, from the first, is matched with the most similar of those between; of up to 8 pairs at a time, the
+    most similar ones, the former goes. Those that were not matched follow the others in the next round.
+
+    Args:
+        unit_RD: rows of length 1, in the order that says who is matched with whom.
+        count: at least 1 if there are rows.
+    """
+    with torch.autocast(unit_RD.device.type, enabled=False):
+        like_RR = unit_RD @ unit_RD.T
+    left = torch.arange(len(unit_RD), device=unit_RD.device)
+    while len(left) > count:
+        first, second = left[::2], left[1::2]
+        gone = min(_MATCHED_AT_ONCE, len(left) - count, len(first))
+        order = top_indices(like_RR[first][:, second].amax(-1), len(first))
+        left = torch.cat([first[order[gone:]], second])
+    return left
+
+
+def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> Tensor:
+    """Return each sample's open row of the highest value, [B, 1], its place noted; any row where none is open.
+
+    Rows whose place is noted are open no more.
+    """
+    open_BN = open_BN & (place_BN >= step)
+    row_B1 = value_BN.masked_fill(~open_BN, -torch.inf).argmax(-1, keepdim=True)  # of equals the first
+    place_BN.scatter_(1, row_B1, torch.where(open_BN.gather(1, row_B1), step, place_BN.gather(1, row_B1)))
+    return row_B1
+
+
+def _likeness(unit_BND: Tensor, row_B1: Tensor) -> Tensor:
+    """Cosines of all rows with one of their sample, [B, N]."""
+    one_BD1 = unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT
+    with torch.autocast(unit_BND.device.type, enabled=False):
+        return (unit_BND @ one_BD1)[..., 0]
+
+
+def _nearest_other(unit_BND: Tensor, open_BN: Tensor) -> Tensor:
+    """Cosine distance of every row to the nearest other open one, [B, N], a block of rows at a time."""
+    nearest = []
+    for start in range(0, open_BN.shape[1], _BLOCK):
+        with torch.autocast(unit_BND.device.type, enabled=False):
+            like_BrN = unit_BND[:, start : start + _BLOCK] @ unit_BND.mT
+        like_BrN = like_BrN.masked_fill(~open_BN[:, None], -torch.inf)
+        like_BrN.diagonal(start, 1, 2).fill_(-torch.inf)
+        nearest.append(1 - like_BrN.amax(-1))
+    return _zeroed(torch.cat(nearest, 1))
+
+
+def _zeroed(values: Tensor) -> Tensor:
+    """The values, 0 where they are below ``SAME``."""
+    return values.masked_fill(values < SAME, 0)

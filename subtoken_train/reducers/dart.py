@@ -1,0 +1,107 @@
+"""DART (Wen et al., 2025, arXiv:2502.11494): keep a few pivots and the visual tokens that repeat them least.
+
+As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6, ``modeling_llama_self.py``): the four visual
+tokens and the four tokens of the text whose keys have the largest L1 norm are pivots; one after another, each takes an
+equal number of the visual tokens that are left, those least like it by cosine; image pivots and all that was taken stay
+at their own positions. No attention is read.
+
+Two stages, as FastV's here. ``decoder``: the published method; rows leave at layer ``layer``, by the keys of the layer
+below and what it gives, after the model's last norm. ``embeds``, a reconstruction: norms and cosines are those of the
+input embeddings, rows leave before layer 0, and no layer runs for it; every layer's cache is short, which arms of equal
+bytes need.
+
+What differs from the release: the count is exact (there 4 and as many times 8 as the share holds), what 8 does not
+divide goes to the first pivots; pivots take in the order of their norms, image before text (there in the order of a
+Python set); the text is the question up to the token that asks, fewer than four of it where it is shorter, none where
+the prompt is an image alone; a sample's images are pruned together. The last token of a prompt that ends with its image
+stays, in place of the last one that is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import check_range, check_word
+from subtoken_train.functional.diversity import unit_rows, unlike_places
+from subtoken_train.functional.gather import rank_candidates
+from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.staged import CutView, RankedCuts
+
+DARTStage = Literal["embeds", "decoder"]
+PIVOTS = 4
+"""Of the image, and of the text."""
+_LAYER = 2
+
+
+def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question_BN: Tensor, count_B: Tensor) -> Tensor:
+    """Return the place in which each visual token is taken, int64 [B, N]; N where it is not.
+
+    Args:
+        states_BND: cosines are of these.
+        norm_BN: what pivots are chosen by.
+        visual_BN: tokens that compete, bool.
+        question_BN: rows of the text that may be pivots, bool.
+        count_B: tokens that stay, int64.
+    """
+    rank_BN, text_rank_BN = rank_candidates(norm_BN, visual_BN), rank_candidates(norm_BN, question_BN)
+    pivots_BP = torch.cat([ranks.argsort(-1)[:, :PIVOTS] for ranks in (rank_BN, text_rank_BN)], 1)
+    limits_B2 = torch.stack([count_B.clamp(max=PIVOTS), question_BN.sum(-1).clamp(max=PIVOTS)], 1)
+    number_p = torch.arange(pivots_BP.shape[1] // 2, device=count_B.device)  # of either kind
+    there_BP = (number_p < limits_B2[..., None]).flatten(1)
+    left_B1, pivots_B1 = (count_B - limits_B2[:, 0])[:, None], there_BP.sum(-1, keepdim=True).clamp(min=1)
+    quota_BP = left_B1 // pivots_B1 + (there_BP.cumsum(-1) <= left_B1 % pivots_B1)
+    pivot_BN = visual_BN & (rank_BN < limits_B2[:, :1])
+    open_BN = visual_BN & ~pivot_BN
+    places_BN = unlike_places(
+        unit_rows(states_BND), pivots_BP, open_BN, quota_BP * there_BP, limits_B2[:, :1], visual_BN.shape[1]
+    )
+    return torch.where(pivot_BN, rank_BN, places_BN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DART(RankingReducer, RankedCuts):
+    """DART.
+
+    Attributes:
+        stage: where it cuts. ``embeds``: before layer 0, by the input embeddings; ``decoder``: as published.
+        layer: at which rows leave, in the stage ``decoder``.
+    """
+
+    name: str = "dart"
+    stage: DARTStage = "embeds"
+    layer: int = _LAYER
+
+    reads_question: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("DART stage", self.stage, get_args(DARTStage))
+        check_range("reducer layer", self.layer, 1, 10_000)
+        if self.stage == "embeds" and self.layer != _LAYER:
+            raise ValueError(
+                f"reducer.layer {self.layer} is for DART's stage decoder, and stage {self.stage!r} reads no layer; set "
+                "reducer.stage: decoder, or leave layer out"
+            )
+
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        """The layer at which the published method cuts."""
+        return (self.layer,) if self.stage == "decoder" else ()
+
+    @property
+    def words(self) -> str:
+        """Stage, and layer where it has one."""
+        return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
+
+    def scores(self, view: ReducerView) -> Tensor:
+        """How early each token is taken, [B, N], by the input embeddings."""
+        norm_BN = view.embeds_BND.float().abs().sum(-1)
+        count_B = torch.tensor(self.kept_counts(view.visual), device=norm_BN.device)
+        return -dart_places(view.embeds_BND, norm_BN, view.visual, view.question, count_B)
+
+    def cut_scores(self, view: CutView) -> Tensor:
+        """How early each token is taken, [B, M], by the layer below."""
+        return -dart_places(view.normed_states(), view.key_norms(), view.visual, view.question, view.count_B)

@@ -1,0 +1,80 @@
+"""VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
+
+As released (Theia-4869/VisPruner @aefa01a, ``llava/model/llava_arch.py``): FasterVLM's successor acts in the tower, per
+image, before the projector. The tokens that receive the most attention stay, from the class token where there is one,
+else from all patches (mean over heads); of the others, in the order of their attention, every second is matched with
+the most similar of those between by cosine, the 8 most similar ones go, and so on until the count is met. Nothing is
+merged, the question is not read, and what stays is in raster order; positions are the family's to say (LLaVA: counted
+anew, as released). The last token of a prompt that ends with its image counts among the first half.
+
+What differs from the release: an odd number of others is served (there it is an error); a picture in tiles is pruned as
+one, each patch by the attention of its own tile (there each tile keeps as many); newlines go first. Where a tower's
+tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that of these, our reading.
+
+Legend: T tokens of one image, C tower width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import check_range
+from subtoken_train.functional.diversity import unit_rows, without_doubles
+from subtoken_train.functional.masks import top_indices
+from subtoken_train.reducers.base import TowerReducer
+from subtoken_train.types import MergedStates, VisualStates
+
+
+def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
+    """Indices of ``count`` tokens of an image that stay: so many by attention, the rest unlike each other."""
+    order_T = top_indices(received_T, len(received_T))
+    best, others = order_T[:important], order_T[important:]
+    if count == important:
+        return best
+    return torch.cat([best, others[without_doubles(unit_rows(tokens_TC[others]), count - important)]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisPruner(TowerReducer):
+    """VisPruner with ``keep_ratio`` tokens per image.
+
+    Attributes:
+        important: share of them that attention chooses, rounded down; 1 is FasterVLM, 0 reads attention for the order
+            alone.
+    """
+
+    name: str = "vispruner"
+    important: float = 0.5
+
+    keeps_places: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("reducer important", self.important, 0, 1)
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        """Choose among the tokens of every image of a batch."""
+        counts = self.image_counts(states)
+        slots = [self._kept(states, image, *each) for image, each in enumerate(zip(counts, read, strict=True))]
+        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
+        return MergedStates(tokens, slots)
+
+    def _kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
+        """Mark the tokens that stay, bool [T]."""
+        assert states.received is not None
+        reads = int(read_T.sum())
+        kept = max(kept, reads)
+        newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
+        own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+        count = min(kept, len(own))
+        received_T = states.received[image].masked_fill(read_T, torch.inf)[own]
+        important = max(int(count * self.important), reads)
+        slots = torch.zeros_like(read_T)
+        slots[own[important_and_distinct(states.tokens[image][own], received_T, important, count)]] = True
+        slots[newlines[: kept - count]] = True
+        return slots
