@@ -100,7 +100,7 @@ def unlike_places(
 
 
 def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
-    """Indices of the rows that are left when the most alike went, ``count`` of them, int64, in no order of their own.
+    """Return the indices of ``count`` rows that are left when the most alike went, int64, in no order of their own.
 
     Every other row, from the first, is matched with the most similar of those between; of up to 8 pairs at a time, the
     most similar ones, the former goes. Those that were not matched follow the others in the next round.
@@ -132,14 +132,14 @@ def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> T
 
 
 def _likeness(unit_BND: Tensor, row_B1: Tensor) -> Tensor:
-    """Cosines of all rows with one of their sample, [B, N]."""
+    """Return the cosines of all rows with one of their sample, [B, N]."""
     one_BD1 = unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT
     with torch.autocast(unit_BND.device.type, enabled=False):
         return (unit_BND @ one_BD1)[..., 0]
 
 
 def _nearest_other(unit_BND: Tensor, open_BN: Tensor) -> Tensor:
-    """Cosine distance of every row to the nearest other open one, [B, N], a block of rows at a time."""
+    """Return every row's cosine distance to the nearest other open one, [B, N], a block of rows at a time."""
     nearest = []
     for start in range(0, open_BN.shape[1], _BLOCK):
         with torch.autocast(unit_BND.device.type, enabled=False):
@@ -151,5 +151,5 @@ def _nearest_other(unit_BND: Tensor, open_BN: Tensor) -> Tensor:
 
 
 def _zeroed(values: Tensor) -> Tensor:
-    """The values, 0 where they are below ``SAME``."""
+    """Return the values, 0 where they are below ``SAME``."""
     return values.masked_fill(values < SAME, 0)

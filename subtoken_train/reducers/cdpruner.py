@@ -30,7 +30,7 @@ from subtoken_train.reducers.base import RankingReducer, ReducerView
 
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:
-    """Scaled negative mean cosine of each visual row to the question's rows, [B, N]; 1 where all have the same.
+    """Return each visual row's scaled negative mean cosine to the question's rows, [B, N]; 1 where all are alike.
 
     Args:
         unit_BND: rows of length 1.
@@ -55,7 +55,7 @@ class CDPruner(RankingReducer):
     reads_question: ClassVar[bool] = True
 
     def scores(self, view: ReducerView) -> Tensor:
-        """How early each token is chosen, [B, N]."""
+        """Return how early each token is chosen, negated, [B, N]."""
         unit_BND, visual_BN = unit_rows(view.embeds_BND), view.visual
         weight_BN = relevance(unit_BND, visual_BN, view.question).clamp(min=0)
         return -volume_places(unit_BND, weight_BN, visual_BN, max(self.kept_counts(visual_BN)))

@@ -33,7 +33,7 @@ from subtoken_train.reducers.staged import CutView, RankedCuts
 
 DARTStage = Literal["embeds", "decoder"]
 PIVOTS = 4
-"""Of the image, and of the text."""
+"""Pivots of the image, and of the text."""
 _LAYER = 2
 
 
@@ -97,11 +97,11 @@ class DART(RankingReducer, RankedCuts):
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
     def scores(self, view: ReducerView) -> Tensor:
-        """How early each token is taken, [B, N], by the input embeddings."""
+        """Return how early each token is taken, by the input embeddings, negated, [B, N]."""
         norm_BN = view.embeds_BND.float().abs().sum(-1)
         count_B = torch.tensor(self.kept_counts(view.visual), device=norm_BN.device)
         return -dart_places(view.embeds_BND, norm_BN, view.visual, view.question, count_B)
 
     def cut_scores(self, view: CutView) -> Tensor:
-        """How early each token is taken, [B, M], by the layer below."""
+        """Return how early each token is taken, by the layer below, negated, [B, M]."""
         return -dart_places(view.normed_states(), view.key_norms(), view.visual, view.question, view.count_B)

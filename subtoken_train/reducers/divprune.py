@@ -32,7 +32,7 @@ class DivPrune(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: ReducerView) -> Tensor:
-        """How early each token is chosen, [B, N]."""
+        """Return how early each token is chosen, negated, [B, N]."""
         visual_BN = view.visual
         steps = max(self.kept_counts(visual_BN))
         return -farthest_places(unit_rows(view.embeds_BND), visual_BN, steps)

@@ -30,7 +30,7 @@ from subtoken_train.types import MergedStates, VisualStates
 
 
 def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
-    """Indices of ``count`` tokens of an image that stay: so many by attention, the rest unlike each other."""
+    """Return the indices of ``count`` tokens of an image: so many by attention, the rest unlike each other."""
     order_T = top_indices(received_T, len(received_T))
     best, others = order_T[:important], order_T[important:]
     if count == important:

@@ -90,7 +90,7 @@ def printed_budgets(table, model):
 
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
-    ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "section35_llava7b"]
+    ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "pruners_scenes", "section35_llava7b"]
     assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
 
 
