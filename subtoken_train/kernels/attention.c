@@ -2,8 +2,8 @@
 
    A block's parts and its tail are read where they lie. Of routed values the stored pieces of each (row, piece), a bag,
    lie together, entry after entry; the weights of its entries are listed once for all bags that share them. Sums are
-   made in squares of query rows and channels that fit registers. Codes are turned to floats a few entries at a time, in
-   the innermost cache; a key's scale goes into its score and a value's into its weights.
+   made in squares of query rows and channels that fit registers. Other numbers are turned to floats a few entries at a
+   time, in the innermost cache; a key's scale goes into its score and a value's into its weights.
 
    Legend: R rows of the block, c heads of a row, X = R * c, G query rows of a head, d head width, N entries of all parts,
    M entries of a part, P pieces of an entry in all heads of the row, S bits of an entry, n stored pieces. */
@@ -25,7 +25,7 @@ struct part {
     const int32_t *piece_bit, *starts; /* [P], [R * P]; null where values are whole */
     int64_t entries, apart, stored, pieces, flags, bytes;
     int64_t of_cache;                  /* heads are those of the cache, not of the block: the tail */
-    int64_t channel_bits;              /* 32: floats; 8: int8; 4: two codes a byte, the low half first, 8 more than meant */
+    int64_t channel_bits;              /* 32: floats; 16: bfloat16; 8: int8; 4: codes plus 8, the low half of a byte first */
 };
 
 struct block {
@@ -50,7 +50,13 @@ static inline const float *as_floats(const struct part *p, const void *stored, i
 {
     if (p->channel_bits == 32)
         return (const float *)stored + first;
-    if (p->channel_bits == 8) {
+    if (p->channel_bits == 16) {
+        const uint16_t *halves = (const uint16_t *)stored + first;
+        for (int64_t k = 0; k < count; k++) {
+            uint32_t bits = (uint32_t)halves[k] << 16;
+            memcpy(room + k, &bits, sizeof bits);
+        }
+    } else if (p->channel_bits == 8) {
         const int8_t *codes = (const int8_t *)stored + first;
         for (int64_t k = 0; k < count; k++)
             room[k] = codes[k];

@@ -1,8 +1,8 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
 ``attention.c`` is compiled by the machine's own C compiler (``CC``, else ``cc``) when a process first needs it: about a
-second, and nothing of it stays on the disk. It serves fp32 on a CPU, packed in any format, and one new token that sees
-everything. All else goes the way of ``cpu.py``, and so does everything where there is no compiler.
+second, and nothing of it stays on the disk. It serves fp32 and bf16 on a CPU, rounded or not, and one new token that
+sees everything; all is summed in fp32. All else goes the way of ``cpu.py``, and so does everything where there is no compiler.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.
@@ -34,6 +34,8 @@ CUTS = 4  # of a head's channels, which threads share, at most
 WIDEST = 512  # head whose codes the functions have room for
 FORMATS = ("model", "int8", "int4", "int4_rotated")
 """Numbers of a cache that the functions read."""
+BITS = {torch.float32: 32, torch.bfloat16: 16}
+"""Those of a channel that is not rounded."""
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -80,22 +82,22 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
     states = query_BHqd, tail.room_keys_BhTd
     return (
         query_BHqd.shape[2] == 1
-        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in states)
+        and all(x.dtype == query_BHqd.dtype and x.dtype in BITS and x.device.type == "cpu" for x in states)
         and tail.start_B is None
         and tail.written is None
         and query_BHqd.shape[3] <= WIDEST
-        and all(block.pages is None and _plain(block) for block in blocks)
+        and all(block.pages is None and _plain(block, query_BHqd.dtype) for block in blocks)
         and not torch.compiler.is_compiling()
         and library() is not None
     )
 
 
-def _plain(block: Block) -> bool:
-    """Return whether all numbers of a block are fp32, or codes of such, and lie in order."""
+def _plain(block: Block, dtype: torch.dtype) -> bool:
+    """Return whether all numbers of a block are of a dtype, or codes of such, and lie in order."""
     return block.channels is None and all(
-        payload.dtype == torch.float32
+        payload.dtype == dtype
         and payload.format.name in FORMATS
-        and (payload.format.rounds or payload.data.dtype == torch.float32)
+        and (payload.format.rounds or payload.data.dtype == dtype)
         and payload.data.is_contiguous()
         for payload in block.payloads
     )
@@ -103,14 +105,13 @@ def _plain(block: Block) -> bool:
 
 def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, scale: float) -> Tensor:
     """Attend from one new token to packed entries and the tail, [B, H, 1, d]; only where ``serves`` says so."""
-    compiled, threads, query = library(), torch.get_num_threads(), query_BH1d.contiguous()
+    compiled, threads, query = library(), torch.get_num_threads(), query_BH1d.float().contiguous()
     assert compiled is not None
     kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
     columns, sums = query.shape[1] // kv_heads, torch.zeros_like(query)
     keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
-    last = _Part(
-        keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1, channel_bits=32
-    )
+    last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
+    last.channel_bits = BITS[keys.dtype]
     for block in blocks:
         scales = [_scales(part) for part in block.parts]
         parts = [_part(part, width, own) for part, own in zip(block.parts, scales, strict=True)] + [last]
@@ -124,7 +125,7 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         wide = width // max(payload.format.per_code for payload in block.payloads)
         cuts = math.gcd(wide, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
         compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
-    return sums
+    return sums.to(query_BH1d.dtype)
 
 
 def _scales(part: BlockPart) -> list[Tensor | None]:
@@ -136,7 +137,7 @@ def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part
     values, (stored, held) = part.values, part.payloads
     own = _Part(stored.data.data_ptr(), held.data.data_ptr(), entries=part.entries, apart=part.entries * width)
     own.key_scales, own.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
-    own.channel_bits = stored.format.bits or 32
+    own.channel_bits = stored.format.bits or BITS[stored.dtype]
     if not isinstance(values, RoutedValues):
         return own
     own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)

@@ -51,9 +51,10 @@ def plain_library():
     length=st.sampled_from([40, 40, 600]),
     plain=st.booleans(),
     bits=st.sampled_from([0, 8, 4]),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
 )
 def test_one_token_attends_as_in_the_reference(
-    seed, sets, shape, share, routed, threads, index_share, length, plain, bits
+    seed, sets, shape, share, routed, threads, index_share, length, plain, bits, dtype
 ):
     """With bits and with places; room behind the tail is not read, and threads share a head's channels.
 
@@ -63,9 +64,9 @@ def test_one_token_attends_as_in_the_reference(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "MAX_INDEX", index_share)
         groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
-        blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits).layer().blocks
-    keys, values = (states(seed + i, 2, kv_heads, 7, width) for i in (1, 2))
-    query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width), torch.get_num_threads()
+        blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
+    keys, values = (states(seed + i, 2, kv_heads, 7, width).to(dtype) for i in (1, 2))
+    query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width).to(dtype), torch.get_num_threads()
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
     keys[:, :, 5:] = values[:, :, 5:] = torch.nan
     tail = Tail(keys, values, 5)
@@ -78,7 +79,8 @@ def test_one_token_attends_as_in_the_reference(
             got = native.native_attention(query, blocks, tail, width**-0.5)
     finally:
         torch.set_num_threads(before)
-    assert (got - expected).abs().max() < 1e-5
+    assert got.dtype == dtype
+    assert (got - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2**-6 * expected.abs().max())
 
 
 def operations(layer, query) -> int:
