@@ -2,7 +2,8 @@
 
 ``attention.c`` is compiled by the machine's own C compiler (``CC``, else ``cc``) when a process first needs it: about a
 second, and nothing of it stays on the disk. It serves fp32 and bf16 on a CPU, rounded or not, and one new token that
-sees everything; all is summed in fp32. All else goes the way of ``cpu.py``, and so does everything where there is no compiler.
+sees everything; all is summed in fp32. All else goes the way of ``cpu.py``, and so does everything where there is no
+compiler.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.
