@@ -36,7 +36,7 @@ WIDEST = 512  # head whose codes the functions have room for
 FORMATS = ("model", "int8", "int4", "int4_rotated")
 """Numbers of a cache that the functions read."""
 BITS = {torch.float32: 32, torch.bfloat16: 16}
-"""Those of a channel that is not rounded."""
+"""By dtype: bits of a channel that is not rounded."""
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
