@@ -30,7 +30,7 @@ from subtoken_train.inference.compression import method_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
-SIZES = (0.53, 0.27, 0.225, 0.155, 0.13, 0.11)
+SIZES = (0.53, 0.27, 0.225, 0.155, 0.13, 0.102, 0.06)
 """Shares of the bytes of the table's rows."""
 KINDS = {
     "KVzip, whole values in bf16": r"kvzip [0-9.]+%",
@@ -38,6 +38,7 @@ KINDS = {
     "KVzip, int4": r"kvzip [0-9.]+% in int4",
     "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%( in int[48])?, 12 of 16 value groups by norm",
     "KVzip, 8 of 16 groups, values turned": r"kvzip [0-9.]+%( in int[48])?, 8 of 16 .*, values turned",
+    "the same in int4_rotated": r"(kvzip [0-9.]+% in int4_rotated|int4_rotated of everything), 8 of 16 .*, values turned",
     "other evictions": r"(?!kvzip [0-9]).* [0-9.]+%",
     "KVzip, int4_rotated": r"kvzip [0-9.]+% in int4_rotated",
 }

@@ -115,7 +115,7 @@ BRIEF = {
     "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
     "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 54 % int8, half of turned values**",
     "kvzip 21.9%": "KVzip, 21.9 % of the entries",
-    "kvzip 25.0%, 12 of 16 value groups by norm": "KVzip, 25 %, 12 of 16 value groups",
+    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "**all tokens, half of turned values, 4 bits**",
     "compactor 21.9%": "Compactor, 21.9 %",
     "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
     "snapkv 21.9%": "SnapKV, 21.9 %",
@@ -123,8 +123,11 @@ BRIEF = {
     "kvzip 24% in int8": "KVzip, 24 % in int8",
     "kvzap 24% in int8": "KVzap, 24 % in int8",
     "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 31 % int8, half of turned values**",
-    "kvzip 14.3%, 12 of 16 value groups by norm": "KVzip, 14.3 %, 12 of 16 value groups",
+    "kvzip 46.5% in int4_rotated": "KVzip, 47 % in 4 bits, keys rotated",
+    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 58 % in 4 bits, half of turned values**",
     "kvzip 12.5%": "KVzip, 12.5 %",
+    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 47 % in 4 bits, half of turned values**",
+    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 27 % in 4 bits, half of turned values**",
 }
 """Arms of README's table, and their words."""
 GROUPS = (16, 12)
@@ -214,6 +217,7 @@ def cut_arms() -> dict[str, list[Arm]]:
     half = (GROUPS[0], GROUPS[0] // 2)
     halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
     rounded_halves: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
+    four_bits: Shares = [(0.867, "int4_rotated"), (0.505, "int4_rotated"), (0.407, "int4_rotated")]
     rotated_halves: Shares = [(0.578, "int4_rotated"), (0.466, "int4_rotated"), (0.273, "int4_rotated")]
     return {
         "kvzip channels": _kvzip_arms(tokens, "3/4 of the key channels", key_channels=0.75),
@@ -229,6 +233,7 @@ def cut_arms() -> dict[str, list[Arm]]:
         "turned kvzip halves": _kvzip_arms(halves, _groups_words(half, True), half, turned=True),
         "turned kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half, True), half, turned=True),
         "turned kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS, True), GROUPS, turned=True),
+        "turned kvzip groups rotated": _kvzip_arms(four_bits, _groups_words(GROUPS, True), GROUPS, turned=True),
         "turned kvzip halves rotated": _kvzip_arms(rotated_halves, _groups_words(half, True), half, turned=True),
         "turned halves rotated": [
             Arm(
@@ -472,6 +477,13 @@ TWINS = {
     "kvzip 47.3% in int8, 3/4 of the key channels": "kvzip 42% in int8",
     "kvzip 27.3% in int8, 3/4 of the key channels": "kvzip 24% in int8",
     "kvzip 52.8% in int4, 3/4 of the key channels": "kvzip 47% in int4",
+    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 46.5% in int4_rotated",
+    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 37.5% in int4_rotated",
+    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 22.0% in int4_rotated",
+    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "kvzip 79.5% in int4_rotated",
+    "kvzip 86.7% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 79.5% in int4_rotated",
+    "kvzip 50.5% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 46.5% in int4_rotated",
+    "kvzip 40.7% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 37.5% in int4_rotated",
     "kvzip 26.5% in kivi4": "kvzip 47% in int4",
     "kvzap 42% in int8": "kvzip 42% in int8",
     "kvzap 24% in int8": "kvzip 24% in int8",
