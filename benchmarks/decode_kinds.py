@@ -42,6 +42,7 @@ def filled(counts: list[int], routed: bool, form: Format = MODEL) -> PackedCache
         layer.store_prompt(pack_layer(key, value, layer_plan(keep[:, None], groups), Packing(form=form)), length, key)
     cache.next_position = torch.full((batch, 1), length)
     cache.origin_B = torch.zeros(batch, dtype=torch.long)
+    cache.appends = True  # by transformers' own forward, which is timed here
     return cache
 
 

@@ -11,7 +11,7 @@ import yaml
 from subtoken_train.cli import generate
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.recommend import MeasuredArm, least, read_measured, spellings
+from subtoken_train.cli.recommend import MeasuredArm, least, lines, read_measured, spellings
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.settings import ARM_SETTINGS
 from tests.support.commands import printed, refused
@@ -68,13 +68,11 @@ def test_every_spelling_means_what_was_measured(measured):
 def test_what_is_said_on_every_model(capsys):
     out = printed(capsys, "recommend", "--budget", "0.2")
     first, heads, qwen, smol, *_ = out.splitlines()
-    assert (
-        first == "For facts that are asked for later: kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned"
-    )
+    assert first == "For facts and for text: kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned"
     assert heads.split("  ")[1:2] == ["measured on"]
-    assert qwen.startswith("  Qwen2.5-Coder-0.5B  12.4%  -0.10 [-0.15, -0.06]  -0.8 [-2.5, +0.6]")
-    assert smol.startswith("  SmolLM2-135M        12.4%  +0.12 [+0.01, +0.24]")
-    assert "eviction_keep=0.498, which was not measured" in out
+    assert qwen.startswith("  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.3 [-0.6, +1.4]")
+    assert smol.startswith("  SmolLM2-135M        12.4%  -0.08 [-0.20, +0.04]")
+    assert "eviction_keep=0.929, which was not measured" in out
     assert "KVzip reads a context twice" in out
     assert "checkpoints/NAME" in out
 
@@ -92,9 +90,11 @@ def test_what_is_said_of_one_model(capsys):
     assert 'SubTokenModel.from_pretrained("checkpoints/smollm2", eviction="kvzip", eviction_keep=0.42' in out
 
 
-def test_nets_are_learnt_first(capsys):
-    out = printed(capsys, "recommend", "--budget", "0.13", "--model", "smollm2")
-    assert "subtoken-train calibrate kvzap --backbone checkpoints/smollm2 --out nets.json" in out
+def test_nets_are_learnt_first():
+    settings = {"eviction": "kvzap", "eviction_options": {"calibration": "nets.json"}, "eviction_keep": 0.242}
+    figures = {"bytes": 0.124, "facts": [0.2] * 3, "text": [0.0] * 3, "codes": [0.0] * 3}
+    out = "\n".join(lines(MeasuredArm("kvzap 24%", settings, {"a": figures}), {"a": "A"}, "checkpoints/a", 0.124))
+    assert "subtoken-train calibrate kvzap --backbone checkpoints/a --out nets.json" in out
     assert "--eviction-option calibration=nets.json" in out
 
 
