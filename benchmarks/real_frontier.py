@@ -38,7 +38,7 @@ KINDS = {
     "KVzip, int4": r"kvzip [0-9.]+% in int4",
     "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%( in int[48])?, 12 of 16 value groups by norm",
     "KVzip, 8 of 16 groups, values turned": r"kvzip [0-9.]+%( in int[48])?, 8 of 16 .*, values turned",
-    "the same in int4_rotated": r"(kvzip [0-9.]+% in int4_rotated|int4_rotated of everything), 8 of 16 .*, values turned",
+    "the same in int4_rotated": r"(kvzip [0-9.]+% in )?int4_rotated( of everything)?, 8 of 16 .*, values turned",
     "other evictions": r"(?!kvzip [0-9]).* [0-9.]+%",
     "KVzip, int4_rotated": r"kvzip [0-9.]+% in int4_rotated",
 }

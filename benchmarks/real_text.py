@@ -115,7 +115,7 @@ BRIEF = {
     "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
     "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 54 % int8, half of turned values**",
     "kvzip 21.9%": "KVzip, 21.9 % of the entries",
-    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "**all tokens, half of turned values, 4 bits**",
+    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "**all, 4 bits, half of turned values**",
     "compactor 21.9%": "Compactor, 21.9 %",
     "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
     "snapkv 21.9%": "SnapKV, 21.9 %",
@@ -124,10 +124,10 @@ BRIEF = {
     "kvzap 24% in int8": "KVzap, 24 % in int8",
     "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 31 % int8, half of turned values**",
     "kvzip 46.5% in int4_rotated": "KVzip, 47 % in 4 bits, keys rotated",
-    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 58 % in 4 bits, half of turned values**",
+    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 58 %, 4 bits, half of turned values**",
     "kvzip 12.5%": "KVzip, 12.5 %",
-    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 47 % in 4 bits, half of turned values**",
-    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 27 % in 4 bits, half of turned values**",
+    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 47 %, 4 bits, half of turned values**",
+    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 27 %, 4 bits, half of turned values**",
 }
 """Arms of README's table, and their words."""
 GROUPS = (16, 12)
