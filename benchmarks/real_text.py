@@ -108,26 +108,27 @@ METHODS: dict[str, dict[str, Any]] = {
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
+HALVES = "8 of 16 value groups by norm, values turned"
 BRIEF = {
     "full cache": "everything in bf16",
     "int8 of everything": "everything in int8",
     "kvzip 42% in int8": "**KVzip, 42 % of the entries in int8**",
     "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
-    "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 54 % int8, half of turned values**",
+    f"kvzip 53.7% in int8, {HALVES}": "**KVzip, 54 % int8, half of turned values**",
     "kvzip 21.9%": "KVzip, 21.9 % of the entries",
-    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "**all, 4 bits, half of turned values**",
+    f"int4_rotated of everything, {HALVES}": "**all, 4 bits, half of turned values**",
     "compactor 21.9%": "Compactor, 21.9 %",
     "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
     "snapkv 21.9%": "SnapKV, 21.9 %",
     "kvzip 47% in int4": "KVzip, 47 % in int4",
     "kvzip 24% in int8": "KVzip, 24 % in int8",
     "kvzap 24% in int8": "KVzap, 24 % in int8",
-    "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "**KVzip, 31 % int8, half of turned values**",
+    f"kvzip 30.9% in int8, {HALVES}": "**KVzip, 31 % int8, half of turned values**",
     "kvzip 46.5% in int4_rotated": "KVzip, 47 % in 4 bits, keys rotated",
-    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 58 %, 4 bits, half of turned values**",
+    f"kvzip 57.8% in int4_rotated, {HALVES}": "**KVzip, 58 %, 4 bits, half of turned values**",
     "kvzip 12.5%": "KVzip, 12.5 %",
-    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 47 %, 4 bits, half of turned values**",
-    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "**KVzip, 27 %, 4 bits, half of turned values**",
+    f"kvzip 46.6% in int4_rotated, {HALVES}": "**KVzip, 47 %, 4 bits, half of turned values**",
+    f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",
 }
 """Arms of README's table, and their words."""
 GROUPS = (16, 12)
