@@ -367,7 +367,7 @@ def _whole_bytes(layer: PackedLayer, plan: LayerPlan, in_region_BM: Tensor, layo
         times = len(kind.marks_RM) // batch
         own_RM = kind.marks_RM & region_BN.repeat_interleave(times, 0)
         key_width = plan.cut_keys.kept if kind.cut and plan.cut_keys is not None else width
-        for sample, count in enumerate(own_RM.view(batch, -1).sum(-1).tolist()):
+        for sample, count in enumerate(own_RM.reshape(batch, -1).sum(-1).tolist()):
             slices = count * heads // times
             total[sample] += kind.form.bytes_of(slices, key_width, layer.dtype, "keys")
             total[sample] += kind.form.bytes_of(slices, width, layer.dtype, "values")

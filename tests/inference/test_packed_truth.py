@@ -170,7 +170,7 @@ def test_full_matrix():
     found = [(cell, difference(cell, 4)) for cell in cells]
     if os.environ.get("PACKED_MATRIX"):
         file = Path(os.environ["PACKED_MATRIX"])
-        head = HEAD if not levels else [*file.read_text().partition(LATER[0])[0].splitlines(), *LATER]
+        head = HEAD if not levels else [*file.read_text().partition(LATER[0])[0].rstrip().splitlines(), "", *LATER]
         file.write_text("\n".join([*head, *summary(found, levels)]) + "\n")
     assert [name_of(cell) for cell, x in found if not x.fits(cell["precision"])] == []
 
