@@ -157,7 +157,9 @@ class Answerer:
         request, model = job.request, SubTokenModel.around(self._model.backbone, self.compression(job.request))
         stream = AnswerStream(model.tokenizer, job.say, job.is_over, request.stops)
         asking = partial(self._ask_whole, model) if request.asked is None else partial(self._ask_context, model)
-        with warnings.catch_warnings(record=True) as said, torch.random.fork_rng(enabled=request.seed is not None):
+        device = self._model.backbone.family.device
+        drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
+        with warnings.catch_warnings(record=True) as said, drawn_apart:
             warnings.simplefilter("always", SubTokenWarning)
             if request.seed is not None:
                 torch.manual_seed(request.seed)
