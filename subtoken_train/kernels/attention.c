@@ -302,7 +302,7 @@ static void add_pieces(const struct block *b, const struct part *p, int64_t head
         int64_t last = head * per_head + i + 1 < bags ? starts[i + 1] : p->stored, done = 0;
         for (next = i + 1; p->bits && next < end && bit[next] == bit[i];)
             next++; /* bags that share their entries */
-        const uint8_t *bits = p->bits + (head / b->heads * p->flags + bit[i]) * p->bytes;
+        const uint8_t *bits = p->bits ? p->bits + (head / b->heads * p->flags + bit[i]) * p->bytes : 0;
         for (int64_t from = 0, count; from < (p->bits ? p->entries : last - starts[i]); from += stretch) {
             if (p->bits) {
                 int64_t entries = p->entries - from < stretch ? p->entries - from : stretch;

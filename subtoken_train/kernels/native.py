@@ -33,8 +33,6 @@ FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"]
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
 WIDEST = 512  # head whose codes the functions have room for
-FORMATS = ("model", "int8", "int4", "int4_rotated")
-"""Numbers of a cache that the functions read."""
 BITS = {torch.float32: 32, torch.bfloat16: 16}
 """By dtype: bits of a channel that is not rounded."""
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -97,8 +95,7 @@ def _plain(block: Block, dtype: torch.dtype) -> bool:
     """Return whether all numbers of a block are of a dtype, or codes of such, and lie in order."""
     return block.channels is None and all(
         payload.dtype == dtype
-        and payload.format.name in FORMATS
-        and (payload.format.rounds or payload.data.dtype == dtype)
+        and (payload.format.symmetric or payload.data.dtype == dtype)
         and payload.data.is_contiguous()
         for payload in block.payloads
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import warnings
 from functools import lru_cache
 
@@ -97,6 +98,20 @@ def test_routed_entries_take_no_more_operations_than_whole_ones():
         layer.update(*(states(i, 1, 3, 2, 64) for i in (1, 2)))
     query = states(3, 1, 9, 1, 64)
     assert operations(layers[0], query) == operations(layers[1], query) <= 12
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", native.FLAGS, ids=" ".join)
+def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
+    """Else a slower build takes the place of one that does not compile, and nobody hears of it."""
+    empty = tmp_path / "empty.c"
+    empty.write_text("int nothing;\n")
+    for source in (empty, native.SOURCE):
+        command = [choice.compiler(), "-O3", *flags, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "built.so")]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if source == empty and run.returncode:
+            pytest.skip(f"this compiler does not know {' '.join(flags)}")
+        assert run.returncode == 0, run.stderr
 
 
 @pytest.fixture
