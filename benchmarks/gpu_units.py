@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks import decode, prefill
 from benchmarks.gpu_kernels import graphed_steps, share_of_copy
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.pairs import ratio
+from benchmarks.shaped import llama_config
 from benchmarks.training_cases import Case
 from benchmarks.training_cost import WARMUP, peak_bytes, sides, timed
 from subtoken_train.benchmarking.comparison import TOKEN_ONLY
@@ -114,10 +116,11 @@ def copies(given: Settings, entries: int) -> dict[str, Any]:
     return {**row, "goals": [goal(what, row["share"]["routed"][0], 0.7, least=True)]}
 
 
-def prompts(given: Settings, length: int) -> dict[str, Any]:
+def prompts(given: Settings, length: int, times: int = 1) -> dict[str, Any]:
     """A prompt's pass with routers, or with statistics, plan and packing, over the plain one."""
     sizes, methods = given.sizes, list(prefill.WINDOWED)
-    row = prefill.measure(length, sizes.layers, sizes.pairs, methods, given.device, given.dtype)
+    config = llama_config(sizes.layers, length, vocabulary=64, times=times)
+    row = prefill.measure(config, length, sizes.pairs, methods, given.device, given.dtype)
     tokens = f"{length:,} tokens"
     held = {
         name: figures for name, figures in row["ratios"].items() if name in ("routed", "unrouted") or length >= LONG
@@ -197,6 +200,7 @@ def units(sizes: Sizes) -> dict[str, Unit]:
         "graph": (graphs, sizes.decode),
         "share": (copies, sizes.share),
         "prefill": (prompts, sizes.prompts),
+        "wide prefill": (partial(prompts, times=4), sizes.prompts),
         "training": (training, sizes.cases),
         "memory": (memory, sizes.cases),
         "table8": (table8, sizes.models),

@@ -27,15 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import create_causal_mask
 
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
-from benchmarks.shaped import HEAD_DIM, HEADS, WIDTH, llama_config
+from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer, plan_marks, read_counts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.attention_rows import scouted_row
-from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.engine.prompt_pass import layer_plans
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.text import TextFamily
@@ -59,18 +59,17 @@ LONG = 4096  # tokens from which a pass takes a CPU core many seconds
 class Prompt:
     """The stack, a prompt, and its passes."""
 
-    def __init__(self, length: int, layers: int, device: str, dtype: torch.dtype, kv_heads: int = HEADS) -> None:
+    def __init__(self, config: LlamaConfig, length: int, device: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        config = llama_config(layers, length, vocabulary=64)
-        config.num_key_value_heads = kv_heads
+        layers, width, kv_heads = config.num_hidden_layers, config.hidden_size, config.num_key_value_heads
         whole = LlamaForCausalLM(config).to(device, dtype).eval()
         self.model, self.family, self.kv_heads = whole.model, TextFamily(whole, None), kv_heads
         use_packed_attention(self.model.config)
         self.scouted = min(SCOUTED, layers - 1)
-        self.bank = RouterBank(RoutingConfig(), WIDTH, KVShape(layers, kv_heads, HEAD_DIM)).to(device).eval()
+        self.bank = RouterBank(RoutingConfig(), width, KVShape(layers, kv_heads, HEAD_DIM)).to(device).eval()
         attention = [layer.self_attn for layer in self.model.layers]
         self.bank.attach([part.v_proj for part in attention], [part.o_proj for part in attention])
-        self.hidden = torch.randn(1, length, WIDTH, device=device, dtype=dtype)
+        self.hidden = torch.randn(1, length, width, device=device, dtype=dtype)
         self.position = torch.arange(length, device=device)[None]
         self.regions = torch.full((1, length), int(Region.VISUAL), device=device)
         self.regions[:, :8], self.regions[:, -32:] = int(Region.SYSTEM), int(Region.QUERY)
@@ -108,9 +107,7 @@ class Prompt:
 
     def packed(self, cache: DynamicCache, keep: list[Tensor], masks: dict[int, Tensor] | None = None) -> None:
         """Plan and pack all layers."""
-        most = torch.stack([kept.any(1).sum(-1).max() for kept in keep]).tolist()
-        groups = [None if masks is None else masks[layer] for layer in range(len(keep))]
-        plans = [layer_plan(*each, None, longest) for *each, longest in zip(keep, groups, most, strict=True)]
+        plans = layer_plans(keep, masks or {}, [None] * len(keep))
         packing = Packing()
         counts = read_counts([plan_marks(plan, self.kv_heads, HEAD_DIM, packing.layout) for plan in plans])
         for layer, plan, own in zip(cache.layers, plans, counts, strict=True):
@@ -141,16 +138,10 @@ class Prompt:
 
 @torch.no_grad()
 def measure(
-    length: int,
-    layers: int,
-    pairs: int,
-    methods: list[str],
-    device: str,
-    dtype: torch.dtype,
-    kv_heads: int = HEADS,
+    config: LlamaConfig, length: int, pairs: int, methods: list[str], device: str, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Ratios to the plain pass, and of what stands beside each other."""
-    prompt = Prompt(length, layers, device, dtype, kv_heads)
+    prompt = Prompt(config, length, device, dtype)
     timed = {"plain": prompt.run, "unrouted": prompt.unrouted, "routed": prompt.routed}
     timed |= {name: lambda name=name: prompt.evicted(name) for name in methods}
     beside = {"scout": prompt.scout, "its layers": prompt.below}
@@ -161,10 +152,11 @@ def measure(
         seconds = interleaved(timed | beside, pairs, warmup=1, clock=clock)
     return {
         "length": length,
-        "layers": layers,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
         "pairs": pairs,
         "plain_seconds": sorted(seconds["plain"])[pairs // 2],
-        "kv_heads": kv_heads,
+        "kv_heads": config.num_key_value_heads,
         "ratios": {name: ratio(seconds, name, "plain") for name in timed if name != "plain"},
         "beside": {f"{a} / {b}": ratio(seconds, a, b) for a, b in (("routed", "unrouted"), ("scout", "its layers"))},
     }
@@ -234,7 +226,9 @@ def main() -> None:
     for length in args.lengths:
         methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]
         dtype = getattr(torch, args.dtype)
-        rows.append(measure(length, args.layers, args.pairs, methods, args.device, dtype, args.kv_heads))
+        config = llama_config(args.layers, length, vocabulary=64)
+        config.num_key_value_heads = args.kv_heads
+        rows.append(measure(config, length, args.pairs, methods, args.device, dtype))
         for name, figures in [*rows[-1]["ratios"].items(), *rows[-1]["beside"].items()]:
             print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
     shared = "" if args.kv_heads == HEADS else f"-{args.kv_heads}kv"

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
+from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Payload, Stored
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, places_of
@@ -52,7 +54,7 @@ class PlanMarks:
         kinds: routed ones first, of these the cut ones, of these those in full runs; without those that a plan or a
             format has none of. The last is of entries stored whole.
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
-        piece_bit: which of the bits rules each piece, int64 [P]; None where no value is cut.
+        piece_bit: which of the bits rules each piece, int32 [P]; None where no value is cut.
         bit_of: ``piece_bit`` on the host; empty where no value is cut.
         cut: which keys are cut; None: none.
     """
@@ -79,11 +81,13 @@ class RowCounts:
     """``PlanMarks.numbers`` on the host.
 
     Attributes:
+        marks: which they are of.
         kinds: of every row the entries of each kind.
         bits: per routed kind of every row the entries that store each bit.
         channels: that a cut key keeps; 0 where none is cut.
     """
 
+    marks: PlanMarks
     kinds: list[tuple[int, ...]]
     bits: list[list[list[int]]]
     channels: int
@@ -152,6 +156,7 @@ def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
     bits = 0 if marks.flags_RSM is None else marks.flags_RSM.shape[1]
     starts = [num_kinds + bits * i for i in range(routed)]
     return RowCounts(
+        marks,
         [tuple(row[:num_kinds]) for row in rows],
         [[row[start : start + bits] for row in rows] for start in starts],
         0 if marks.cut is None else rows[0][-1],
@@ -167,25 +172,31 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 
 
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
-    """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int64 [P].
+    """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P].
 
     Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
     pieces.
     """
-    num_groups, device = groups_BMS.shape[-1], groups_BMS.device
-    if layout == "per_head":
-        piece_bit = torch.arange(num_groups, device=device).repeat(kv_heads)
-    else:
-        group_width = kv_heads * width // num_groups
-        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
-        piece_bit = starts.div(group_width, rounding_mode="floor")
+    device = groups_BMS.device
+    piece_bit = _piece_bit(groups_BMS.shape[-1], kv_heads, width, layout, device)
     flags_BSM = groups_BMS.transpose(1, 2)
     if shared:
         return flags_BSM, piece_bit
     flags_BPM = flags_BSM.index_select(1, piece_bit)
     pieces = len(piece_bit) // kv_heads
     by_head = flags_BPM.reshape(len(flags_BPM) * kv_heads, pieces, flags_BPM.shape[-1])
-    return by_head, torch.arange(pieces, device=device)
+    return by_head, torch.arange(pieces, dtype=torch.int32, device=device)
+
+
+@cache
+def _piece_bit(num_groups: int, kv_heads: int, width: int, layout: Layout, device: torch.device) -> Tensor:
+    """Return ``_bit_of`` on a device, int32; made there, since a copy from the host would wait for it."""
+    with torch.inference_mode(False):
+        if layout == "per_head":
+            return torch.arange(num_groups, dtype=torch.int32, device=device).repeat(kv_heads)
+        group_width = kv_heads * width // num_groups
+        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
+        return starts.div(group_width, rounding_mode="floor").int()
 
 
 MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
@@ -228,15 +239,15 @@ def pack_layer(
         plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
         packing: layout and precision.
         position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
-        counts: of ``read_counts``; None: they are read now, which alone waits for the device.
+        counts: of ``read_counts``, by the same packing; None: they are read now, which alone waits for the device.
         fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
             go without it. None: zero.
 
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    marks = plan_marks(plan, kv_heads, width, packing.layout, packing.form)
-    counts = read_counts([marks])[0] if counts is None else counts
+    counts = counts or read_counts([plan_marks(plan, kv_heads, width, packing.layout, packing.form)])[0]
+    marks = on_device(counts.marks, key_BhNd.device)
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     fill, feedback = None, packing.feedback(plan)
     if fill_BV is not None:
@@ -311,8 +322,11 @@ def _places(chosen_RM: Tensor, count: int) -> Tensor:
 
 def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
     """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
-    rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
-    taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
+    if len(index_RM) == 1:  # a call instead of four: a GPU waits for calls, not for bytes
+        taken = vectors_RcNd.index_select(2, index_RM[0])
+    else:
+        rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
+        taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
     if channels_Rck is None:
         return taken
     return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))
@@ -324,9 +338,10 @@ def _routed_values(
     """Keep the flagged pieces, with the faster index that is small enough."""
     (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
-    row_n, piece_n, entry_n = torch.nonzero_static(flags_RSM.index_select(1, piece_bit), size=bounds[-1]).unbind(1)
-    place_n = (row_n * heads + piece_n.div(per_head, rounding_mode="floor")) * entries + entry_n
-    pieces = keys.format.store_pieces(pieces_RPMw[row_n, piece_n, entry_n], place_n, (rows, heads, entries))
+    flags_RPM = flags_RSM.index_select(1, piece_bit)
+    stored_n = torch.nonzero_static(flags_RPM.flatten(), size=bounds[-1])[:, 0]
+    pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
+    pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
     return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 
@@ -342,15 +357,16 @@ def with_index(
         keys: of the same entries.
         bounds: of the result; None: they are read from the device.
     """
-    flags_RPM, heads = flags_RSM.index_select(1, piece_bit), keys.data.shape[1]
-    counts = flags_RPM.sum(-1).flatten()
-    stored, offsets = len(pieces.data), (counts.cumsum(0) - counts).int()
+    flags_RPM, heads, stored = flags_RSM.index_select(1, piece_bit), keys.data.shape[1], len(pieces.data)
+    counts = flags_RPM.sum(-1, dtype=torch.int32).flatten()
+    offsets = counts.cumsum(0, dtype=torch.int32) - counts
     fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
     if fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
     else:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
-    return RoutedValues(index, pieces, offsets, piece_bit.int(), flags_RSM.shape[-1], heads, bounds or [])
+    own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
+    return RoutedValues(index, pieces, offsets, own, flags_RSM.shape[-1], heads, bounds or [])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -140,6 +140,28 @@ def layer_plan(
     return LayerPlan(entries, None if groups_BMS is None else take_rows(groups_BMS, rows), heads, rows)
 
 
+def layer_plans(
+    keep: Sequence[Tensor], groups: Mapping[int, Tensor], indices: Sequence[Tensor | None]
+) -> list[LayerPlan]:
+    """Make the plans of all layers, see ``layer_plan``; the device is read once.
+
+    Layers whose marks, and whose rows, are the very same tensors share what follows from them.
+    """
+    alike = [(id(marks), id(index)) for marks, index in zip(keep, indices, strict=True)]
+    first = {pair: layer for layer, pair in reversed(list(enumerate(alike)))}
+    longest = torch.stack([keep[layer].any(1).sum(-1).max() for layer in first.values()]).tolist()
+    made = {
+        pair: layer_plan(keep[layer], None, indices[layer], most)
+        for (pair, layer), most in zip(first.items(), longest, strict=True)
+    }
+    plans = [replace(made[pair]) for pair in alike]
+    for layer, groups_BMS in groups.items():
+        rows_BN = plans[layer].rows_BN
+        assert rows_BN is not None
+        plans[layer].group_mask_BNS = take_rows(groups_BMS, rows_BN)
+    return plans
+
+
 @dataclass
 class PromptPass:
     """The results of a pass over a batch.
@@ -183,11 +205,7 @@ class PromptPass:
         """
         masks, held = self.groups(), self.layer_rows()
         kept = self.entries() if keep is None else keep
-        longest = torch.stack([keep_BhM.any(1).sum(-1).max() for keep_BhM in kept]).tolist()  # of all, read at once
-        layers = [
-            layer_plan(keep_BhM, masks.get(layer), rows.index_BM, longest[layer])
-            for layer, (keep_BhM, (rows, _)) in enumerate(zip(kept, held, strict=True))
-        ]
+        layers = layer_plans(kept, masks, [rows.index_BM for rows, _ in held])
         stored = self.routing is not None and self.routing.token_budget.stores_fill
         for layer, kept_layer in enumerate(layers):
             kept_layer.filled = stored and layer in masks
@@ -196,8 +214,10 @@ class PromptPass:
     def entries(self) -> list[Tensor]:
         """Return per layer the entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
         keys = {} if self.state is None or self.routing is None else self.state.keys
-        kept = [(regions_BM != Region.PADDING)[:, None] for _, regions_BM in self.layer_rows()]
-        return [entries_B1M & keys.get(layer, entries_B1M) for layer, entries_B1M in enumerate(kept)]
+        regions = [regions_BM for _, regions_BM in self.layer_rows()]
+        real = {id(regions_BM): (regions_BM != Region.PADDING)[:, None] for regions_BM in regions}
+        kept = [real[id(regions_BM)] for regions_BM in regions]  # one tensor for the layers of a stretch
+        return [entries & keys[layer] if layer in keys else entries for layer, entries in enumerate(kept)]
 
     def groups(self) -> dict[int, Tensor]:
         """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""

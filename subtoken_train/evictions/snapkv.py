@@ -90,7 +90,8 @@ class SnapKV(Eviction):
     def score(self, view: View) -> Scores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
         window_BN = view.window(window_length(view, self.window))
-        index_BW, valid_BW = kept_index(window_BN, pad_left=True)
+        longest = min(self.window, window_BN.shape[1]) if isinstance(self.window, int) else None  # else read
+        index_BW, valid_BW = kept_index(window_BN, pad_left=True, longest=longest)
         index_BW = index_BW.masked_fill(~valid_BW, -1)
         scores = view.rows(index_BW).sum(2)
         if self.rows == "mean":

@@ -37,6 +37,11 @@ CHANNELS = 32
 _COUNTS = {2: "two", 4: "four"}
 
 
+def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
+    """Return (row * c + head) * M + entry of pieces, from (row * P + piece) * M + entry; P / c are ``per_head``."""
+    return stored_n.div(per_head * entries, rounding_mode="floor") * entries + stored_n % entries
+
+
 @dataclass(frozen=True)
 class Format:
     """The model's own dtype, stored as it is; formats that round override what differs.
@@ -121,13 +126,14 @@ class Format:
         """
         return self.store(keys)
 
-    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
         """Store pieces of values; those of an entry's head are rounded together.
 
         Args:
             pieces_nw: of all entries.
-            place_n: (row * c + head) * M + entry of each.
+            stored_n: (row * P + piece) * M + entry of each.
             sizes: (R, c, M).
+            per_head: pieces of an entry's head, P / c.
         """
         return self.store(pieces_nw)
 
@@ -177,8 +183,9 @@ class Int8(Format):
         codes, scale = self._round(vectors, largest)
         return Payload(codes, scale, vectors.dtype, self)
 
-    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
         """See ``Format.store_pieces``: one scale, by the largest channel; an entry without any has the least scale."""
+        place_n = places_of_pieces(stored_n, per_head, sizes[2])
         largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
         stored = self.store(pieces_nw, largest[place_n, None])
         return Stored(stored.data, self.scale_of(largest.view(*sizes, 1)), stored.dtype, self)
@@ -330,8 +337,9 @@ class Kivi(Format):
         low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
         return self._stored(keys, low, high)
 
-    def store_pieces(self, pieces_nw: Tensor, place_n: Tensor, sizes: tuple[int, int, int]) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
         """See ``Format.store_pieces``; an entry without any has zeros."""
+        place_n = places_of_pieces(stored_n, per_head, sizes[2])
         none = pieces_nw.new_zeros(math.prod(sizes))
         ends = zip(("amin", "amax"), pieces_nw.aminmax(dim=-1), strict=True)
         low, high = (none.scatter_reduce(0, place_n, end, how, include_self=False)[:, None] for how, end in ends)

@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.formats import Payload, Picked, Stored
+from subtoken_train.kernels.formats import Payload, Picked, Stored, places_of_pieces
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 """By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
@@ -32,9 +32,10 @@ _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 def pack_bits(flags_RSM: Tensor) -> Tensor:
     """Pack eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
-    missing = -flags_RSM.shape[-1] % 8
-    padded_RSM = torch.nn.functional.pad(flags_RSM.to(torch.uint8), (0, missing))
-    places = torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
+    missing, places = -flags_RSM.shape[-1] % 8, torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
+    padded_RSM = flags_RSM.to(torch.uint8)
+    if missing:
+        padded_RSM = torch.nn.functional.pad(padded_RSM, (0, missing))
     packed: Tensor = (padded_RSM.view(*padded_RSM.shape[:2], -1, 8) << places).sum(-1, dtype=torch.uint8)
     return packed
 
@@ -158,8 +159,7 @@ def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
     """Return (row * c + head) * M + entry of each of the ``count`` stored pieces, int64 [n]."""
     _, pieces, entries = flags_RPM.shape
     stored = torch.nonzero_static(flags_RPM.flatten(), size=count).squeeze(1)
-    per_head = pieces // heads * entries
-    return stored.div(per_head, rounding_mode="floor") * entries + stored % entries
+    return places_of_pieces(stored, pieces // heads, entries)
 
 
 @dataclass

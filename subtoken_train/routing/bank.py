@@ -348,9 +348,10 @@ class RouterBank(nn.Module):
         The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
         Of entries that are kept whole, the key's choice alone has one.
         """
-        factors_BNS = mask_BNS.to(logits_BNS.dtype)
         if self.config.drops and not self.whole:
             factors_BNS = straight_through(mask_BNS, margin_BNS, routed_BN1)
+        else:
+            factors_BNS = mask_BNS.to(logits_BNS.dtype)
         if not self.config.value_gate:
             return factors_BNS
         return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)

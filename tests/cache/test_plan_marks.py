@@ -44,7 +44,7 @@ def tensors(blocks):
 def test_counts_of_many_layers_are_read_once(sets, groups, layout, cut):
     layers = [planned(sets, groups, layout, cut, seed) for seed in range(3)]
     with host_reads() as found:
-        counts = read_counts([plan_marks(plan, 2, 8, layout) for _, plan in layers])
+        counts = read_counts([plan_marks(plan, 2, 8, layout, FORMAT_OF[8]) for _, plan in layers])
     assert len(found) == 1
     for (state, plan), own in zip(layers, counts, strict=True):
         value = state.value * state.channels

@@ -168,7 +168,7 @@ def test_what_has_no_range_and_what_fp16_does_not_hold(name):
     read = form.store_keys(keys).read()
     assert torch.isfinite(read).all()
     assert torch.equal(read[..., :2], keys[..., :2])
-    none = form.store_pieces(torch.randn(2, 4), torch.tensor([0, 2]), (1, 1, 3))
+    none = form.store_pieces(torch.randn(2, 4), torch.tensor([0, 2]), (1, 1, 3), 1)
     assert none.scale[0, 0, 1, 0, 1] == 0
 
 
