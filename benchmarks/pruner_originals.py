@@ -14,6 +14,8 @@ import argparse
 import ast
 import math
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 OUT = Path(__file__).resolve().parent / "results" / "pruner_originals.safetensors"
 ARCH = "llava/model/llava_arch.py"
@@ -33,16 +36,27 @@ FILES = {
 IMAGES, TOKENS, WIDTH = 3, 60, 24
 
 
-def functions(checkout: Path, file: str, names: tuple[str, ...]) -> SimpleNamespace:
-    """The named functions of a file, without their annotations."""
-    found: dict[str, Any] = {"torch": torch, "math": math}
+def taken(checkout: Path, file: str, names: tuple[str, ...], **told: Any) -> SimpleNamespace:
+    """The named functions and classes of a file; ``told`` is what they find under names that they do not import."""
+    found: dict[str, Any] = {"torch": torch, "nn": nn, "F": functional, "math": math, **told}
+    left = set(names)
     for node in ast.walk(ast.parse((checkout / file).read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name in names and node.name not in found:
-            node.returns = None
-            for argument in node.args.args:
-                argument.annotation = None
-            exec(compile(ast.fix_missing_locations(ast.Module([node], [])), file, "exec"), found)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in left:
+            left.remove(node.name)
+            exec(compile(ast.Module([node], []), file, "exec"), found)  # annotations stay texts, as in this file
     return SimpleNamespace(**{name: found[name] for name in names})
+
+
+def write(out: Path, cases: dict[str, tuple[Callable[[Path], dict[str, Tensor]], Path]]) -> None:
+    """Run cases on their checkouts, each from its own seed, and write all tensors to one file."""
+    tensors, about = {}, {"torch": torch.__version__}
+    for seed, (name, (case, checkout)) in enumerate(cases.items()):
+        torch.manual_seed(seed)
+        tensors |= {f"{name}.{key}": value.contiguous() for key, value in case(checkout).items()}
+        done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        about[name] = done.stdout.strip()
+    save_file(tensors, out, metadata=about)
+    print(f"{out}: {about}")
 
 
 def drawn(*shape: int) -> Tensor:
@@ -103,17 +117,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in CASES:
         parser.add_argument(name, type=Path, help=f"checkout of {name}")
-    args, tensors, about = parser.parse_args(), {}, {"torch": torch.__version__}
-    for seed, (name, case) in enumerate(CASES.items()):
-        torch.manual_seed(seed)
-        checkout = getattr(args, name)
-        tensors |= {
-            f"{name}.{key}": value.contiguous() for key, value in case(functions(checkout, *FILES[name])).items()
-        }
-        done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        about[name] = done.stdout.strip()
-    save_file(tensors, OUT, metadata=about)
-    print(f"{OUT}: {about}")
+    args = vars(parser.parse_args())
+    write(OUT, {name: (partial(run, name), args[name]) for name in CASES})
+
+
+def run(name: str, checkout: Path) -> dict[str, Tensor]:
+    """A case on its functions."""
+    return CASES[name](taken(checkout, *FILES[name]))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "h2o": "h2o:H2O",
         "snapkv": "snapkv:SnapKV",
         "pyramidkv": "pyramidkv:PyramidKV",
+        "cake": "cake:CAKE",
         "knorm": "knorm:KNorm",
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",

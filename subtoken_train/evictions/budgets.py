@@ -29,6 +29,12 @@ def competing_counts(candidates: Candidates) -> Tensor:
     return torch.stack([competes_BN.sum(-1) for competes_BN in candidates.competes_LBN])
 
 
+def protected_counts(scores: list[Scores], candidates: Candidates) -> Tensor:
+    """Entries that compete and are protected, int64 [L, B]."""
+    layers = zip(scores, candidates.competes_LBN, strict=True)
+    return torch.stack([(layer.protected_BN & competes_BN).sum(-1) for layer, competes_BN in layers])
+
+
 def pyramid_weights(like_LB: Tensor) -> Tensor:
     """Claims that fall linearly from the first layer to the last, fp32 [L, B]; their mean over the layers is 1.
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.ledger.kv_budget import exact
@@ -21,6 +22,7 @@ from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.view import View
 
 GroupReduction = Literal["mean", "max"]
+Pooling = Literal["avg", "max"]
 
 Blocks = Iterable[tuple[Tensor, Tensor]]
 """(index_BW, probabilities [B, H, W, N]), as ``View.blocks`` yields them; -1 in the index is no row."""
@@ -80,6 +82,24 @@ def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean")
     batch, heads, length = scores_BHN.shape
     grouped = scores_BHN.view(batch, kv_heads, heads // kv_heads, length)
     return grouped.mean(2) if how == "mean" else grouped.amax(2)
+
+
+def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: Pooling) -> Tensor:
+    """Scores [B, H, N] pooled over ``kernel`` neighbours among ``pooled_BN``, 0 elsewhere.
+
+    Rows that are not marked do not separate neighbours; what hangs over an edge counts as 0 in an average.
+    """
+    order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
+    packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
+    pool = F.avg_pool1d if pooling == "avg" else F.max_pool1d
+    packed = pool(packed, kernel, stride=1, padding=kernel // 2)
+    return torch.zeros_like(scores).scatter(-1, order, packed).masked_fill(~pooled_BN[:, None], 0.0)
+
+
+def check_kernel(method: str, kernel: int) -> None:
+    """Raise a worded ``ValueError`` unless a kernel has a middle."""
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"{method} kernel={kernel} must be an odd number, 1 or more")
 
 
 def check_window(method: str, window: object, least: int, setting: str = "window") -> None:

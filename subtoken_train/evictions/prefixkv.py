@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.elastic import Elastic
 from subtoken_train.functional.merging import Merge
 from subtoken_train.view.scores import Candidates, Scores
@@ -106,7 +106,7 @@ class PrefixKV(Elastic):
             share_LB = self.calibrated.numbers.at(total_B / most_LB.sum(0).clamp(min=1)).float().to(most_LB.device)
             return divide_budget(share_LB * most_LB, total_B, most_LB.clamp(max=1), most_LB)
         layers = list(zip(scores, candidates.competes_LBN, strict=True))
-        protected_LB = torch.stack([(layer.protected_BN & competes_BN).sum(-1) for layer, competes_BN in layers])
+        protected_LB = protected_counts(scores, candidates)
         curves = [prefix_curve(layer.scores_BhN[:, 0], competes_BN) for layer, competes_BN in layers]
         return prefix_counts(curves, total_B, protected_LB, most_LB)
 

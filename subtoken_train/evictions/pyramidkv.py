@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import check_word
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.view.scores import Candidates, Scores
 
@@ -68,13 +68,7 @@ class PyramidKV(SnapKV):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
-        competes_LBN = candidates.competes_LBN
-        window_LB = torch.stack(
-            [
-                (layer.protected_BN & competes_BN).sum(-1)
-                for layer, competes_BN in zip(scores, competes_LBN, strict=True)
-            ]
-        )
+        window_LB = protected_counts(scores, candidates)
         # on the CPU: few numbers, float64, and whole-number division
         budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()
         count_LB = PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta)

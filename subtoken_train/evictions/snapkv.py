@@ -20,18 +20,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.observers import GroupReduction, check_window, over_groups, window_length
+from subtoken_train.evictions.observers import (
+    GroupReduction,
+    Pooling,
+    check_kernel,
+    check_window,
+    neighbours_pooled,
+    over_groups,
+    window_length,
+)
 from subtoken_train.functional.gather import kept_index
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
-Pooling = Literal["avg", "max"]
 PoolPer = Literal["query_head", "kv_head"]
 RowReduction = Literal["sum", "mean"]
 
@@ -66,8 +69,7 @@ class SnapKV(Eviction):
 
     def __post_init__(self) -> None:
         check_window(self.name, self.window, least=1)
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"{self.name} kernel={self.kernel} must be an odd number, 1 or more")
+        check_kernel(self.name, self.kernel)
         words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
         for setting, allowed in words.items():
             check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
@@ -97,16 +99,9 @@ class SnapKV(Eviction):
         if self.rows == "mean":
             scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]
         kv_heads, before_BN = view.key_BhNd.shape[1], view.entries_BN & ~window_BN
+        how = before_BN, self.kernel, self.pooling
         if self.pool_per == "query_head":
-            scores = over_groups(self._pool(scores, before_BN), kv_heads, self.group)
+            scores = over_groups(neighbours_pooled(scores, *how), kv_heads, self.group)
         else:
-            scores = self._pool(over_groups(scores, kv_heads, self.group), before_BN)
+            scores = neighbours_pooled(over_groups(scores, kv_heads, self.group), *how)
         return Scores(scores, window_BN)
-
-    def _pool(self, scores: Tensor, pooled_BN: Tensor) -> Tensor:
-        """Pool over the neighbours among ``pooled_BN`` (rows that are no entries do not separate them); 0 elsewhere."""
-        order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
-        packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
-        pool = F.avg_pool1d if self.pooling == "avg" else F.max_pool1d
-        packed = pool(packed, self.kernel, stride=1, padding=self.kernel // 2)
-        return torch.zeros_like(scores).scatter(-1, order, packed).masked_fill(~pooled_BN[:, None], 0.0)

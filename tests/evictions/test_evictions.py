@@ -30,6 +30,7 @@ SETTINGS = {
     "duo_attention": {"sinks": 1, "recent": 3},
     "simlayerkv": {"sinks": 1, "recent": 3},
     "cur": {"sinks": 1, "local": 4},
+    "cake": {"window": 4},
 }
 
 

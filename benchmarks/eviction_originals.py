@@ -1,0 +1,112 @@
+"""Outputs of CAKE's own code on small random inputs, for ``tests/evictions/test_cake.py``.
+
+    git clone https://github.com/antgroup/cakekv; ...
+    python -m benchmarks.eviction_originals cakekv    # needs torch and safetensors alone
+
+The functions and classes are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this
+project. One file is written, ``benchmarks/results/eviction_originals.safetensors``: inputs, scores, what stayed, and in
+its header the commits.
+
+Legend: L layers, H query heads, h key-value heads, N rows of the prompt, d head width.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pruner_originals import taken, write
+
+OUT = Path(__file__).resolve().parent / "results" / "eviction_originals.safetensors"
+LAYERS, HEADS, KV_HEADS, ROWS, WIDTH = 4, 4, 2, 60, 8
+SIZE, WINDOW = 16, 6  # entries that a layer keeps on average, the window among them
+
+
+def prompt() -> tuple[Tensor, Tensor]:
+    """Queries [L, H, N, d] and keys [L, h, N, d] whose layers look more and more sharply."""
+    sharp_L = torch.linspace(0.9, 1.6, LAYERS)[:, None, None, None]
+    return sharp_L * torch.randn(LAYERS, HEADS, ROWS, WIDTH), torch.randn(LAYERS, KV_HEADS, ROWS, WIDTH)
+
+
+def cake(checkout: Path) -> dict[str, Tensor]:
+    """One prompt through its attention's forward, layer after layer: what stays after the last, with its cascade too.
+
+    Values hold every entry's number, so that what is left in the cache says which they are.
+    """
+    utils = vars(taken(checkout, "cake/utils.py", ("calculate_entropy", "adjust_budgets"), np=numpy))
+    caches = taken(checkout, "cake/cake_cache.py", ("CakeCache", "CakeprefillKVCache"), **utils, Cache=object)
+    told = {"StaticCache": bytes, "DynamicCache": bytes, "logger": SimpleNamespace(warning_once=lambda text: None)}
+    told |= {"apply_rotary_pos_emb": lambda query, key, cos, sin: (query, key)}
+    told |= {"repeat_kv": lambda states, times: states.repeat_interleave(times, 1)}
+    told |= {"_flash_attention_forward": lambda query, *rest, **more: query}
+    code = taken(checkout, "cake/model/modify_llama.py", ("llama_attn_forward_cake",), **utils, **told)
+    query, key = prompt()
+    found = {"query": query, "key": key}
+    for word, cascading in (("once", False), ("cascade", True)):
+        evict = caches.CakeprefillKVCache(SIZE, WINDOW, num_heads=HEADS, num_layers=LAYERS, use_cascading=cascading)
+        config = SimpleNamespace(gamma=200.0, tau1=1.6, tau2=0.4, prefill=[True] * LAYERS)
+        config.window_size, config.key_size = [WINDOW] * LAYERS, [SIZE - WINDOW] * LAYERS
+        config.decoding_evict, config.prefill_cake_evict = [None] * LAYERS, [evict] * LAYERS
+        cache, scores = caches.CakeCache(), []
+        for layer in range(LAYERS):
+            module = attention(query[layer], key[layer], layer, config)
+            positions = torch.zeros(0), torch.zeros(0)
+            code.llama_attn_forward_cake(
+                module, torch.zeros(1, ROWS, 1), past_key_value=cache, position_embeddings=positions
+            )
+            scores.append(cache.evict_scores[layer][0])
+        found[f"{word}.kept"] = torch.stack([marked(values[0, :, :, 0]) for values in cache.value_cache])
+        if not cascading:  # it cuts the scores of all layers once the last one is there
+            found["scores"] = torch.stack(scores[:-1])
+            found["preference"] = torch.tensor([float(each) for each in cache.pref_scores])
+    return found
+
+
+def attention(query_HNd: Tensor, key_hNd: Tensor, layer: int, config: SimpleNamespace) -> SimpleNamespace:
+    """An attention module as CAKE's forward reads it, whose projections give what they are told."""
+    number_hNd = torch.arange(ROWS).float()[None, :, None].expand(KV_HEADS, -1, WIDTH)
+    own: dict[str, Any] = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "config": config}
+    own |= {"num_key_value_groups": HEADS // KV_HEADS, "layer_idx": layer, "training": False}
+    own |= {"is_causal": True, "attention_dropout": 0.0, "_flash_attn_uses_top_left_mask": False}
+    for name, states in (("q_proj", query_HNd), ("k_proj", key_hNd), ("v_proj", number_hNd)):
+        own[name] = Given(states)
+    return SimpleNamespace(**own, o_proj=nn.Identity())
+
+
+class Given(nn.Module):
+    """A projection that gives the heads' states that it was made with, [1, N, heads * d], whatever it is asked."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.weight = states.transpose(0, 1).flatten(1)[None]
+
+    def forward(self, hidden_BND: Tensor) -> Tensor:
+        """What it was made with."""
+        return self.weight
+
+
+def marked(number_hK: Tensor) -> Tensor:
+    """The entries that are left, bool [h, N]."""
+    return torch.zeros(len(number_hK), ROWS, dtype=torch.bool).scatter(1, number_hK.long(), True)
+
+
+CASES = {"cake": cake}
+
+
+def main() -> None:
+    """Run all and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in CASES:
+        parser.add_argument(name, type=Path, help=f"checkout of {name}")
+    args = vars(parser.parse_args())
+    write(OUT, {name: (case, args[name]) for name, case in CASES.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
+
+Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its released code
+(antgroup/cakekv @c4675ce). Read are the last ``window`` rows, which always stay, over the entries before them. A
+layer's preference is their attention's entropy, summed over rows and heads, to the power 1 / ``tau1``, times its
+variance from row to row, summed over entries and heads, to the power 1 / ``tau2``; what the windows leave of the budget
+is divided by it. An entry's score is the mean of its attention over the rows plus ``gamma`` times the variance, the
+mean over its neighbours, then over the query heads of a group. With ``ada`` around it, heads share a layer's budget.
+
+What differs from the release: it rounds shares down and hands what is left, or what a layer cannot hold, to all others
+alike, here the largest remainders and the layers' preferences have it; it compresses nothing that is not longer than
+budget and window together; it adds up a batch. Its cascade lets entries of early layers go while later ones run, which
+bounds the peak of a prompt's pass and ends at the same shares; here no layer is cut before all have run. The taus were
+tuned for each model and budget (0.4 to 2.3 in the release); 1 is what it takes without that.
+While tokens are decoded (``eviction_every``) layers keep the prompt's preferences and entries compete by the rows since
+the last time, variance included; the release evicts at every step by that step's row. One row has no variance: scores
+are then its attention. The window is SnapKV's, whose page says what becomes of it beside a short question or budget.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.errors import check_range
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
+from subtoken_train.evictions.observers import (
+    check_kernel,
+    check_window,
+    neighbours_pooled,
+    over_groups,
+    window_length,
+)
+from subtoken_train.functional.gather import kept_index
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, Online, View
+
+LEAST = 1e-10  # inside the entropy's logarithm, as released
+MOST = 1e6
+
+
+@dataclass(frozen=True)
+class CAKE(Eviction):
+    """Mean and variance of the last rows' attention; the defaults are the release's.
+
+    Attributes:
+        window: last entries of the prompt that observe, and always stay: a whole number, or, between 0 and 1, their
+            share of the layer's budget, rounded down, 1 at least.
+        kernel: entries whose scores are averaged together, odd.
+        gamma: weight of the variance in an entry's score.
+        tau1: the larger, the less the entropy counts in a layer's preference.
+        tau2: the larger, the less the variance counts.
+
+    Raises:
+        ValueError: a window that is neither, an even kernel, a negative weight, or a tau that is not above 0.
+    """
+
+    name: ClassVar[str] = "cake"
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+
+    window: int | float = 32
+    kernel: int = 5
+    gamma: float = 200.0
+    tau1: float = 1.0
+    tau2: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_window(self.name, self.window, least=1)
+        check_kernel(self.name, self.kernel)
+        check_range("cake gamma", self.gamma, 0, MOST)
+        check_range("cake tau1", self.tau1, 1 / MOST, MOST)
+        check_range("cake tau2", self.tau2, 1 / MOST, MOST)
+
+    @property
+    def online(self) -> Online:
+        """See ``Eviction.online``."""
+        return Online(rows=self.window if isinstance(self.window, int) else None)
+
+    @property
+    def across_layers(self) -> bool:
+        """Return True: layers share the budget."""
+        return True
+
+    def score(self, view: View) -> Scores:
+        """The indicator of every entry before the window, [B, h, N], which is protected; the weight is the preference.
+
+        As its logarithm, so that no power of it overflows; a layer without variance has a small one.
+        """
+        window_BN = view.window(window_length(view, self.window))
+        index_BW, valid_BW = kept_index(window_BN, pad_left=True)
+        rows_BHWN = view.rows(index_BW.masked_fill(~valid_BW, -1))
+        there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
+        before_BN = view.entries_BN & ~window_BN
+        rows_BHWN = rows_BHWN.masked_fill(~before_BN[:, None, None], 0.0)
+        mean_BHN, variance_BHN = moments(rows_BHWN, there_BW)
+        pooled_BHN = neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
+        entropy_B = -(rows_BHWN * (rows_BHWN + LEAST).log()).sum((1, 2, 3))
+        preference_B = _log(entropy_B) / self.tau1 + _log(variance_BHN.sum((1, 2))) / self.tau2
+        if view.carried is not None:  # the prompt's, which all entries of the last look have: the oldest is one
+            oldest_B11 = view.entries_BN.int().argmax(-1)[:, None, None]
+            preference_B = view.carried.gather(2, oldest_B11)[:, 0, 0]
+        kv_heads = view.key_BhNd.shape[1]
+        carried_BhN = preference_B[:, None, None].expand(-1, kv_heads, view.entries_BN.shape[1])
+        return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        """Entries per layer, int64 [L, B]: its window, and its share of what the windows leave."""
+        log_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
+        left_B = (candidates.budget_LB - window_LB).sum(0)
+        free_LB = competing_counts(candidates) - window_LB
+        return window_LB + divide_budget(log_LB.softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
+
+
+def moments(rows_BHWN: Tensor, there_BW: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (of a sample: over one row less) of the marked rows, [B, H, N] each; all other rows are 0."""
+    count_B11 = there_BW.sum(-1)[:, None, None]
+    mean_BHN = rows_BHWN.sum(2) / count_B11.clamp(min=1)
+    away_BHWN = (rows_BHWN - mean_BHN[:, :, None]) * there_BW[:, None, :, None]
+    return mean_BHN, away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
+
+
+def _log(positive_B: Tensor) -> Tensor:
+    return positive_B.clamp(min=torch.finfo(torch.float32).tiny).log()

@@ -1,0 +1,170 @@
+"""CAKE: what the release keeps, a plain reference, budgets beside windows, and shares that last while decoding."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from subtoken_train.view.view import OnlineView, View
+from tests.support.golden_cases import close, keep_of, same_places
+from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, plan
+
+ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
+WINDOW, SIZE = 6, 16
+CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]
+
+
+@pytest.fixture(scope="module")
+def original():
+    """CAKE's record: three layers' scores, four layers' preferences and sets."""
+    tensors = load_file(ORIGINALS)
+    return {key.removeprefix("cake."): value for key, value in tensors.items() if key.startswith("cake.")}
+
+
+def views_of(original, method):
+    regions = torch.full((1, original["key"].shape[2]), int(Region.CONTEXT))
+    layers = enumerate(zip(original["query"][:, None], original["key"][:, None], strict=True))
+    return [View(i, query, key, key, regions, key.shape[-1] ** -0.5, method.needs) for i, (query, key) in layers]
+
+
+def test_scores_and_preferences_are_the_release_s(original):
+    method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
+    found = [method.score(view) for view in views_of(original, method)]
+    before = original["scores"].shape[-1]
+    for layer, golden in enumerate(original["scores"]):
+        close(method, "eviction_originals: scores", found[layer].scores_BhN[0, :, :before], golden)
+    shares = torch.cat([each.weight_B for each in found]).softmax(0)
+    close(method, "eviction_originals: shares", shares, original["preference"] / original["preference"].sum())
+
+
+@pytest.mark.parametrize("word", ["once", "cascade"])
+def test_sets_are_the_release_s_but_for_how_shares_are_rounded(original, word):
+    """With its counts the sets are its own, cut in a cascade or once; our counts are within one of them."""
+    method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
+    views, kept = views_of(original, method), original[f"{word}.kept"]
+    for layer, view in enumerate(views):
+        places = torch.stack([head.nonzero()[:, 0] for head in kept[layer]])[None]
+        same_places(method, f"eviction_originals {word}", keep_of(method, [view], places.shape[-1])[0], places)
+    regions, entries = [view.regions_BN for view in views], [view.entries_BN for view in views]
+    candidates = Candidates(regions, entries, torch.full((len(views), 1), SIZE))
+    ours = method.counts([method.score(view) for view in views], candidates)[:, 0].tolist()
+    its = kept[:, 0].sum(-1).tolist()
+    assert len(set(its)) > 2
+    assert sum(ours) == sum(its) == SIZE * len(views)
+    assert all(abs(own - other) <= 1 for own, other in zip(ours, its, strict=True))
+
+
+def plain(query, key, scale, window, method):
+    """(scores [h, N], log preference) of one prompt without padding, number by number."""
+    length = query.shape[1]
+    before, rows = length - window, range(length - window, length)
+    matrix = dense_attention(query, key, [True] * length, scale).double().tolist()
+    entropy, scattered, of_head = 0.0, 0.0, []
+    for head in matrix:
+        value = []
+        for column in range(before):
+            seen = [head[row][column] for row in rows]
+            mean = sum(seen) / window
+            variance = sum((one - mean) ** 2 for one in seen) / max(window - 1, 1)
+            entropy -= sum(one * math.log(one + 1e-10) for one in seen)
+            scattered += variance
+            value.append(mean + method.gamma * variance)
+        half = method.kernel // 2
+        of_head.append([sum(value[max(0, i - half) : i + half + 1]) / method.kernel for i in range(before)])
+    group = len(matrix) // KV_HEADS
+    means = [
+        [sum(own[i] for own in of_head[head * group : (head + 1) * group]) / group for i in range(before)]
+        for head in range(KV_HEADS)
+    ]
+    tiny = torch.finfo(torch.float32).tiny
+    preference = math.log(max(entropy, tiny)) / method.tau1 + math.log(max(scattered, tiny)) / method.tau2
+    return torch.tensor([row + [0.0] * window for row in means]), preference
+
+
+@pytest.mark.parametrize("settings", [{}, {"gamma": 0.5, "kernel": 3, "tau1": 0.4, "tau2": 2.0}])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_equal_to_the_plain_reference(settings, pad):
+    """A question in the window, one shorter than it, none, and one of a single row; rows that are no entries."""
+    method = build_eviction("cake", window=4, **settings)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view.replaced(in_scope_BN=view.regions_BN == Region.CONTEXT))
+    for sample, window in enumerate((4, 2, 4, 1)):
+        entries = view.entries_BN[sample]
+        own = view.query_BHNd[sample][:, entries], view.key_BhNd[sample][:, entries]
+        expected, preference = plain(*own, view.scale, window, method)
+        torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected, rtol=1e-4, atol=1e-6)
+        assert float(found.weight_B[sample]) == pytest.approx(preference, rel=1e-4)
+        late = [place >= int(entries.sum()) - window for place in range(int(entries.sum()))]
+        assert found.protected_BN[sample][entries].tolist() == late
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.2, 0.5, 0.9])
+def test_windows_come_first_and_the_rest_is_shared_by_preference(keep):
+    method = build_eviction("cake", window=3)
+    views = layer_views([[3] * 40, [3] * 23], method.needs, "left", layers=6)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    assert counts.sum(0).tolist() == candidates.budget_LB.sum(0).tolist()
+    for sample, length in enumerate((40, 23)):
+        budget = int(candidates.budget_LB[0, sample])
+        assert all(layer[sample, :, -min(3, budget) :].all() for layer in kept)
+        share = torch.stack([each.weight_B[sample] for each in scores]).softmax(0) * (budget - min(3, budget)) * 6
+        if share.max() < length - 3:  # nothing is cut off
+            assert ((counts[:, sample] - min(3, budget) - share).abs() <= 1).all()
+        else:
+            assert counts[:, sample].max() == length
+
+
+def test_a_tau_flattens_what_it_is_the_root_of():
+    """With roots of a million all layers want as much."""
+    views = layer_views([[3] * 40], frozenset({"rows"}), layers=4)
+    flat = build_eviction("cake", window=3, tau1=1e6, tau2=1e6)
+    assert plan(flat, views, 0.5)[1][:, 0].tolist() == [20] * 4
+    sharp = plan(build_eviction("cake", window=3, tau1=0.001, tau2=0.001), views, 0.25)[1][:, 0]
+    assert sharp.tolist().count(3) >= 2
+    assert sharp.sum() == 40
+
+
+def test_while_decoding_layers_keep_the_prompt_s_preferences():
+    """Entries compete by the rows that are there; one row has no variance; heads with entries of their own alike."""
+    method = build_eviction("cake", window=4, kernel=1)
+    prompt = layer_views([[3] * 12], method.needs, layers=1)[0]
+    first = method.score(prompt)
+    assert first.carried.shape == (1, KV_HEADS, 12)
+    query, key = prompt.query_BHNd[:, :, -1:], prompt.key_BhNd
+    rows = {"place_RN": torch.arange(12)[None], "seen_R": torch.tensor([12])}
+    given = (0, query, key, key, prompt.regions_BN, prompt.scale, method.needs)
+    later = method.score(OnlineView(*given, carried=first.carried, heads=1, **rows))
+    assert torch.equal(later.weight_B, first.weight_B)
+    assert torch.equal(later.carried, first.carried)
+    matrix = dense_attention(prompt.query_BHNd[0], key[0], [True] * 12, prompt.scale)[:, -1]
+    expected = matrix.view(KV_HEADS, -1, 12).mean(1)[:, :8]
+    torch.testing.assert_close(later.scores_BhN[0, :, :8], expected)
+    apart = [each.transpose(0, 1).reshape(KV_HEADS, -1, *each.shape[2:]) for each in (query, key)]
+    apart[0] = query[0].view(KV_HEADS, -1, *query.shape[2:])
+    regions = prompt.regions_BN.expand(KV_HEADS, -1)
+    rows = {key: each.expand(KV_HEADS, *each.shape[1:]) for key, each in rows.items()}
+    carried = first.carried[0][:, None]
+    given = (0, *apart, apart[1], regions, prompt.scale, method.needs)
+    by_head = method.score(OnlineView(*given, carried=carried, heads=KV_HEADS, **rows))
+    torch.testing.assert_close(by_head.scores_BhN[:, 0], later.scores_BhN[0])
+    assert by_head.weight_B.tolist() == first.weight_B.tolist() * KV_HEADS
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window": 0}, "cake window=0 must be 1 or more"),
+        ({"kernel": 2}, "cake kernel=2 must be an odd number, 1 or more"),
+        ({"gamma": -1.0}, "cake gamma is -1.0; it must be 0 to 1,000,000"),
+        ({"tau1": 0.0}, "cake tau1 is 0.0; it must be 1e-06 to"),
+        ({"tau2": float("nan")}, "cake tau2 is nan; it must be 1e-06 to"),
+    ],
+)
+def test_wrong_settings_are_worded(changed, message):
+    with pytest.raises(ValueError, match=message):
+        build_eviction("cake", **changed)
