@@ -101,6 +101,12 @@ class Registry(MutableMapping[str, type[T]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def origin(self, name: str) -> str | None:
+        """Return the requirement that brings a class, as ``package==version``; None where no installed package does."""
+        entries = [] if name in self.builtin else self._installed.get(name, [])
+        dist = entries[0].dist if entries else None
+        return None if dist is None else f"{dist.name}=={dist.version}"
+
     def _own(self, place: str) -> Any:
         module, _, name = place.partition(":")
         return getattr(import_module(f"{self._package}.{module}"), name)

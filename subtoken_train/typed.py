@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from subtoken_train.errors import clipped, unknown_name
+from subtoken_train.errors import clipped, first_names, unknown_name
 
 T = TypeVar("T")
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
@@ -44,6 +45,24 @@ def typed(kind: type[T], content: object, place: str) -> T:
         if type(value) not in plan.exact[name] or not _in_range(value):
             made[name] = checked(plan.hints[name], value, f"{place}: {name}")
     return kind(**made)
+
+
+def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owner: str) -> Any:
+    """Build the settings that a method of ours or of another package declares for itself.
+
+    Args:
+        kind: their dataclass; None: it declares none, and None is returned.
+        options: what a file says of them.
+        place: key of the options, for messages.
+        owner: the method, for messages.
+
+    Raises:
+        ValueError: as ``typed``, or the method has no settings.
+    """
+    if options and (kind is None or not dataclasses.fields(kind)):
+        names = first_names([str(name) for name in options])
+        raise ValueError(f"{owner} has no settings of its own, and {place} names {names}: leave it out")
+    return None if kind is None else typed(kind, dict(options), place)
 
 
 @dataclasses.dataclass(frozen=True)

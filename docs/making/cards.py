@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
+from typing import Any
 
 
 def about(method: type) -> tuple[str, str]:
@@ -44,10 +45,14 @@ def setting_rows(method: type) -> list[str]:
     for kind in reversed(method.__mro__):
         described |= _attributes(kind.__doc__ or "")
     return [
-        f"| `{field.name}` | `{field.default!r}` | {markdown(described[field.name])} |"
+        f"| `{field.name}` | `{_default(field)!r}` | {markdown(described[field.name])} |"
         for field in dataclasses.fields(method)
         if field.name not in ("base", "name")
     ]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _attributes(docstring: str) -> dict[str, str]:

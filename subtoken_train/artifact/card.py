@@ -286,6 +286,7 @@ def _routing_words(routing: dict[str, Any]) -> str:
         parts.append(f"{budget} budget")
     if (prior := routing.get("score_prior", "none")) != "none":
         parts.append(f"{prior} prior")
+    parts += [f"{key} {value}" for key, value in routing.get("selector_options", {}).items()]
     parts += ["value gate"] if routing.get("value_gate") else []
     parts += [f"reads {name}" for name in routing.get("features", ())]
     return ", ".join(parts)
@@ -298,6 +299,8 @@ def _load_words(name: str, merged: bool, output_lora: bool) -> str:
 
 def _training_words(training: dict[str, Any]) -> str:
     words = _plain(training) or "not recorded"
+    if (loss := training.get("loss")) is not None:
+        words += f"; loss {_plain(loss)}"
     if (teacher := training.get("distillation")) is not None:
         words += f"; distilled from the uncompressed backbone ({_plain(teacher)})"
     return words

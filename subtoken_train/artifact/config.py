@@ -6,11 +6,12 @@ read strictly: nothing missing, unused or empty, no other shape, no NaN.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +20,9 @@ from torch import Tensor
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.evictions import EVICTIONS
+from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
 from subtoken_train.families.decoder import FUSED, QV
@@ -27,7 +30,7 @@ from subtoken_train.families.load import named_family
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import ONCE_OF_ALL, REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
 
@@ -119,24 +122,56 @@ _PLAIN: dict[str, Any] = {
 }
 """Settings of peft that would change what the tensors mean: ours are always these."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``. 4: a reducer's
 settings are its own; up to 3 they were those of every method. 5: further settings of reducers and routing (``ranking``,
-``fill`` and others), which are today's defaults where a folder does not name them. 6: an anchor's ``matches``."""
+``fill`` and others), which are today's defaults where a folder does not name them. 6: an anchor's ``matches``.
+7: ``packages``, and a selector's own settings."""
 
 _OWN_SETTINGS = 4
 _SINCE = {
     **dict.fromkeys(("backbone", "lora", "reducer", "routing", "identity", "training", "versions"), 1),
     "stage2": 2,
     "merged": 3,
+    "packages": 7,
 }
-_TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any]}
+_TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any], "loss": dict[str, Any]}
 """Keys of ``training`` that are read beside the card."""
+
+
+_REGISTRIES = {"family": FAMILIES, "reducer": REDUCERS, "eviction": EVICTIONS, "selector": SELECTORS}
+_REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\w.+!-]{0,127}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package that brought a method of an adapter.
+
+    Attributes:
+        kind: of the method: ``family``, ``reducer``, ``eviction`` (the ranking of a context reducer) or ``selector``.
+        name: of the method.
+        requirement: the package as pip names it, ``package==version``.
+    """
+
+    kind: Literal["family", "reducer", "eviction", "selector"]
+    name: str
+    requirement: str
+
+    def check(self, place: str) -> None:
+        """Raise ``ValueError`` where the method is not there, or the requirement is none."""
+        found = _REQUIREMENT.fullmatch(self.requirement)
+        if found is None:
+            raise ValueError(f"{place}: packages: {shown(self.requirement)} is no requirement package==version")
+        if self.name not in _REGISTRIES[self.kind]:
+            raise ValueError(
+                f"{place}: {self.kind} {clipped(repr(self.name), 60)} comes from package {found['package']}, which is "
+                f"not installed here, or is without it; if you trust it: pip install {self.requirement}"
+            )
 
 
 @dataclass
 class AdapterConfig:
-    """Content of ``subtoken_config.json``."""
+    """Content of ``subtoken_config.json``, but for versions and packages, which are those of where it is written."""
 
     backbone: BackboneConfig
     lora: LoraSettings
@@ -149,6 +184,13 @@ class AdapterConfig:
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
     merged: bool = False
     """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+
+    def packages(self) -> list[dict[str, Any]]:
+        """Return, each as a ``Package``, what installed packages brought and reading the adapter needs."""
+        named = {"family": self.identity.model_type, "reducer": self.reducer.name, "eviction": self.reducer.name}
+        named |= {} if self.routing is None else {"selector": self.routing.selector}
+        found = [(kind, name, _REGISTRIES[kind].origin(name)) for kind, name in named.items()]
+        return [{"kind": kind, "name": name, "requirement": origin} for kind, name, origin in found if origin]
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -185,7 +227,9 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     if missing:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
-    content = {key: record[key] for key in record if key not in ("schema_version", "versions")}
+    content = {key: record[key] for key in record if key not in ("schema_version", "versions", "packages")}
+    for package in checked(list[Package], record.get("packages", []), f"{path}: packages"):
+        package.check(str(path))
     content["reducer"] = _reducer(record["reducer"], schema, f"{path}: reducer")
     config = typed(AdapterConfig, content, str(path))
     if config.merged and config.reducer.frozen_scout:

@@ -88,7 +88,7 @@ def write_rest(
         save_file(routers, folder / ROUTER_FILE)
     versions = {name: version(name) for name in ("torch", "transformers", "peft", "lightning")}
     versions["subtoken_train"] = __version__
-    record = {"schema_version": SCHEMA_VERSION, **asdict(config), "versions": versions}
+    record = {"schema_version": SCHEMA_VERSION, **asdict(config), "packages": config.packages(), "versions": versions}
     (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_FILE).write_text(model_card(record, sections), encoding="utf-8")
     if sections is not None and sections.recipe is not None:

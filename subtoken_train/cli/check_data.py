@@ -163,7 +163,7 @@ def _why_not(cli: RecipeCLI) -> str | None:
         return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
     if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":
         return "in this precision"
-    if module.distillation_config is not None or module.stage2_config is not None:
+    if module.has_teacher or module.stage2_config is not None:
         return "with a teacher or in stage 2"
     return None
 

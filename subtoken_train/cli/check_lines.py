@@ -7,6 +7,7 @@ cannot do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import POOLS
+from subtoken_train.training.loss import CrossEntropy
 from subtoken_train.training.memory import Step, estimate_memory
 from subtoken_train.training.preflight import (
     LayerBand,
@@ -149,7 +151,7 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=str(trainer.strategy),
-        distilled=module.distillation_config is not None,
+        distilled=module.has_teacher,
         processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
 
@@ -180,6 +182,9 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         yield f"stage 2    on {stage2.adapter} ({read})"
         if stage2.output_lora is not None:
             yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
+    if module.loss.name != CrossEntropy.name:
+        own = [f"{key} {value}" for key, value in asdict(module.loss).items()]
+        yield f"loss       {', '.join([module.loss.name, *own])}"
     if (teacher := module.distillation_config) is not None:
         yield f"teacher    the uncompressed backbone, weight {teacher.weight:g}, temperature {teacher.temperature:g}"
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
@@ -203,6 +208,7 @@ def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
     query = f" of rank {config.query_rank}" if config.selector == "bilinear" else ""
+    query += "".join(f", {key} {value}" for key, value in config.selector_options.items())
     query += ", query-conditioned" if config.query_conditioned else ""
     query += f", reads {' and '.join(config.features)}" if config.features else ""
     prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "

@@ -157,6 +157,8 @@ GROUPS = {
     **dict.fromkeys(("model", "data", "trainer", "checkpoint", "model.backbone", "model.reducer", "data.train"), ""),
     **dict.fromkeys(("evaluation", "early_stopping", "model.lora", "model.routing", "model.stage2"), " or null"),
     **dict.fromkeys(("model.stage2.output_lora", "model.optimizer", "model.distillation", "data.val"), " or null"),
+    "model.loss_options": " or null",
+    "model.routing.selector_options": "",
 }
 """Keys that hold keys; a text there would be read as the name of another file."""
 _MAX_TEXT = 4096

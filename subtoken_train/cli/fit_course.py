@@ -284,7 +284,10 @@ def hand_over(cli: RecipeCLI, folder: RunFolder) -> None:
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
-    """Fit; the exit code. Whatever ends it early, the user learns where to go on; user errors go on to ``guarded``."""
+    """Fit and return the exit code; whatever ends it early, the user learns where to go on.
+
+    A user's error before the first step goes on to ``guarded``: there is nothing to go on from.
+    """
     try:
         # weights_only: a checkpoint is data, nothing in it is run
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)
@@ -293,8 +296,11 @@ def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
             return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
         say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
         return stopped.exit_code
-    except USER_ERRORS:
-        raise
+    except USER_ERRORS as error:
+        if not trained(cli):
+            raise
+        say_where_to_go_on(cli, folder, f"{PROGRAM}: error: {one_line(error)}")
+        return 2
     except OSError as error:  # a full disk or a dropped network under a logger
         say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
         return 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import cast
+from dataclasses import asdict, replace
+from typing import Any, cast
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.typed import own_settings
 from subtoken_train.types import Layout
 
 SELECTORS: Registry[Selector] = Registry(
@@ -28,8 +30,9 @@ SELECTORS: Registry[Selector] = Registry(
 
 
 def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
-    """One layer's selector by its name; an unknown name is a worded ``ValueError``."""
-    selector = SELECTORS.find(config.selector)(hidden_size, config)
+    """Build one layer's selector; an unknown name or setting is a worded ``ValueError``."""
+    own = _own(config)
+    selector = SELECTORS.find(config.selector)(hidden_size, config, *([] if own is None else [own]))
     if config.budget == "bytes" and not selector.learned:
         raise ValueError(
             f"budget 'bytes' needs a logit for every key, which selector {config.selector!r} does not give: use a "
@@ -42,6 +45,22 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
             f"them, or leave {refused[0]} out"
         )
     return selector
+
+
+def with_defaults(config: RoutingConfig) -> RoutingConfig:
+    """Return the same with every setting of the selector's own written out.
+
+    Raises:
+        ValueError: no such selector or setting, or a value that is refused.
+    """
+    own = _own(config)
+    return config if own is None else replace(config, selector_options=asdict(own))
+
+
+def _own(config: RoutingConfig) -> Any:
+    """Return what ``Selector.settings`` declares, built; None where it declares none."""
+    kind, owner = SELECTORS.find(config.selector).settings, f"selector {config.selector!r}"
+    return own_settings(kind, config.selector_options, "routing.selector_options", owner)
 
 
 def check_untrained(selector: str) -> None:
@@ -96,4 +115,5 @@ __all__ = [
     "build_selector",
     "check_untrained",
     "untrained_routing",
+    "with_defaults",
 ]

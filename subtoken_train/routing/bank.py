@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -291,12 +292,25 @@ class RouterBank(nn.Module):
             query_attention=query_attention,
         )
         scores_BNO: Tensor = selector(view)
+        self._check_scores(scores_BNO, layer, (*hidden_BND.shape[:2], self.outputs))
         if self.features:
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
             prior_BNS = standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
+
+    def _check_scores(self, found: Any, layer: int, wanted: tuple[int, ...]) -> None:
+        """Raise a worded ``ValueError`` unless a selector, which may be another package's, gave what it must."""
+        if isinstance(found, Tensor) and found.shape == wanted and found.dtype == torch.float32:
+            return
+        got = f"no tensor but {type(found).__name__}"
+        if isinstance(found, Tensor):
+            got = f"{str(found.dtype).removeprefix('torch.')} scores of shape {list(found.shape)}"
+        raise ValueError(
+            f"selector {self.config.selector!r} gave {got} in layer {layer}; it must give float32 scores of shape "
+            f"{list(wanted)}: batch, tokens, groups"
+        )
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         """The hard mask of the budget, bool [B, N, S]."""

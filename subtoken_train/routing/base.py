@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from torch import Tensor, nn
 
@@ -64,6 +64,7 @@ class RoutingConfig:
         balance_scope: ``sample``, the only one; kept since adapters and recipes of version 0.2 say it.
         temperature: 1, likewise.
         seed: seed of the ``random`` and ``static`` selectors.
+        selector_options: settings of the selector's own, where it declares any (``Selector.settings``).
     """
 
     selector: str = "linear"
@@ -86,6 +87,7 @@ class RoutingConfig:
     balance_scope: str = "sample"
     temperature: float = 1.0
     seed: int = 0
+    selector_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range("routing balance_weight", self.balance_weight, 0, 10**6)
@@ -202,7 +204,8 @@ class RoutingConfig:
 
     def without_router(self, selector: str) -> RoutingConfig:
         """Return the same under a router-free selector; settings that only routers have take their defaults."""
-        return replace(self, selector=selector, **{name: getattr(RoutingConfig, name) for name in _OF_ROUTERS})
+        defaults = {name: getattr(RoutingConfig, name) for name in _OF_ROUTERS}
+        return replace(self, selector=selector, selector_options={}, **defaults)
 
 
 _OF_BYTES = ("byte_share", "byte_pool", "sinks", "window", "warm_start")
@@ -247,12 +250,20 @@ class SelectorInput:
 
 
 class Selector(nn.Module, ABC):
-    """Scores the value groups of every token of a layer; the budget turns scores into a mask."""
+    """Scores the value groups of every token of a layer; the budget turns scores into a mask.
+
+    One is built for each layer, as ``Class(hidden_size, config)``, or ``Class(hidden_size, config, settings)`` where it
+    declares ``settings``. S is ``config.num_groups`` (under the budget ``bytes`` it counts the keys' logits, too). Its
+    parameters are trained where ``learned`` is True, and saved with the adapter.
+    """
 
     learned: bool = False
     query_conditioned: bool = False
+    """True where it reads ``SelectorInput.query_summary_BD``."""
     reads_output: bool = False
     """True where it calls ``SelectorInput.output_norms``."""
+    settings: ClassVar[type | None] = None
+    """Dataclass of settings of its own, given by ``routing.selector_options``; of plain types, as in JSON."""
 
     @abstractmethod
     def forward(self, view: SelectorInput) -> Tensor:

@@ -14,6 +14,7 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.training.checkpoints import read_marker, state_path
+from subtoken_train.training.loss import CrossEntropy
 from subtoken_train.training.module import FIRST_STAGE_KEY, SubTokenModule
 from subtoken_train.training.trained_tensors import check_same_shapes, read_state, shapes_of, trained_tensors
 
@@ -48,13 +49,15 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
 
 
 def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
-    """Return a built module's ``subtoken_config.json``; stage 1's and distillation's settings join ``training``."""
+    """Return a built module's ``subtoken_config.json``; stage 1, loss and distillation join ``training``."""
     if module.first_stage is not None:
         first = module.first_stage
         stage1 = {**first.config.training, "reading": first.reading, "sha256": module.first_stage_digest}
         training = {**training, "stage1": stage1}
     if module.distillation_config is not None:
         training = {**training, "distillation": asdict(module.distillation_config)}
+    if module.loss.name != CrossEntropy.name:
+        training = {**training, "loss": {"name": module.loss.name, **asdict(module.loss)}}
     return AdapterConfig(
         backbone=module.backbone_config,
         lora=module.lora_settings,

@@ -26,9 +26,10 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing import RoutingConfig, with_defaults
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.training.distillation import DistillationConfig, Teacher
+from subtoken_train.training.loss import LossInput, build_loss, checked_loss
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, shapes_of
@@ -78,7 +79,7 @@ FIRST_STAGE_KEY = "first_stage_sha256"
 
 
 class SubTokenModule(L.LightningModule):
-    """Adapters of a frozen backbone, trained with token-normalised cross-entropy + lambda * balance (+ distillation).
+    """Adapters of a frozen backbone, trained with a token-normalised loss + lambda * balance (+ distillation).
 
     The backbone is loaded at the first use of ``family`` (a data module may come first), never at construction.
     Checkpoints hold only what is trained.
@@ -92,6 +93,8 @@ class SubTokenModule(L.LightningModule):
         optimizer: AdamW and schedule.
         gradient_checkpointing: recompute decoder layers in the backward pass (non-reentrant).
         distillation: learn the answers' distributions of the uncompressed backbone, too; None: labels alone.
+        loss: what learns the labels: ``cross_entropy``, or the name of another package's loss (``training.loss``).
+        loss_options: settings of that loss.
     """
 
     def __init__(
@@ -105,10 +108,12 @@ class SubTokenModule(L.LightningModule):
         optimizer: OptimizerConfig | None = None,
         gradient_checkpointing: bool = False,
         distillation: DistillationConfig | None = None,
+        loss: str = "cross_entropy",
+        loss_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.backbone_config, self.lora_written = backbone, lora
-        self.reducer_config, self.routing_config = reducer, routing
+        self.reducer_config, self.routing_config = reducer, None if routing is None else with_defaults(routing)
         self.stage2_config = stage2
         self.lora_settings = lora or LoraSettings()  # in stage 2 stage 1's, once its folder is read
         self.first_stage: FirstStage | None = None
@@ -116,6 +121,7 @@ class SubTokenModule(L.LightningModule):
         self.optimizer_config = optimizer or OptimizerConfig()
         self.gradient_checkpointing = gradient_checkpointing
         self.distillation_config = distillation
+        self.loss = build_loss(loss, loss_options or {})
         self._teacher: Teacher | None = None
         self.strict_loading = False  # the frozen weights are not in the checkpoint; on_load_checkpoint is strict
         self.compressed: CompressedBackbone | None = None
@@ -136,6 +142,11 @@ class SubTokenModule(L.LightningModule):
             self.configure_model()
         assert self.compressed is not None
         return self.compressed
+
+    @property
+    def has_teacher(self) -> bool:
+        """Return whether every step runs the uncompressed backbone, too."""
+        return self.distillation_config is not None or self.loss.reads_full_logits
 
     def configure_model(self) -> None:
         """Load and attach everything, once; then share the weights out, once, where the strategy is FSDP2."""
@@ -183,14 +194,14 @@ class SubTokenModule(L.LightningModule):
         micro, window_tokens, window_size = batch
         self._keep_in_step(micro)
         # before the student, so that what its pass holds is let go when the student's begins
-        teacher = None if self.distillation_config is None else self._teacher_logits(micro)
+        teacher = self._teacher_logits(micro) if self.has_teacher else None
         result = self.parts.run(micro)
         rows, targets = predicting_rows(result.labels(micro.labels_BN))
         logits = self.parts.logits(result, rows)
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         share = accumulation / max(self._global_tokens(window_tokens), 1)  # 0: nothing of the window is learnt
-        answer = answer_loss(logits, targets) * share
+        answer = checked_loss(self.loss, LossInput(logits, targets, rows, result.state, teacher)) * share
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
             weight = self.routing_config.balance_weight

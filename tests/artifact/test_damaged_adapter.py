@@ -24,6 +24,7 @@ from tests.support.damage import put
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
+ELSEWHERE = {"kind": "selector", "name": "low_rank", "requirement": "more-methods==1.0"}
 
 
 @pytest.fixture
@@ -91,6 +92,21 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("routing.budget", "none", "unknown value 'none'"),
         ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
         ("routing.selector", "nope", "unknown"),
+        (
+            "routing.selector_options",
+            {"rank": 3},
+            "'linear' has no settings of its own, and selector_options names rank",
+        ),
+        ("routing.selector_options", [], r"selector_options is \[\]; it must be a group of keys"),
+        (
+            "packages",
+            [ELSEWHERE],
+            "selector 'low_rank' comes from package more-methods, .* pip install more-methods==1.0$",
+        ),
+        ("packages", [{**ELSEWHERE, "requirement": "x; reboot"}], "'x; reboot' is no requirement package==version"),
+        ("packages", [{**ELSEWHERE, "kind": "task"}], "unknown value 'task'"),
+        ("packages", [{**ELSEWHERE, "name": "linear"}], None),
+        ("packages", {}, "packages is {}; it must be a list"),
         ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
         ("reducer.keep_ratio", 0, "keep_ratio"),
         ("reducer.layer", -1, "layer"),

@@ -126,7 +126,7 @@ def test_the_schema(written):
     """Version 2 says whether there was a second stage, 3 if the LoRA is merged; 4 has a reducer's own; 5, 6 more."""
     path = written[0] / "subtoken_config.json"
     record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 6
+    assert record["schema_version"] == SCHEMA_VERSION == 7
     own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
     assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "matches": None, **own}
     del record["merged"]

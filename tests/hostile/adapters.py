@@ -39,6 +39,8 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "routing.budget": ("nope", 5, None),
     "routing.balance_scope": ("nope", 5, None),
     "routing.query_rank": (0, -4, 1.5, "4", None),
+    "routing.selector_options": (5, None, [], {"rank": 3}),
+    "packages": (5, None, {}, ["x"], [{"kind": "selector"}]),
     "routing.features": ("norm", 5, None, ["nope"], [5], ["norm", "norm"]),
     "routing.fill": ("nope", 5, None, "learned"),
     "routing.query_conditioned": ("yes", 2, None),

@@ -52,6 +52,7 @@ INVALID: dict[str, tuple[Any, ...]] = {
     "model.routing.balance_scope": ("nope", 5, []),
     "model.routing.features": ("nope", 5, ["nope"], ["norm", "norm"]),
     "model.routing.query_rank": COUNT,
+    "model.routing.selector_options": (5, "text", [], {"rank": 3}),
     "model.routing.fill": ("nope", 5, []),
     "model.routing.temperature": (*WORDS, -1, 0),
     "model.optimizer.name": ("nope", 5, []),

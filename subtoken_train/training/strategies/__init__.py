@@ -116,10 +116,11 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
         )
     if not issubclass(kind, ZeroStrategy | Fsdp2Strategy):
         return
-    if module.distillation_config is not None:
+    if module.has_teacher:
+        who = "model.distillation" if module.distillation_config is not None else f"model.loss {module.loss.name}"
         raise ValueError(
-            "model.distillation runs every layer twice in a step, for its teacher too, which is not tried under ZeRO "
-            "and FSDP2; use trainer.strategy ddp, or set model.distillation: null"
+            f"{who} runs every layer twice in a step, for its teacher too, which is not tried under ZeRO and FSDP2; "
+            "use trainer.strategy ddp, or leave it out"
         )
     if module.routing_config is not None and "attention" in module.routing_config.features:
         raise ValueError(

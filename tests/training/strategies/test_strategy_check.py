@@ -29,6 +29,7 @@ def module(
         gradient_checkpointing=checkpointing,
         routing_config=RoutingConfig(features=features),
         distillation_config=distillation,
+        has_teacher=distillation is not None,
     )
 
 

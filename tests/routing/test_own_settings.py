@@ -1,0 +1,97 @@
+"""Selectors with settings of their own: declared, read, refused in words; and scores that are none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from subtoken_train.routing import SELECTORS, RoutingConfig, Selector, build_selector, with_defaults
+from subtoken_train.routing.linear import fp32_linear
+from subtoken_train.typed import typed
+from tests.support.helpers import compress, make_batch
+
+
+@dataclass(frozen=True)
+class LowRankSettings:
+    """Settings of the selector below."""
+
+    rank: int = 8
+    scales: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; it must be 1 or more")
+
+
+class LowRank(Selector):
+    """Logits through a narrow layer."""
+
+    learned = True
+    settings = LowRankSettings
+
+    def __init__(self, hidden_size, config, settings):
+        super().__init__()
+        self.down, self.up = nn.Linear(hidden_size, settings.rank), nn.Linear(settings.rank, config.num_groups)
+        self.scale = settings.scales[0]
+
+    def forward(self, view):
+        return self.scale * fp32_linear(self.up, fp32_linear(self.down, view.hidden_BND))
+
+
+@pytest.fixture(autouse=True)
+def _there(monkeypatch):
+    monkeypatch.setitem(SELECTORS, "low_rank", LowRank)
+
+
+def low_rank(**options) -> RoutingConfig:
+    return RoutingConfig("low_rank", selector_options=options)
+
+
+def test_settings_reach_the_selector_and_defaults_are_written_out():
+    built = build_selector(32, low_rank(rank=3, scales=[2]))
+    assert (built.down.out_features, built.up.out_features, built.scale) == (3, 16, 2.0)
+    whole = with_defaults(low_rank(rank=3))
+    assert whole.selector_options == {"rank": 3, "scales": (1.0,)}
+    assert with_defaults(typed(RoutingConfig, json.loads(json.dumps(asdict(whole))), "file")) == whole
+    assert whole.without_router("random") == RoutingConfig("random")
+    assert with_defaults(RoutingConfig()) == RoutingConfig()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (low_rank(rnk=3), r"selector_options: unknown key 'rnk'\. Did you mean 'rank'\? Allowed: rank, scales"),
+        (low_rank(rank="3"), r"selector_options: rank is '3'; it must be a whole number"),
+        (low_rank(rank=0), "rank is 0; it must be 1 or more"),
+        (RoutingConfig(selector_options={"rank": 3}), "'linear' has no settings of its own, and .* names rank: leave"),
+        (RoutingConfig("low_rnk"), r"unknown selector 'low_rnk'\. Did you mean 'low_rank'"),
+    ],
+    ids=["typo", "type", "range", "none declared", "no selector"],
+)
+@pytest.mark.parametrize("ask", [with_defaults, lambda config: build_selector(32, config)], ids=["read", "build"])
+def test_wrong_settings_are_worded(ask, config, words):
+    with pytest.raises(ValueError, match=words):
+        ask(config)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda scores: scores[..., 1:], r"float32 scores of shape \[1, \d+, 15\] in layer 0; .*, \d+, 16\]: batch,"),
+        (lambda scores: scores[0], r"float32 scores of shape \[\d+, 16\] in layer 0"),
+        (lambda scores: scores.bfloat16(), r"bfloat16 scores .*it must give float32"),
+        (lambda scores: None, "no tensor but NoneType in layer 0"),
+    ],
+    ids=["groups", "batch", "dtype", "nothing"],
+)
+@torch.no_grad()
+def test_scores_that_are_none_are_worded(tiny_family, monkeypatch, spoil, words):
+    forward = LowRank.forward
+    monkeypatch.setattr(LowRank, "forward", lambda self, view: spoil(forward(self, view)))
+    backbone = compress(tiny_family, low_rank(), name="fastv", keep_ratio=0.25)
+    with pytest.raises(ValueError, match=f"selector 'low_rank' gave {words}"):
+        backbone.run(make_batch([(1, 7)]))
