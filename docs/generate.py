@@ -11,7 +11,7 @@ from making.families import families_page
 from making.fields import fields_page
 from making.methods import evictions_page, reducers_page, selectors_page
 from making.pictures import cache_picture, stages_picture
-from making.settings import arguments_page, arms_page
+from making.settings import arguments_page, arms_page, own_router_page
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {
@@ -22,6 +22,7 @@ PAGES = {
     "data_fields.md": fields_page,
     "evaluation.md": arms_page,
     "plugins.md": arguments_page,
+    "own_router.md": own_router_page,
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }

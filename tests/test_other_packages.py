@@ -1,10 +1,14 @@
-"""The package of CONTRIBUTING.md, installed: its methods are listed, not imported for a list, and run."""
+"""The example package of the docs, installed: its methods are listed, not imported for a list, and run."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import shutil
+import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +27,20 @@ from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.load import load_family
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import find_recipe
+from subtoken_train.routing import SELECTORS
+from subtoken_train.training.loss import LOSSES
 from subtoken_train.types import Region
+from tests.support.commands import refused
 from tests.support.eval_runs import ADAPTERS
 from tests.support.helpers import compress, make_batch
+from tests.support.places import ROOT
 
-TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^```python\n# (more_methods/\w+\.py)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
-(ENTRIES,) = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-ADDED = {"oldest": EVICTIONS, "leading": REDUCERS, "arcee": FAMILIES, "capitals": TASKS}
+PACKAGE = ROOT / "docs" / "example_package"
+PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ADDED = {
+    **{"oldest": EVICTIONS, "leading": REDUCERS, "low_rank": SELECTORS, "focal": LOSSES},
+    **{"arcee": FAMILIES, "capitals": TASKS},
+}
 
 
 def imported() -> set[str]:
@@ -38,21 +48,23 @@ def imported() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _package(tmp_path, monkeypatch):
-    """``more_methods``, as pip would install it; nothing of it is known before and after."""
+def site(tmp_path, monkeypatch) -> Iterator[Path]:
+    """Return a folder of packages with ``more_methods``, as pip would install it; nothing of it is known elsewhere."""
     root = tmp_path / "site"
+    shutil.copytree(PACKAGE / "more_methods", root / "more_methods", ignore=shutil.ignore_patterns("__pycache__"))
     metadata = root / "more_methods-1.0.dist-info"
-    (root / "more_methods").mkdir(parents=True)
     metadata.mkdir()
-    (root / "more_methods" / "__init__.py").write_text("")
-    for name, code in FILES.items():
-        (root / name).write_text(code)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: more_methods\nVersion: 1.0\n")
-    entries = re.sub(r'\[project\.entry-points\."([\w.]+)"\]', r"[\1]", ENTRIES).replace('"', "")
-    (metadata / "entry_points.txt").write_text(entries)
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n"
+    )
+    groups = [
+        "\n".join([f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())])
+        for group, entries in PROJECT["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(groups) + "\n")
     monkeypatch.syspath_prepend(root)
     _forget()
-    yield
+    yield root
     _forget()
 
 
@@ -64,8 +76,11 @@ def _forget() -> None:
         sys.modules.pop(name, None)
 
 
-def test_the_text_shows_one_of_each():
-    assert {f"more_methods/{name}.py" for name in ADDED} == FILES.keys()
+def test_the_package_has_one_of_each():
+    named = {group: registry for registry in ADDED.values() for group in [registry.group]}
+    assert PROJECT["entry-points"].keys() == named.keys()
+    files = {path.stem for path in (PACKAGE / "more_methods").glob("*.py")} - {"__init__"}
+    assert files == ADDED.keys() == {name for own in PROJECT["entry-points"].values() for name in own}
 
 
 def test_names_are_listed_and_nothing_is_imported(capsys):
@@ -137,3 +152,72 @@ def test_the_task_is_answered_in_a_grid(tmp_path):
     tasks = (TaskSpec("capitals", options={"times": 2}),)
     (folder,) = run_grid(Grid(arms=(arm,), tasks=tasks, out=tmp_path / "out", batch_size=2, anchors="none", limit=2))
     assert list(read_samples(folder)) == ["France", "Japan"]
+
+
+MINE = [
+    *("--model.routing.selector=low_rank", "--model.routing.selector_options.rank=4"),
+    *("--model.routing.query_conditioned=false", "--model.loss=focal", "--model.loss_options={gamma: 3}"),
+]
+TINY = [
+    "--config",
+    "tinylm_quest25_s16k12",
+    "--data.context_length=256",
+    "--data.num_facts=6",
+    "--data.num_questions=4",
+]
+
+
+def ran(*words: object, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, with the package or without."""
+    path = os.pathsep.join(map(str, [ROOT] if site is None else [ROOT, site]))
+    command = [sys.executable, "-m", "subtoken_train", *map(str, words)]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_router_and_loss_are_checked_trained_exported_and_loaded_elsewhere(tmp_path, site, capsys):
+    assert main(["check", *TINY, *MINE, "--offline"]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "low_rank, rank 4, activation False, S=16, K=12" in said
+    assert "loss       focal, gamma 3.0" in said
+    run, folder = tmp_path / "run", tmp_path / "exported"
+    short = [
+        "--trainer.max_steps=3",
+        "--data.batch_size=2",
+        f"--output_dir={run}",
+        "--trainer.enable_progress_bar=false",
+    ]
+    assert main(["fit", *TINY, *MINE, *short]) == 0, capsys.readouterr().err
+    assert main(["export", str(run / "checkpoints"), str(folder)]) == 0, capsys.readouterr().err
+    record = json.loads((folder / "subtoken_config.json").read_text())
+    assert record["packages"] == [{"kind": "selector", "name": "low_rank", "requirement": "more_methods==1.0"}]
+    assert record["routing"]["selector_options"] == {"rank": 4, "activation": False}
+    assert record["training"]["loss"] == {"name": "focal", "gamma": 3.0}
+    card = (folder / "README.md").read_text()
+    assert "rank 4" in card
+    assert "a loss of its own (name focal, gamma 3.0)" in card
+    words = ["generate", "--adapter", folder, "--prompt", "one two three four five. " * 30, "--max-new-tokens", 2]
+    there = ran(*words, site=site)
+    assert there.returncode == 0, there.stderr
+    missing = ran(*words)
+    assert missing.returncode == 2
+    assert missing.stderr.count("\n") == 1
+    assert "selector 'low_rank' comes from package more_methods, which is not installed here" in missing.stderr
+    assert missing.stderr.endswith("pip install more_methods==1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--model.routing.selector_options.rnk=4", "routing.selector_options: unknown key 'rnk'. Did you mean 'rank'?"),
+        ("--model.routing.selector_options={rank: 0}", "low_rank rank is 0; it must be 1 or more"),
+        ("--model.routing.selector_options=4", "model.routing.selector_options is '4'; it must be a group of keys"),
+        ("--model.loss=focl", "unknown loss 'focl'. Did you mean 'focal'?"),
+        ("--model.loss_options={gama: 1}", "model.loss_options: unknown key 'gama'. Did you mean 'gamma'?"),
+        ("--model.loss_options=4", "model.loss_options is '4'; it must be a group of keys"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_one_line(capsys, option, words):
+    assert words in refused(capsys, "check", *TINY, *MINE, option, "--offline")

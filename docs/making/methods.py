@@ -117,7 +117,8 @@ and `benchmark` `--groups 16,12 --selector value_norm --layout per_head`, in a g
 SETTINGS_HEAD = """
 ## Settings
 
-Of `model.routing`, whatever the selector; a setting that one does not have is refused.
+Of `model.routing`, whatever the selector; a setting that one does not have is refused. [Your own
+router](own_router.md) declares its own.
 """
 
 

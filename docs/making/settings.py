@@ -1,4 +1,4 @@
-"""Tables of settings, made from their one declaration and put between marks in pages that people write."""
+"""Tables of settings and files of the example package, put between marks in pages that people write."""
 
 from __future__ import annotations
 
@@ -15,16 +15,31 @@ NAMES = {"reducers": "[list](reducers.md)", "evictions": "[list](evictions.md)",
 
 def arms_page() -> str:
     """Return the page about grids with its table of an arm's keys."""
-    return _filled("evaluation.md", "key", ARM_SETTINGS)
+    return _filled("evaluation.md", _table("key", ARM_SETTINGS))
 
 
 def arguments_page() -> str:
     """Return the page about harnesses with its table of model arguments."""
-    return _filled("plugins.md", "argument", {name: each for name, each in MODEL_SETTINGS.items() if each.harness})
+    of_harness = {name: each for name, each in MODEL_SETTINGS.items() if each.harness}
+    return _filled("plugins.md", _table("argument", of_harness))
 
 
-def _filled(page: str, heading: str, settings: dict[str, Setting]) -> str:
+def own_router_page() -> str:
+    """Return the page about one's own router and loss with the files of the example package."""
+    files = [FOLDER / "example_package" / "more_methods" / f"{name}.py" for name in ("low_rank", "focal")]
+    shown = [
+        f"`more_methods/{file.name}`:\n\n<!-- shows -->\n```python\n{file.read_text(encoding='utf-8')}```\n"
+        for file in files
+    ]
+    return _filled("own_router.md", "\n".join(shown))
+
+
+def _table(heading: str, settings: dict[str, Setting]) -> str:
+    rows = [f"| `{name}` | {each.words.format(**NAMES)} |" for name, each in settings.items()]
+    return "\n".join([f"| {heading} | meaning |", "|---|---|", *rows]) + "\n"
+
+
+def _filled(page: str, made: str) -> str:
     before, _, rest = (FOLDER / page).read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    rows = [f"| `{name}` | {each.words.format(**NAMES)} |" for name, each in settings.items()]
-    return before + BEGIN + "\n".join([f"| {heading} | meaning |", "|---|---|", *rows]) + "\n" + END + after
+    return before + BEGIN + made + END + after

@@ -300,7 +300,7 @@ def _load_words(name: str, merged: bool, output_lora: bool) -> str:
 def _training_words(training: dict[str, Any]) -> str:
     words = _plain(training) or "not recorded"
     if (loss := training.get("loss")) is not None:
-        words += f"; loss {_plain(loss)}"
+        words += f"; a loss of its own ({_plain(loss)})"
     if (teacher := training.get("distillation")) is not None:
         words += f"; distilled from the uncompressed backbone ({_plain(teacher)})"
     return words

@@ -30,6 +30,7 @@ from subtoken_train.families.load import named_family
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers import ONCE_OF_ALL, REDUCERS, split_settings
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
@@ -139,7 +140,12 @@ _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict
 """Keys of ``training`` that are read beside the card."""
 
 
-_REGISTRIES = {"family": FAMILIES, "reducer": REDUCERS, "eviction": EVICTIONS, "selector": SELECTORS}
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "family": FAMILIES,
+    "reducer": REDUCERS,
+    "eviction": EVICTIONS,
+    "selector": SELECTORS,
+}
 _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\w.+!-]{0,127}", re.ASCII)
 
 

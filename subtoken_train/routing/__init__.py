@@ -38,6 +38,10 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
             f"budget 'bytes' needs a logit for every key, which selector {config.selector!r} does not give: use a "
             "learned router (linear, mlp or bilinear), or another budget"
         )
+    if config.query_conditioned and selector.learned and not selector.query_conditioned:
+        raise ValueError(
+            f"query_conditioned does nothing with selector {config.selector!r}, which reads no query: leave it out"
+        )
     refused = [] if selector.learned else config.of_routers()
     if refused:
         raise ValueError(

@@ -112,7 +112,7 @@ def checked_loss(loss: Loss, view: LossInput) -> Tensor:
         problem = "a value without gradient"
     elif not isinstance(loss, CrossEntropy) and not bool(torch.isfinite(value.detach())):
         problem = "NaN or infinity"
-    if problem:
+    if problem or not isinstance(value, Tensor):
         raise ValueError(
             f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar tensor with "
             "gradient"

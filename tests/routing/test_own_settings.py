@@ -95,3 +95,10 @@ def test_scores_that_are_none_are_worded(tiny_family, monkeypatch, spoil, words)
     backbone = compress(tiny_family, low_rank(), name="fastv", keep_ratio=0.25)
     with pytest.raises(ValueError, match=f"selector 'low_rank' gave {words}"):
         backbone.run(make_batch([(1, 7)]))
+
+
+def test_a_router_that_reads_no_query_is_not_conditioned_on_it():
+    with pytest.raises(
+        ValueError, match="query_conditioned does nothing with selector 'low_rank', which reads no query"
+    ):
+        build_selector(32, RoutingConfig("low_rank", query_conditioned=True))
