@@ -110,6 +110,6 @@ def _wrong_value(text: str) -> str:
     literals = " ".join(re.findall(r"typing\.Literal\[(.*?)\]", allowed))
     if choices := re.findall(r"'([^']+)'", literals):
         return str(unknown_name(key, clipped(got, _SHOWN), choices))
-    classes = re.findall(r"<class '([\w.]+)'>", allowed)
+    classes = re.findall(r"<class '([\w.]+)'>|\bdict\[", allowed)  # '' for a dict, which stands among others
     words = dict.fromkeys(_TYPE_WORDS.get(name, _GROUP) for name in classes) or [_GROUP]
     return f"{key} is {clipped(got, _SHOWN)!r}; it must be {' or '.join(words)}"
