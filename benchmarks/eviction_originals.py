@@ -1,7 +1,7 @@
-"""Outputs of CAKE's own code on small random inputs, for ``tests/evictions/test_cake.py``.
+"""Outputs of CAKE's, LOOK-M's and MEDA's own code on small random inputs, for their tests in ``tests/evictions``.
 
-    git clone https://github.com/antgroup/cakekv; ...
-    python -m benchmarks.eviction_originals cakekv    # needs torch and safetensors alone
+    git clone https://github.com/antgroup/cakekv; git clone https://github.com/SUSTechBruce/LOOK-M; ...
+    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA    # needs torch and safetensors alone
 
 The functions and classes are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this
 project. One file is written, ``benchmarks/results/eviction_originals.safetensors``: inputs, scores, what stayed, and in
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from benchmarks.pruner_originals import taken, write
 
 OUT = Path(__file__).resolve().parent / "results" / "eviction_originals.safetensors"
+MODIFIED = "LLaVA-mix_merge_v1/llava/model/kv_token_merge/modify_llama.py"
 LAYERS, HEADS, KV_HEADS, ROWS, WIDTH = 4, 4, 2, 60, 8
 SIZE, WINDOW = 16, 6  # entries that a layer keeps on average, the window among them
 
@@ -96,7 +97,44 @@ def marked(number_hK: Tensor) -> Tensor:
     return torch.zeros(len(number_hK), ROWS, dtype=torch.bool).scatter(1, number_hK.long(), True)
 
 
-CASES = {"cake": cake}
+def lookm(checkout: Path) -> dict[str, Tensor]:
+    """Text, an image of 576 tokens, text: what its pivotal merging leaves of the column sums that it is given.
+
+    Sums are whole eighths, which its offset of 65,516 leaves as they are in fp32; keys are small whole numbers in the
+    first channels of the 128 that it takes for granted, and values are the keys with their channels turned round.
+    """
+    code = taken(checkout, MODIFIED, ("TextPivotMerge_LayerWise",), print=lambda *words: None)
+    before, after, channels = 10, 14, 12
+    rows = before + 576 + after
+    sums_hN = torch.stack([torch.randperm(rows) for _ in range(KV_HEADS)]) / 8
+    key_hNd = torch.randint(-9, 10, (KV_HEADS, rows, channels))
+    method = code.TextPivotMerge_LayerWise(hh_ratio=0.1, recent_ratio=0.02)
+    method.image_position = torch.tensor([before])
+    wide = [nn.functional.pad(each.float(), (0, 128 - channels)) for each in (key_hNd, key_hNd.flip(-1))]
+    halves = (sums_hN / 2)[None, :, None].expand(1, -1, 2, -1)
+    key_out, value_out = method([each[None] for each in wide], halves)
+    kept_hN = method.hh_score >= 0  # what it masks by
+    found = {"sums": sums_hN, "key": key_hNd.to(torch.int8), "kept": kept_hN, "image_start": torch.tensor(before)}
+    return found | {"key_out": key_out[0, ..., :channels], "value_out": value_out[0, ..., :channels]}
+
+
+def meda(checkout: Path) -> dict[str, Tensor]:
+    """The cross-modal entropy of layers with text before, between and after visual rows."""
+    file = f"Dynamic-MLLMs/{MODIFIED}"
+    code = taken(checkout, file, ("compute_crossmodal_entropy",))
+    query, _ = prompt()
+    key = torch.randn(query.shape)
+    visual = (torch.arange(ROWS) % 25 > 4) & (torch.arange(ROWS) < 50)
+    found = []
+    for layer in range(LAYERS):
+        owner = SimpleNamespace()
+        kinds = [marks.nonzero()[:, 0] for marks in (~visual, visual)]
+        code.compute_crossmodal_entropy(owner, query[layer][None], key[layer][None], *kinds)
+        found.append(owner.multimodal_entropy)
+    return {"query": query, "key": key, "visual": visual, "entropy": torch.stack(found)}
+
+
+CASES = {"cake": cake, "lookm": lookm, "meda": meda}
 
 
 def main() -> None:

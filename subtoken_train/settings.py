@@ -130,7 +130,7 @@ class ArmSettings:
     merge: Annotated[
         Words,
         Setting(
-            "how evicted entries join kept ones: none, weighted, pivot or position (default: the method's)",
+            "how evicted entries join kept ones: none, average, weighted, pivot or position (default: the method's)",
             "KIND",
         ),
     ] = None

@@ -35,6 +35,8 @@ EVICTIONS: Registry[Eviction] = Registry(
         "quest_steps": "quest_steps:QuestSteps",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
+        "look_m": "look_m:LookM",
+        "meda": "meda:MEDA",
         "expected_attention": "expected_attention:ExpectedAttention",
         "compactor": "compactor:Compactor",
         "keydiff": "keydiff:KeyDiff",

@@ -54,12 +54,12 @@ class H2O(Eviction):
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
-            raise ValueError(f"h2o recent_share={self.recent_share:g} must be in [0, 1]")
-        check_window("h2o", self.window, least=0)
-        check_word("h2o group", self.group, get_args(GroupReduction))
+            raise ValueError(f"{self.name} recent_share={self.recent_share:g} must be in [0, 1]")
+        check_window(self.name, self.window, least=0)
+        check_word(f"{self.name} group", self.group, get_args(GroupReduction))
 
     @property
-    def online(self) -> Online:
+    def online(self) -> Online | None:
         """See ``Eviction.online``."""
         return Online()
 

@@ -2,9 +2,10 @@
 
 Every head merges for itself; keys and values become a mean over what was joined, the entry itself included.
 ``position`` (Elastic Cache, Liu et al., 2024): every dropped entry goes to the nearest entry that stays; a plain mean.
-``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; ``merge_kv`` of Zefan-Cai/KVCache-Factory): it goes to the entry
-whose key is most like its own, by cosine c. Weighted: an entry that stays counts 1, one that joins it (1 + c) / 2.
-Pivot: the mean of the entry and of the midpoints between it and each that joins it.
+``average``, ``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; the latter two as ``merge_kv`` of
+Zefan-Cai/KVCache-Factory): it goes to the entry whose key is most like its own, by cosine c. Average: a plain mean.
+Weighted: an entry that stays counts 1, one that joins it (1 + c) / 2. Pivot: the mean of the entry and of the midpoints
+between it and each that joins it.
 As released, rotated keys are averaged as they are. A value of which routing dropped groups joins with what they read
 as (zeros, or their fill), and an entry that stays stores the groups that it stored before. Nothing is merged while
 decoding.
@@ -23,7 +24,7 @@ from torch.nn import functional
 
 from subtoken_train.functional.gather import kept_index, take_rows
 
-Merge = Literal["none", "weighted", "pivot", "position"]
+Merge = Literal["none", "average", "weighted", "pivot", "position"]
 PAIRS = 2**25  # similarities that exist at a time
 
 
@@ -50,7 +51,7 @@ def merged(
         target_BhN, cosine_BhN = nearest_key(key_BhNd, keep_BhN, dropped_BhN)
         if kind == "weighted":
             weight_BhN = torch.where(dropped_BhN, (1 + cosine_BhN) / 2, 1.0)
-        else:
+        elif kind == "pivot":
             halves_BhN = dropped_BhN / 2
             weight_BhN = torch.where(dropped_BhN, halves_BhN, 1 + halves_BhN.scatter_add(2, target_BhN, halves_BhN))
     return joined_means(key_BhNd, target_BhN, weight_BhN), joined_means(value_BhNd, target_BhN, weight_BhN)

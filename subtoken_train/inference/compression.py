@@ -58,8 +58,8 @@ class Compression:
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
-        merge: what becomes of evicted entries: ``none`` lets them go; ``weighted``, ``pivot`` and ``position`` merge
-            them into entries that stay (``functional/merging.py``). None: what the method does of itself.
+        merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
+            ``position`` merge them into entries that stay (``functional/merging.py``). None: what the method does.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
@@ -445,7 +445,7 @@ class CompressionSettings(TypedDict, total=False):
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
         kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``kivi4`` or ``kivi2``.
         key_channels: share of the channels that stay of the keys in scope; by default all.
-        merge: ``none``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
+        merge: ``none``, ``average``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
         prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
         rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
     """

@@ -12,7 +12,7 @@ from subtoken_train.functional.merging import merged, nearest_key
 from tests.support.golden_cases import close, load
 from tests.support.plain_merging import merged_by_loop
 
-KINDS = ("weighted", "pivot", "position")
+KINDS = ("average", "weighted", "pivot", "position")
 
 
 class Named:

@@ -1,0 +1,83 @@
+"""MEDA (Wan et al., 2025): layers whose text and image look at each other widely keep more, by LOOK-M's choice.
+
+Source: "MEDA: Dynamic KV Cache Allocation for Efficient Multimodal Long-Context Inference" (2502.17599) and its
+released code (AIoT-MLSys-Lab/MEDA @0e1a53b). The cross-modal entropy of a layer is that of text's attention to the
+visual entries, mean over text rows and heads, plus that of visual rows' attention to text. Softmax of it over the
+layers divides the budget. Which entries stay is LOOK-M's choice (``look_m.py``); what goes joins the kept entry whose
+key is most like its own, a plain mean (the merge ``average``).
+
+A reconstruction: of the paper its abstract was at hand. The release holds the cross-modal entropy as a function that
+nothing calls, which is what is computed here (a test compares): each softmax runs over the other kind alone, wherever
+it stands, so that text before an image looks at it too. What it runs takes the entropy of the whole causal attention.
+What differs: it clips shares to 1 % and 100 % of a layer's entries and loses what that leaves, here the budget is
+exact; it evicts at the first decoded token, by sums that hold its row; it keeps all text whatever the budget.
+Prompts without an image are refused. Nothing is evicted while decoding: the entropies are a prompt's.
+
+Legend: B batch, N cached rows of the prompt, H query heads, W rows of a block, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.look_m import LookM
+from subtoken_train.functional.attention_statistics import attention_blocks
+from subtoken_train.functional.merging import Merge
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
+
+LEAST = 0.01  # share of its entries that every layer keeps, where the budget has that
+
+
+@dataclass(frozen=True)
+class MEDA(LookM):
+    """LOOK-M's choice under budgets by cross-modal entropy; see ``H2O`` for the settings."""
+
+    name: ClassVar[str] = "meda"
+    merges: ClassVar[Merge] = "average"
+    needs_image: ClassVar[bool] = True
+
+    @property
+    def online(self) -> None:
+        """None: the entropies are a prompt's."""
+        return None
+
+    @property
+    def across_layers(self) -> bool:
+        """Return True: layers share the budget."""
+        return True
+
+    def score(self, view: View) -> Scores:
+        """LOOK-M's scores, [B, h, N]; the weight is the layer's cross-modal entropy, in nats."""
+        visual_BN = view.regions_BN == Region.VISUAL
+        text_BN = view.entries_BN & ~visual_BN
+        entropy_B = entropy_of(view, text_BN, visual_BN) + entropy_of(view, visual_BN, text_BN)
+        return replace(super().score(view), weight_B=entropy_B, carried=None)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        """Entries per layer, int64 [L, B], by the softmax of the entropies."""
+        entropy_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
+        least_LB = torch.minimum((LEAST * most_LB).long(), budget_LB).clamp(min=1)
+        return divide_budget(entropy_LB.softmax(0) * budget_LB, budget_LB.sum(0), least_LB, most_LB)
+
+
+def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
+    """Entropy of the marked rows' attention over the marked keys alone, those after a row too, [B] in nats.
+
+    Mean over rows and heads; 0 without rows or keys.
+    """
+    total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
+    everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
+    if not bool(rows_BN.any()):
+        return total_B
+    states = view.query_BHNd, view.key_BhNd
+    for _, probability_BHWN in attention_blocks(*states, rows_BN, keys_BN, view.scale, offset=everywhere):
+        total_B += torch.special.entr(probability_BHWN).sum((2, 3)).mean(1)
+    return total_B / rows_BN.sum(-1).clamp(min=1)
