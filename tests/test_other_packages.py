@@ -197,6 +197,7 @@ def test_router_and_loss_are_checked_trained_exported_and_loaded_elsewhere(tmp_p
     assert record["training"]["loss"] == {"name": "focal", "gamma": 3.0}
     card = (folder / "README.md").read_text()
     assert "rank 4" in card
+    assert "Install `more_methods==1.0` first, which brings its selector `low_rank`." in card
     assert "a loss of its own (name focal, gamma 3.0)" in card
     words = ["generate", "--adapter", folder, "--prompt", "one two three four five. " * 30, "--max-new-tokens", 2]
     there = ran(*words, site=site)

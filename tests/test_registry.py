@@ -13,8 +13,9 @@ from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.families import FAMILIES
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
+from subtoken_train.training.loss import LOSSES
 
-REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, TASKS)}
+REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, LOSSES, TASKS)}
 CLASSES = """
 from subtoken_train.evictions.knorm import KNorm
 
@@ -75,6 +76,8 @@ def test_another_package_adds_a_name_and_is_imported_when_it_is_asked_for(instal
         registry.find("newst")
     assert "more_methods" not in sys.modules
     assert registry.find("newest").__module__ == "more_methods"
+    assert registry.origin("newest") == "more_methods==1.0"
+    assert registry.origin("h2o") is registry.origin("newst") is None
 
 
 def test_a_built_in_goes_before_another_packages(install):

@@ -246,7 +246,8 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         scores=""
         if scored is None
         else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
-        load=_load_words(sections.repo_id or "this_folder", record["merged"], output_lora is not None),
+        load=_package_words(record.get("packages", []))
+        + _load_words(sections.repo_id or "this_folder", record["merged"], output_lora is not None),
         licence="see the backbone" if licence is None else licence.name or licence.identifier,
         recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
     )
@@ -290,6 +291,14 @@ def _routing_words(routing: dict[str, Any]) -> str:
     parts += ["value gate"] if routing.get("value_gate") else []
     parts += [f"reads {name}" for name in routing.get("features", ())]
     return ", ".join(parts)
+
+
+def _package_words(packages: list[dict[str, str]]) -> str:
+    """Say which other packages must be installed first."""
+    return "".join(
+        f"Install `{each['requirement']}` first, which brings its {each['kind']} `{each['name']}`.\n\n"
+        for each in packages
+    )
 
 
 def _load_words(name: str, merged: bool, output_lora: bool) -> str:
