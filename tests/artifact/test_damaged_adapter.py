@@ -95,7 +95,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         (
             "routing.selector_options",
             {"rank": 3},
-            "'linear' has no settings of its own, and selector_options names rank",
+            "'linear' has no settings of its own, and routing.selector_options names",
         ),
         ("routing.selector_options", [], r"selector_options is \[\]; it must be a group of keys"),
         (
