@@ -10,7 +10,8 @@ from subtoken_train.errors import plain
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
 Pre-flight check of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
-matched token-only anchor, an estimate of the memory, the data and the optimiser steps.
+matched token-only anchor, an estimate of the memory, the data and the optimiser steps, and what all of it needs: GPU
+hours, disk, and what is missing here with the command that fetches it.
 Any key of the recipe can be overridden after --config, as for fit; --config also takes a shipped recipe's name.
 The headers of a folder's weights are read, so truncated files and tensors that do not fit config.json are found.
 --offline reads no data and no stage-1 adapter, and contacts no server. Without it, the data files are parsed, up to 200
@@ -25,7 +26,7 @@ OFFLINE = "--offline"
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, lay its model out on the meta device, print five numbered steps."""
+    """Parse the recipe, lay its model out on the meta device, print five numbered steps and what they need."""
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,7 +37,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.check_data import data_lines
+    from subtoken_train.cli.check_data import Reading, data_lines
     from subtoken_train.cli.check_lines import (
         budget_lines,
         check_ready,
@@ -46,6 +47,7 @@ def run_raw(argv: list[str]) -> int:
         settings_lines,
         training_lines,
     )
+    from subtoken_train.cli.needs import check_fetched, fit_needs, needs_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
@@ -53,24 +55,31 @@ def run_raw(argv: list[str]) -> int:
 
     cli = RecipeCLI(source)
     check_named(cli.model.backbone_config)
+    check_fetched(cli.model.backbone_config.path)
     if not is_hub_id(cli.model.backbone_config.path):
         check_weights(family_class(cli.model.backbone_config), cli.model.backbone_config)
     parts = lay_out(cli.model, offline)
     prompt = nominal_prompt(parts.family, cli.datamodule)
     check_bytes(parts, prompt)
     check_ready(cli, parts, offline)
-    stops: list[str] = []
+    reading = Reading()
     steps = (
         ("recipe", settings_lines(cli, parts, prompt, offline)),
         ("what trains", training_lines(parts)),
         (prompt.title, budget_lines(parts, prompt)),
         ("peak memory of one device (a prediction)", memory_lines(cli, parts, prompt)),
-        ("data and steps", data_lines(cli, parts, offline, stops)),
+        ("data and steps", data_lines(cli, parts, offline, reading)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
-    if stops:
-        raise ValueError(f"fit would stop: {stops[0]}")
+    print(
+        "what it needs (a prediction)",
+        *(f"  {plain(line)}" for line in needs_lines(fit_needs(cli, parts, prompt, reading))),
+        "",
+        sep="\n",
+    )
+    if reading.stops:
+        raise ValueError(f"fit would stop: {reading.stops[0]}")
     command = plain(f"subtoken-train fit {shlex.join(recipe)}")
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -27,6 +27,7 @@ from subtoken_train.errors import MAX_TOKENS, clipped
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.training.preflight import (
+    StepPlan,
     at_hand,
     count_devices,
     first_sample,
@@ -40,13 +41,39 @@ MOST = 200
 """Records that are encoded, with their images."""
 
 
-def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) -> Iterator[str]:
+@dataclass
+class Reading:
+    """Collects what the data step finds.
+
+    Attributes:
+        stops: what would stop fit, in words.
+        tokens: lengths of the records that were encoded.
+        plan: the run's steps.
+        seconds: of the run, as a measurement here says.
+    """
+
+    stops: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    plan: StepPlan | None = None
+    seconds: float | None = None
+
+
+def plan_of(cli: RecipeCLI, batches: int | None = None) -> StepPlan:
+    """Plan the steps of a run; ``batches`` per device and epoch, None where the data were not read."""
+    trainer, accumulate = cli.config.trainer, cli.config.trainer.accumulate_grad_batches
+    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    together = cli.datamodule.batch_size * accumulate * devices
+    return plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
+
+
+def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
     """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all.
 
-    ``stops`` gets what would stop fit, in words, here and in all that follows.
+    ``reading`` gets the lengths, and what would stop fit, in words, here and in all that follows.
     """
     total, most = len(data.training_records), data.max_length
     found = sample_lengths(family, data.training_records, MOST, data.max_image_pixels, data.max_video_frames)
+    reading.tokens += found.tokens
     if found.tokens:
         line = f"{_of(len(found.tokens), total, 'records')}: {_spread_words(found.tokens)}; max_length {most:,}"
         longer = [needed for length, needed in zip(found.tokens, found.needed, strict=True) if length > most]
@@ -54,22 +81,22 @@ def length_lines(family: Family, data: InstructionDataModule, stops: list[str]) 
         inside = [needed for needed in longer if needed > most]
         yield f"{line} cuts {share}" + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
         if inside:
-            stops.append(
+            reading.stops.append(
                 f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(found.tokens):,} records; "
                 f"raise it to {max(inside):,}, or drop them"
             )
     if found.broken:
         yield f"{len(found.broken):,} of {len(found.broken) + len(found.tokens):,} cannot be used: {found.broken[0]}"
-        stops.append(found.broken[0])
+        reading.stops.append(found.broken[0])
 
 
-def chat_lines(family: Family, data: CorpusDataModule, stops: list[str]) -> Iterator[str]:
+def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
     """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what cannot be used.
 
     Args:
         family: with its tokenizer.
         data: its training corpus is one of chats.
-        stops: what would stop fit is appended, in words.
+        reading: gets the lengths, and what would stop fit, in words.
     """
     rows, limits = data.conversations(), data.chat_limits
     chats, broken = list[TextSample](), list[str]()
@@ -84,6 +111,7 @@ def chat_lines(family: Family, data: CorpusDataModule, stops: list[str]) -> Iter
             chats.append(chat)
     if chats:
         tokens = [len(chat.input_ids) for chat in chats]
+        reading.tokens += tokens
         cut = sum(length > limits.length for length in tokens)
         line = f"{_of(len(chats), len(rows), 'chats')}: {_spread_words(tokens)}"
         yield f"{line}; block_length {limits.length:,} cuts {f'{cut:,}' if cut else 'none'}"
@@ -91,7 +119,7 @@ def chat_lines(family: Family, data: CorpusDataModule, stops: list[str]) -> Iter
             yield words
     if broken:
         yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
-        stops.append(broken[0])
+        reading.stops.append(broken[0])
 
 
 def document_line(family: Family, data: CorpusDataModule) -> str:
@@ -132,7 +160,7 @@ MOST_BYTES = 2**26
 _BATCHES = 4
 
 
-def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
+def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
     """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
     if why := _why_not(cli):
         return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
@@ -140,14 +168,17 @@ def time_line(cli: RecipeCLI, batches: int, stops: list[str]) -> str:
     try:
         seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, most, data.batch_size))
     except ValueError as error:  # of a record that cannot be used, which the line of lengths may not have looked at
-        stops.append(str(error))
+        reading.stops.append(str(error))
         return f"expected time: not measured ({error})"
     if seconds is None:
         if not getattr(data, "streaming", False):  # a stream goes on with another pass
-            stops.append(f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data")
+            reading.stops.append(
+                f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data"
+            )
         return "expected time: not measured (there are too few data for one batch)"
+    reading.seconds = seconds * batches
     return (
-        f"expected time: {about(seconds * batches)} ({seconds:.2g} s a batch, measured now on this machine; "
+        f"expected time: {about(reading.seconds)} ({seconds:.2g} s a batch, measured now on this machine; "
         "start, logs, validation and checkpoints are not in it)"
     )
 
@@ -168,7 +199,7 @@ def _why_not(cli: RecipeCLI) -> str | None:
     return None
 
 
-def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: list[str]) -> Iterator[str]:
+def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading: Reading) -> Iterator[str]:
     """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
@@ -179,19 +210,17 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: 
         chats = family is not None and reads_chats(data.train_source, family.tokenizer)
         yield from _corpus_lines(data, offline, chats)
         if family is not None:
-            yield from chat_lines(family, data, stops) if chats else [document_line(family, data)]
+            yield from chat_lines(family, data, reading) if chats else [document_line(family, data)]
             yield from _unknown_lines(data, family)
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
     elif offline:
         yield f"{data.train_file} (not read: --offline)"
     else:
-        yield from _record_lines(cli, parts, stops)
+        yield from _record_lines(cli, parts, reading)
         limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
         batches = data.training_order(world_size=devices, limit=limit).batches_per_epoch
-    plan = plan_steps(
-        data.batch_size * accumulate * devices, trainer.max_steps, trainer.max_epochs, batches, accumulate
-    )
+    plan = reading.plan = plan_of(cli, batches)
     yield (
         f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
         f"{devices} device{'s' if devices > 1 else ''}"
@@ -202,7 +231,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, stops: 
     passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
     yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
     if not offline:
-        yield time_line(cli, plan.steps * accumulate, stops)
+        yield time_line(cli, plan.steps * accumulate, reading)
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
@@ -223,7 +252,7 @@ def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterato
     yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
 
 
-def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -> Iterator[str]:
+def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -> Iterator[str]:
     """Index the files, look for their images, and encode the first record."""
     data = cli.datamodule
     data.read()
@@ -245,7 +274,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, stops: list[str]) -
     sample = first_sample(ready, records, data.max_length, data.max_image_pixels, data.max_video_frames)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    yield from length_lines(ready, data, stops)
+    yield from length_lines(ready, data, reading)
     yield from _unknown_lines(data, ready)
 
 

@@ -87,8 +87,8 @@ def _band_lines(band: LayerBand, dense_token_bytes: int) -> Iterator[str]:
 def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
     payload, dense = ledger.bytes_of(region, with_index=False), ledger.dense_bytes(region)
     index = ledger.bytes_of(region) - payload
-    note = f" (and {_size(index)} of group indices)" if index else ""
-    return f"{name}: {_size(payload)} of {_size(dense)}, {_percent(payload / dense)}{note}"
+    note = f" (and {size_words(index)} of group indices)" if index else ""
+    return f"{name}: {size_words(payload)} of {size_words(dense)}, {_percent(payload / dense)}{note}"
 
 
 def _words_of(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
@@ -107,7 +107,8 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.6g} %"
 
 
-def _size(num_bytes: int) -> str:
+def size_words(num_bytes: int) -> str:
+    """Return a number of bytes in the largest unit that it fills."""
     unit, name = next((u for u in ((2**30, "GiB"), (2**20, "MiB")) if num_bytes >= u[0]), (2**10, "KiB"))
     return f"{num_bytes / unit:,.2f} {name}"
 
@@ -122,7 +123,7 @@ def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPromp
     held = "this device" if step.processes == 1 else f"each of {step.processes} devices"
     yield f"{step.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
     for name, size in (*estimate.parts, ("peak", estimate.total)):
-        yield f"{name:<18}{_size(size):>12}"
+        yield f"{name:<18}{size_words(size):>12}"
     yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from subtoken_train.datasets.image_sources import FolderImages, count_named, missing_images
+from subtoken_train.datasets.known_files import MIX665K
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain
@@ -22,7 +23,6 @@ from subtoken_train.outputs import write_whole
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Sample, Task
 
-MIX665K = "llava_v1_5_mix665k.json"
 MIX665K_RECORDS = 665_298
 MIX665K_SOURCES = {
     MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",

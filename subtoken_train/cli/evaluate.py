@@ -235,7 +235,7 @@ def run_grids(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     if args.check:
-        return _print_check(*_grids(args))
+        return _print_check(*_grids(args), config=args.config)
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.processes import Processes
     from subtoken_train.evaluation.runner.run import run_grid
@@ -262,12 +262,17 @@ def run_grids(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_check(grid: Grid) -> int:
+def _print_check(grid: Grid, config: str | None) -> int:
     """Print what a grid would run; 0 where it would, whatever has still to be fetched or trained."""
+    from subtoken_train.cli.needs import grid_needs, needs_lines
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 
-    for line in check_lines(grid, dry_run(grid, planned_adapter)):
-        print(plain(line))
+    checked = dry_run(grid, planned_adapter)
+    lines = check_lines(grid, checked)
+    if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
+        lines.append(f"  all of these adapters: subtoken-train sweep --grid {config} (--dry-run: the hours)")
+    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in needs_lines(grid_needs(checked)))]
+    print(*map(plain, lines), sep="\n")
     return 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 from subtoken_train.resources import find_recipe, recipe_files, recipe_text, shipped_recipe
 
@@ -83,6 +84,27 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
     return target
 
 
+def say_needs(path: Path) -> None:
+    """Print to stderr what a run's recipe needs, so that stdout stays the recipe; nothing for overlays and grids.
+
+    Where the backbone must be there to tell, it says so.
+    """
+    from subtoken_train.cli.recipe_source import BANDS, read_recipe
+
+    if not set(BANDS[:3]) <= read_recipe(path).keys():
+        return
+    from subtoken_train.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.needs import needs_lines, recipe_needs
+
+    try:
+        lines = list(needs_lines(recipe_needs(path)))
+    except ValueError as error:
+        lines = [f"not known: {error}"]
+    print("\nwhat it needs (a prediction)", *(f"  {plain(line)}" for line in lines), sep="\n", file=sys.stderr)
+
+
 def run(args: Namespace) -> int:
     """Carry out the chosen action."""
     if args.action == "ls":
@@ -92,7 +114,8 @@ def run(args: Namespace) -> int:
     if source is None:
         raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
     if args.action == "show":
-        print(recipe_text(source), end="")
+        print(recipe_text(source), end="", flush=True)
+        say_needs(source)
     elif args.action == "anchor":
         from subtoken_train.cli.anchor import write_anchor
 

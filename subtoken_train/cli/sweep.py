@@ -1,4 +1,4 @@
-"""``subtoken-train sweep``: a grid of overrides of one recipe, run one after another or as a SLURM array."""
+"""``subtoken-train sweep``: overrides of one recipe, or the fits of a grid, one after another or as a SLURM array."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
 from subtoken_train.errors import plain
+from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-HELP = """Train every combination of some overrides of a recipe, each in a folder named by them.
+HELP = """Train every combination of some overrides of a recipe, each in a folder named by them, or a grid's adapters.
 
   subtoken-train sweep --config recipes/tiny_fastv25_s16k4.yaml \\
     --set model.routing.kept_groups=2,4,8 --set model.optimizer.learning_rate=1e-4,2e-4
+
+  subtoken-train sweep --grid table1_llava7b --dry-run
+
+--grid trains the adapters that a grid of 'evaluate' names and that are not there: runs/NAME/adapter by the recipe NAME,
+stage 1 before stage 2. Models are laid out first; --dry-run lists the fits with their GPU hours, disk and downloads.
 
 Every combination is parsed before the first one runs. When called again, it skips finished runs and resumes stopped
 ones from their last checkpoint; a run that fails is reported and the others continue. Write a list value in brackets:
@@ -35,26 +41,60 @@ SCORES = ("train/loss", "val/loss", "val/token_accuracy", "eval/accuracy", "toke
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--config", action="append", required=True, metavar="FILE", help="recipe; later files override")
-    parser.add_argument(
-        "--set", action="append", required=True, metavar="KEY=A,B", help="a key and its values; repeatable"
-    )
-    parser.add_argument("--output_dir", default="runs/sweep", metavar="DIR", help="folder of the runs (runs/sweep)")
-    parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the grid, and run nothing")
+    parser.add_argument("--config", action="append", metavar="FILE", help="recipe; later files override")
+    parser.add_argument("--set", action="append", metavar="KEY=A,B", help="a key and its values; repeatable")
+    parser.add_argument("--grid", metavar="GRID", help="train a grid's adapters instead: a file, or a shipped name")
+    parser.add_argument("--output_dir", metavar="DIR", help="folder of the runs (runs/sweep); a grid names its own")
+    parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the runs, and run nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
     parser.add_argument(ALLOW_CODE, action="store_true", help="let the recipes run code (docs/recipe_safety.md)")
 
 
 def run(args: Namespace) -> int:
-    """Check all of the grid, then run it or print it."""
-    runs = sweep_runs(args.config, args.set, Path(args.output_dir), args.allow_code)
+    """Check all runs, then train or print them."""
+    if args.grid is not None:
+        return _run_grid(args)
+    if not args.config or not args.set:
+        raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
+    folder = Path(args.output_dir or "runs/sweep")
+    runs = sweep_runs(args.config, args.set, folder, args.allow_code)
     check_all(runs)
     if args.slurm:
-        print(slurm_script(runs, Path(args.output_dir)), end="")
+        print(slurm_script(runs, folder), end="")
         return 0
     if args.dry_run:
         print(plain("\n".join(shlex.join(["subtoken-train", *one.fit_arguments()]) for one in runs)))
         return 0
+    return train_all(runs)
+
+
+def _run_grid(args: Namespace) -> int:
+    """Train or print the fits that a grid's adapters need."""
+    for name in ("config", "set", "output_dir"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} does not apply to --grid, whose arms name their runs; leave it out")
+    named_recipe(args.grid, "grid")
+    from subtoken_train.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.grid_fits import fits_needs, grid_fits, plan_lines
+
+    fits = grid_fits(args.grid, args.allow_code)
+    each = fits_needs(fits)
+    if not fits.runs:
+        print(plain(f"{fits.head()}: nothing to do"))
+        return 0
+    if args.slurm:
+        now = [one for one in fits.runs if one.name not in fits.later]
+        print(slurm_script(now, now[0].folder.parent, fits.grid), end="")
+        print(plain("".join(f"# {line}\n" for line in fits.later_lines())), end="")
+        return 0
+    print(*map(plain, plan_lines(fits, each)), sep="\n", flush=True)
+    return 0 if args.dry_run else train_all(fits.runs)
+
+
+def train_all(runs: list[SweepRun]) -> int:
+    """Train runs one after another, print their table, and return the exit code."""
     outcomes: list[str] = []
     for number, one in enumerate(runs, start=1):
         print(f"[{number}/{len(runs)}] {one.name}", flush=True)
@@ -228,15 +268,18 @@ def parse_setting(setting: str) -> tuple[str, list[str]]:
     return key, values
 
 
-def slurm_script(runs: Sequence[SweepRun], folder: Path) -> str:
-    """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add."""
+def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str | None = None) -> str:
+    """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add.
+
+    ``name``: of the job; None: the folder's.
+    """
     tasks = "\n".join(
         f"  {number}) exec srun {shlex.join(['subtoken-train', *one.fit_arguments()])} ;;"
         for number, one in enumerate(runs)
     )
     log = folder / "slurm-%A_%a.log"
     return f"""#!/bin/bash
-#SBATCH --job-name={_UNSAFE.sub("_", folder.name)}
+#SBATCH --job-name={_UNSAFE.sub("_", name or folder.name)}
 #SBATCH --array=0-{len(runs) - 1}
 #SBATCH --output={log}
 # Add --partition, --gpus-per-node, --ntasks-per-node (one per GPU) and --time for your cluster.

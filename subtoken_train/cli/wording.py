@@ -60,11 +60,17 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
     if near := _nearest(key, keys):
         return f"{head} Did you mean {prefix + near!r}?"
     group = key.rpartition(".")[0]
-    within = f"{group}."
-    beside = dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))
-    if beside:
+    if beside := _below(group, keys):
         return f"{head} Allowed in {group}: {first_names(beside)}"
+    if "." in group:  # no group either
+        return unknown_key(kind, group, keys, prefix)
     return f"{head} 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe"
+
+
+def _below(group: str, keys: list[str]) -> list[str]:
+    """Return the names of keys and groups in a group."""
+    within = f"{group}."
+    return [*dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))]
 
 
 def _nearest(key: str, keys: list[str]) -> str | None:
@@ -77,6 +83,8 @@ def _nearest(key: str, keys: list[str]) -> str | None:
     names = {name.rpartition(".")[2]: name for name in beside}
     if near := difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
         return names[near[0]]
+    if group and (near := difflib.get_close_matches(leaf, _below(group, keys), n=1, cutoff=0.8)):
+        return f"{group}.{near[0]}"
     if not beside and (near := difflib.get_close_matches(key, keys, n=1, cutoff=0.8)):
         return near[0]
     within = f"{group}." if group and beside else ""

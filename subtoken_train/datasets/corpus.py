@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
+from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id, row_kind
 from subtoken_train.datasets.record_index import checked_record, scan_records
@@ -102,7 +103,7 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         arguments |= {"path": source.name, "name": source.config}
     else:
         if not Path(source.name).is_file():
-            raise ValueError(f"text file {source.name} does not exist; check the path")
+            raise absent("text file", source.name)
         if source.config is not None or source.split != "train":
             raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
         arguments |= {"path": builder, "data_files": source.name}

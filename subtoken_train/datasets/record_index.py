@@ -28,6 +28,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from subtoken_train.datasets.conversations import llava_form
+from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import image_names, record_id, record_problem, text_length, video_names
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json, real_path
 from subtoken_train.outputs import whole_file
@@ -236,8 +237,7 @@ def open_index(path: Path) -> RecordIndex:
         ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
     """
     if not path.is_file():
-        makes = "; `subtoken-train data scenes` makes it" if "data/scenes" in path.as_posix() else ""
-        raise ValueError(f"data file {path} does not exist{makes or '; check the path'}")
+        raise absent("data file", path)
     if path.stat().st_size < SMALL_FILE:
         return RecordIndex(build_table(path))
     cached, state = index_path(path), file_state(path)

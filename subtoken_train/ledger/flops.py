@@ -23,8 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+
+PEAKS = {"H100": 989.4e12, "A100": 312e12}
+"""Dense bf16 FLOP/s of named GPUs (SXM), by their maker's data sheets, which Lightning's table repeats."""
+UTILISATION = 0.2
+"""Share of the peak that predictions assume: what a training step of LLaMA-2-7B reached on an H200 (docs/launch.md)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,18 @@ class DecoderSize:
     num_kv_heads: int
     head_dim: int
     vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any, num_kv_heads: int, head_dim: int) -> DecoderSize:
+        """Return the size of a decoder by its transformers configuration and the cache's geometry."""
+        return cls(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            vocabulary=config.vocab_size,
+        )
 
     @property
     def layer_weights(self) -> int:
@@ -76,6 +95,11 @@ class TrainingFlops:
     def head(self, lengths_B: Tensor) -> Tensor:
         """The language-model head on all rows, forward and backward; a scalar in fp32."""
         return lengths_B.float().sum() * float(4 * self.size.hidden * self.size.vocabulary)
+
+    def sample(self, rows: Sequence[int]) -> float:
+        """Return the operations in the layers of one sample, which has ``rows[layer]`` rows there; without the head."""
+        cost = (self.layers(torch.tensor([count]), layer, layer + 1) for layer, count in enumerate(rows))
+        return sum(float(each) for each in cost)
 
     def _backward(self, layer: int) -> bool:
         """Return whether gradients pass through a layer: it or one below it trains."""

@@ -217,6 +217,10 @@ class Reducer:
         """Return what a token of the matched arm takes, of a whole one; 1 where nothing is matched."""
         return Fraction(1) if self.matches is None else exact(self.keep_ratio) / exact(self.matches)
 
+    def running_tokens(self, tokens: int, num_layers: int) -> list[int]:
+        """Return how many of ``tokens`` each layer computes: what goes from the cache alone is computed."""
+        return [tokens] * num_layers if self.stage == "context" else self.layer_tokens(tokens, num_layers)
+
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
         """Tokens that each layer's cache holds of ``tokens``."""
         cut = self.cut_layer(num_layers)

@@ -209,10 +209,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         raise ValueError(
             f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
         )
-    counts = parts.reducer.layer_tokens(step.compressed, parts.family.shape.num_layers)
-    if parts.reducer.stage == "context":  # evicted from caches; its rows still run
-        counts = [step.compressed] * len(counts)
-    rows = [step.length - step.compressed + count for count in counts]
+    rows = layer_rows(parts, step.length, step.compressed)
     sizes = ActivationBytes(parts, step)
     kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
     backward = sizes.backward(max(rows))
@@ -238,6 +235,19 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     )
 
 
+def layer_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
+    """Return the rows of one record in each layer, where the reducer has ``compressed`` of its ``length`` positions."""
+    counts = parts.reducer.running_tokens(compressed, parts.family.shape.num_layers)
+    return [length - compressed + count for count in counts]
+
+
+def checkpoint_bytes(parts: CompressedBackbone, optimizer: OptimizerName) -> tuple[int, int]:
+    """Return the bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
+    trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
+    adapter = FP32_BYTES * sum(trained)
+    return adapter, adapter + sum(_state_bytes(count, optimizer) for count in trained)
+
+
 def check_strategy(quantization: str, strategy: Any) -> None:
     """Raise ``ValueError`` if a strategy would share out weights that are held in 4 or 8 bits."""
     if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
@@ -252,15 +262,14 @@ def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
     divided = _DIVIDED.get(step.strategy, 0)
     share = [step.processes if level < divided else 1 for level in range(3)]
     host = step.strategy == "zero3_offload"
-    trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
     weights, layer = _frozen_bytes(parts, step.quantization)
-    state = sum(_state_bytes(count, step.optimizer) for count in trained)
+    trained, whole = checkpoint_bytes(parts, step.optimizer)
     yield "frozen weights", 0 if host else ceil(weights / share[2])
     if divided == 3:
         yield "a gathered layer", layer
-    yield "LoRA + routers", 0 if host else ceil(sum(trained) * FP32_BYTES / share[2])
-    yield "gradients", ceil(sum(trained) * FP32_BYTES / share[1])
-    yield "optimiser state", 0 if host else ceil(state / share[0])
+    yield "LoRA + routers", 0 if host else ceil(trained / share[2])
+    yield "gradients", ceil(trained / share[1])
+    yield "optimiser state", 0 if host else ceil((whole - trained) / share[0])
 
 
 def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:

@@ -213,6 +213,19 @@ def test_an_unknown_key_is_told_keys_and_groups_beside_it(capsys, tmp_path, grou
     assert names == sorted({*names} - {"help"})
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("routin: 1", "unknown key 'model.routin'. Did you mean 'model.routing'?"),
+        ("bogus: {a: {b: 1}}", "unknown key 'model.bogus'. Allowed in model: backbone, "),
+    ],
+)
+def test_a_group_that_there_is_not_is_named(capsys, tmp_path, text, message):
+    (tmp_path / "more.yaml").write_text(f"model: {{{text}}}\n")
+    line = refused(capsys, ["--config", str(RECIPE), "--config", str(tmp_path / "more.yaml")], tmp_path / "none")
+    assert line.startswith(message)
+
+
 def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_path):
     """By itself it says one row, no FLOPs, and what ``check`` counts."""
 

@@ -122,7 +122,7 @@ def test_a_broken_file_is_refused(tmp_path, name, text, message):
 def test_a_missing_file_says_what_makes_it():
     with pytest.raises(ValueError, match=r"nowhere.json does not exist; check the path"):
         InstructionRecords("nowhere.json")
-    with pytest.raises(ValueError, match="does not exist; `subtoken-train data scenes` makes it"):
+    with pytest.raises(ValueError, match="does not exist; get it: subtoken-train data scenes"):
         InstructionRecords("data/scenes/none.json")
 
 

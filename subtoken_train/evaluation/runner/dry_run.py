@@ -32,10 +32,11 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.pool import ModelPool, with_selection
+from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes, share_words
 from subtoken_train.reducers import DEFAULT_REDUCER, build_reducer
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.resources import named_recipe, recipe_text
+from subtoken_train.resources import recipe_text, shipped_recipe
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import typed
 from subtoken_train.types import Identity
@@ -46,18 +47,26 @@ CALIBRATION = "calibration"
 GIB = 2**30
 
 
+@dataclass(frozen=True)
+class LaidOut:
+    """Size of a model: bytes as it is loaded, parameters, and its decoder's."""
+
+    weights: int
+    parameters: int
+    decoder: DecoderSize
+
+
 class LayoutPool(ModelPool):
     """Hands out models that are laid out on the meta device, with the same checks of names and settings.
 
-    ``planned`` is asked of adapters that are not there; ``weights`` are bytes of the models handed out, by path and
-    dtype.
+    ``planned`` is asked of adapters that are not there; ``laid_out`` tells of the models handed out, by path and dtype.
     """
 
     def __init__(self, planned: Planned) -> None:
         super().__init__()
         self._recipe = planned
         self._plans: dict[str, AdapterConfig] = {}
-        self.weights: dict[tuple[str, str | None], int] = {}
+        self.laid_out: dict[tuple[str, str | None], LaidOut] = {}
         self._asked: tuple[str, dict[str, Any]] | None = None
 
     def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
@@ -94,8 +103,12 @@ class LayoutPool(ModelPool):
         if self._current is not None and self._asked == (str(path), options):
             return self._current  # arms that differ in their evictions alone
         made, self._asked = self._laid_out(path, **options), (str(path), options)
-        held = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
-        self.weights[str(path), (options.get("loading") or {}).get("dtype")] = held
+        family, held = made.family, list(made.parameters())
+        self.laid_out[str(path), (options.get("loading") or {}).get("dtype")] = LaidOut(
+            sum(parameter.numel() * parameter.element_size() for parameter in held),
+            sum(parameter.numel() for parameter in held),
+            DecoderSize.of(family.decoder.config, family.shape.num_kv_heads, family.shape.head_dim),
+        )
         return made
 
     def _laid_out(self, path: str | Path, **options: Any) -> CompressedBackbone:
@@ -122,12 +135,21 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of a grid, and bytes: of its weights, of a nominal prompt's dense cache, and of what stays of that."""
+    """An arm of a grid.
+
+    Attributes:
+        arm: the arm.
+        laid_out: its model's size.
+        dense: bytes of a nominal prompt's dense cache.
+        kept: of them, what stays.
+        flops: operations of the pass over the compressed region of a nominal prompt.
+    """
 
     arm: Arm
-    weights: int
+    laid_out: LaidOut
     dense: int
     kept: int
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     notes: list[str] = []
     if grid.anchors == "auto":
         arms, notes = with_anchors(arms, pool)
-    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_name(name)}") for name in pool.untrained]
+    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.untrained]
     wanted += [
         (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {path}")
         for method, path, whose in dict.fromkeys(named for found in absent for named in found.values())
@@ -204,6 +226,25 @@ def _recipe_name(adapter: str) -> str:
     return path.parent.name if path.name == "adapter" else path.name
 
 
+def recipe_of(adapter: str) -> Path | None:
+    """Return the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe.
+
+    A path that is not absolute is a file of one's own.
+    """
+    name = _recipe_name(adapter)
+    shipped = shipped_recipe(name)
+    for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
+        if own.is_file() and (shipped is None or own.resolve() != shipped.resolve()):
+            return own
+    return shipped
+
+
+def _recipe_words(adapter: str) -> str:
+    """Return how a command names the recipe of an adapter: a file here by its path, a shipped one by its name."""
+    found = recipe_of(adapter)
+    return str(found) if found is not None and not found.is_absolute() else _recipe_name(adapter)
+
+
 def _required(task: Task) -> str | None:
     """Return what is missing here to score a task."""
     try:
@@ -222,9 +263,11 @@ def _planned_task(task: Task, limit: int | None) -> PlannedTask:
 def _planned_arm(arm: Arm, pool: LayoutPool) -> PlannedArm:
     spec = arm.spec
     path = str(spec.backbone) if spec.adapter is None else str(pool.folder(spec.adapter))
-    weights = pool.weights[path, spec.dtype]
-    dense = arm.shape.num_layers * entry_bytes(arm.shape) * arm.tokens
-    return PlannedArm(arm, weights, dense, round(dense * arm.facts.nominal_kv))
+    laid_out = pool.laid_out[path, spec.dtype]
+    layers = arm.shape.num_layers
+    dense = layers * entry_bytes(arm.shape) * arm.tokens
+    flops = TrainingFlops(laid_out.decoder, [0] * layers).sample(arm.reducer.running_tokens(arm.tokens, layers))
+    return PlannedArm(arm, laid_out, dense, round(dense * arm.facts.nominal_kv), flops)
 
 
 def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
@@ -280,7 +323,7 @@ def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
     weights, dense, least, most = (
         f"{size / GIB:.2f}"
         for size in (
-            max(arm.weights for arm in arms),
+            max(arm.laid_out.weights for arm in arms),
             batch_size * arms[0].dense,
             batch_size * min(sizes),
             batch_size * max(sizes),
@@ -297,10 +340,8 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
     Raises:
         ValueError: the recipe is none.
     """
-    name = _recipe_name(adapter)
-    try:
-        recipe = named_recipe(name, "recipe")
-    except ValueError:
+    recipe = recipe_of(adapter)
+    if recipe is None:
         return None
     content = parse_yaml(recipe_text(recipe), str(recipe))
     band = content.get("model", {}) if isinstance(content, dict) else {}
@@ -313,6 +354,6 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
         reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
         routing=None if routing is None else typed(RoutingConfig, routing, f"{place}.routing"),
         identity=Identity(adapter, None, "", ""),
-        training={"name": name},
+        training={"name": _recipe_name(adapter)},
         stage2=None if stage2 is None else typed(Stage2Config, stage2, f"{place}.stage2"),
     )

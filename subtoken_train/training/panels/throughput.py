@@ -7,7 +7,7 @@ checkpoints included, validation and evaluation left out. Nothing is read from t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 
+from subtoken_train.families.family import Family
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.training.module import StepRecord, SubTokenModule
@@ -75,7 +76,7 @@ class Throughput(Callback):
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
         self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
         if self._peak is not None:
-            self._flops = flops_of(pl_module)
+            self._flops = flops_of(pl_module.family, pl_module.trained())
         elif pl_module.device.type != "cpu":  # whose peak no table has
             rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
         self._restart()
@@ -135,23 +136,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return None if device.type != "cuda" else get_available_flops(device, dtype)
 
 
-def flops_of(module: SubTokenModule) -> TrainingFlops:
-    """Return the cost of rows in a module's decoder, with the weights that train in each layer."""
-    config = module.family.decoder.config
-    shape = module.family.shape
-    size = DecoderSize(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocabulary=config.vocab_size,
-    )
-    trained = [0] * shape.num_layers
-    for name, parameter in module.trained().items():
+def flops_of(family: Family, trained: Mapping[str, nn.Parameter]) -> TrainingFlops:
+    """Return the cost of rows in a family's decoder; ``trained``: a module's tensors that train, by name."""
+    shape = family.shape
+    counts = [0] * shape.num_layers
+    for name, parameter in trained.items():
         # DeepSpeed's stage 3 leaves an empty tensor with the real count beside it
-        trained[kind_and_layer(name)[1]] += int(getattr(parameter, "ds_numel", parameter.numel()))
-    return TrainingFlops(size, trained)
+        counts[kind_and_layer(name)[1]] += int(getattr(parameter, "ds_numel", parameter.numel()))
+    return TrainingFlops(DecoderSize.of(family.decoder.config, shape.num_kv_heads, shape.head_dim), counts)
 
 
 def step_work(flops: TrainingFlops, record: StepRecord) -> Tensor:

@@ -274,9 +274,7 @@ def test_flops_of_a_module_know_where_its_weights_train(tiny_family):
         LAYER.format(1, second, "B"): parameter([1.0]),
         ROUTER.format(3): parameter([1.0] * 5),
     }
-    pl = module(**tensors)
-    pl.compressed = SimpleNamespace(family=tiny_family)
-    flops = flops_of(pl)
+    flops = flops_of(tiny_family, module(**tensors).trained())
     assert flops.trained == [0, 3, 0, 5]
     weights = [p.numel() for name, p in tiny_family.decoder.layers[0].named_parameters() if p.dim() == 2]
     assert flops.size.layer_weights == sum(weights)

@@ -1,0 +1,25 @@
+"""Commands that make or fetch the data files that shipped recipes name, and what a download of them holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MIX665K = "llava_v1_5_mix665k.json"
+"""Records of LLaVA-v1.5's instruction tuning."""
+DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
+"""By data set of the Hub and configuration: its Parquet files, all splits."""
+
+
+def fetch_command(path: str | Path) -> str | None:
+    """Return the command that makes a data file, or says where its parts come from; None for a file of one's own."""
+    path = Path(path)
+    if path.name == MIX665K:
+        return f"subtoken-train data llava665k --root {path.parent}"
+    made = {"data/scenes": "scenes", "data/english_text": "english"}
+    return next((f"subtoken-train data {name}" for place, name in made.items() if place in path.as_posix()), None)
+
+
+def absent(what: str, path: str | Path) -> ValueError:
+    """Return the error of a data file that is not there, with the command that fetches it, where there is one."""
+    command = fetch_command(path)
+    return ValueError(f"{what} {path} does not exist; {f'get it: {command}' if command else 'check the path'}")

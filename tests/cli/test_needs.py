@@ -1,0 +1,181 @@
+"""Hours, memory, disk and downloads before a run: sums by hand, what a fit leaves, the command of what is missing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from subtoken_train.cli.check_data import Reading
+from subtoken_train.cli.check_lines import training_step
+from subtoken_train.cli.main import main
+from subtoken_train.cli.needs import Needs, added, fit_needs, needs_lines, recipe_needs
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.datasets.known_files import absent
+from subtoken_train.families.load import published_config
+from subtoken_train.ledger.flops import PEAKS, UTILISATION, DecoderSize, TrainingFlops
+from subtoken_train.training.memory import checkpoint_bytes, estimate_memory, layer_rows
+from subtoken_train.training.preflight import lay_out, nominal_prompt
+from tests.support.check_command import checked
+from tests.support.commands import printed, refused
+from tests.support.places import recipe
+from tests.support.tiny_fits import tiny_fit
+
+H100 = PEAKS["H100"]
+
+
+def laid_out(name: str, *options: str):
+    cli = RecipeCLI(["--config", str(recipe(name)), *options])
+    parts = lay_out(cli.model, offline=True)
+    return cli, parts, nominal_prompt(parts.family, cli.datamodule)
+
+
+def test_the_peaks_are_those_of_lightnings_table():
+    from lightning.fabric.utilities.throughput import _CUDA_FLOPS
+
+    assert {name: _CUDA_FLOPS[key][torch.bfloat16] for name, key in (("H100", "h100 sxm"), ("A100", "a100"))} == PEAKS
+
+
+def test_the_assumed_utilisation_is_what_a_step_of_7b_was_measured_at():
+    """LLaMA-2-7B under Quest, 2,048 rows in 0.290 s on an H200: results/speed/gpu-suite-earlier.json."""
+    size = DecoderSize.of(published_config("meta-llama/Llama-2-7b-hf"), 32, 128)
+    flops = TrainingFlops(size, [2 * 2 * 16 * 4096] * 32)
+    step = flops.sample([2048] * 32) + float(flops.head(torch.tensor([2048])))
+    assert step / 0.290 / H100 == pytest.approx(UTILISATION, rel=0.02)
+
+
+def test_one_sample_costs_what_a_batch_of_one_does():
+    flops = TrainingFlops(DecoderSize(32, 48, 4, 2, 8, 40), [0, 5, 5])
+    lengths = torch.tensor([9])
+    assert flops.sample([9, 9, 9]) == pytest.approx(float(flops.layers(lengths, 0, 3)))
+    shorter = float(flops.layers(lengths, 0, 1) + flops.layers(torch.tensor([4]), 1, 3))
+    assert flops.sample([9, 4, 4]) == pytest.approx(shorter)
+
+
+def test_a_recipe_is_counted_by_hand():
+    """LLaVA-1.5-7B: reduced rows, recomputation, 10,000 steps of 64 records, and the files of its checkpoints."""
+    cli, parts, prompt = laid_out("llava7b_fastv25_s16k4")
+    needs = fit_needs(cli, parts, prompt)
+    trained = [10_486_272 // 32] * 32
+    size = DecoderSize(4096, 11008, 32, 32, 128, 32064)
+    forward, both = TrainingFlops(size, [0] * 32), TrainingFlops(size, trained)
+
+    def run(rows: int) -> float:
+        return 640_000 * (both.sample([rows] * 32) + forward.sample([rows] * 32) + 4.0 * rows * 4096 * 32064)
+
+    assert needs.flops == pytest.approx((run(19 + 144), run(2048 - 576 + 144)), rel=1e-4)
+    assert needs.disk == (("3 checkpoints", 3 * 12 * 10_486_272), ("the adapter", 4 * 10_486_272))
+    (weights, size_there, _), (data, unknown, command) = needs.downloads
+    assert (weights, size_there) == ("weights of llava-hf/llava-1.5-7b-hf", 2 * 7_063_427_072)
+    assert (data, unknown) == ("data/llava/llava_v1_5_mix665k.json", None)
+    assert command == "subtoken-train data llava665k --root data/llava"
+    hours = [each / H100 / UTILISATION / 3600 for each in needs.flops]
+    said = "\n".join(needs_lines(needs))
+    assert f"about {hours[0]:.0f} to {hours[1]:.0f} hours of one H100" in said
+
+
+def test_lengths_that_were_read_are_one_figure_and_settings_count():
+    cli, parts, prompt = laid_out("tiny_fastv25_s16k4")
+    low, high = fit_needs(cli, parts, prompt).flops
+    read = fit_needs(cli, parts, prompt, Reading(tokens=[100, 500]))  # max_length cuts the second
+    assert read.flops[0] == read.flops[1]
+    assert low < read.flops[0] < high
+    assert "600 steps of 32 records of 130 tokens" in read.work
+    cli, parts, prompt = laid_out("tiny_fastv25_s16k4", "--model.distillation.weight=1")
+    assert fit_needs(cli, parts, prompt).flops[0] > low
+    cli, parts, prompt = laid_out("tiny_fastv25_s16k4", "--trainer.max_steps=-1", "--trainer.max_epochs=2")
+    unknown = fit_needs(cli, parts, prompt)
+    assert unknown.flops is None
+    assert "compute    not known: trainer.max_steps is not set" in next(needs_lines(unknown))
+
+
+def test_rows_are_those_that_a_layer_computes():
+    """A cut in the decoder leaves the first layers whole; what leaves the cache alone is computed."""
+    _, parts, _ = laid_out("tiny_fastv25_s16k4", "--model.reducer.stage=decoder")
+    assert layer_rows(parts, 90, 64) == [90, 90, 42, 42, 42, 42]
+    _, parts, _ = laid_out("tinylm_quest25_s16k12")
+    assert layer_rows(parts, 600, 512) == [600] * 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "paged_adamw_8bit"])
+def test_a_checkpoint_is_what_trains_and_its_moments(optimizer):
+    cli, parts, prompt = laid_out("tiny_fastv25_s16k4", f"--model.optimizer.name={optimizer}")
+    adapter, whole = checkpoint_bytes(parts, optimizer)
+    held = dict(estimate_memory(parts, training_step(cli, parts, prompt)).parts)
+    assert (adapter, whole - adapter) == (held["LoRA + routers"], held["optimiser state"])
+
+
+@pytest.mark.slow
+def test_a_fit_leaves_files_of_that_size(tmp_path, tiny_family, capsys):
+    argv = tiny_fit(tmp_path, tiny_family)()
+    cli = RecipeCLI(argv[1:])
+    parts = lay_out(cli.model, offline=True)
+    (_, three), (_, adapter) = fit_needs(cli, parts, nominal_prompt(parts.family, cli.datamodule)).disk
+    assert main(argv) == 0
+    (state,) = (tmp_path / "run" / "checkpoints").glob("*/state.ckpt")
+    written = sum(path.stat().st_size for path in (tmp_path / "run" / "adapter").glob("*.safetensors"))
+    assert three / 3 <= state.stat().st_size <= 1.05 * three / 3 + 100_000  # names and loops
+    assert adapter <= written <= adapter + 20_000
+
+
+def test_runs_add_up():
+    one = Needs("a", (1.0, 2.0), memory=5, disk=(("x", 3),), downloads=(("w", 1, "get"),))
+    both = added([one, Needs("b", (10.0, 10.0), memory=7, disk=(("y", 4),), downloads=(("w", 1, "get"),))])
+    assert (both.work, both.flops, both.memory) == ("2 runs", (11.0, 12.0), 7)
+    assert (sum(size for _, size in both.disk), both.downloads) == (7, (("w", 1, "get"),))
+    assert added([one, Needs("?", None)]).work == "1 of 2 runs, others not known"
+
+
+def test_check_ends_with_what_a_run_needs(capsys):
+    lines = checked(capsys, ["--offline", "--config", "tinylm_quest25_s16k12"])
+    place = lines.index("what it needs (a prediction)")
+    assert re.fullmatch(
+        r"compute [\d.e+]+ to [\d.e+]+ FLOPs: 150 steps of 8 records of 512 to 1,024 tokens", lines[place + 1]
+    )
+    assert lines[place + 2] == "time on a CPU; 'subtoken-train check' measures the pace of small models"
+    assert not any(line.startswith("missing") for line in lines)
+
+
+def test_show_keeps_stdout_for_the_recipe(capsys):
+    assert main(["recipes", "show", "llama7b_quest25_s16k12"]) == 0
+    out, err = capsys.readouterr()
+    assert "what it needs" not in out
+    assert "25,000 steps of 8 records of 2,048 tokens" in err
+    assert "missing    data set Salesforce/wikitext (300.41 MiB): fetched by the first run" in err
+    assert main(["recipes", "show", "strategy/ddp"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arm = "{backbone: llava-hf/llava-1.5-7b-hf, reducer: fastv, keep_ratio: [1, 0.25]}"
+    (tmp_path / "grid.yaml").write_text(f"out: o\nlimit: 100\ntasks: [pope]\narms: [{arm}]\n")
+    said = printed(capsys, "evaluate", "--config", "grid.yaml", "--check")
+    flops = TrainingFlops(DecoderSize(4096, 11008, 32, 32, 128, 32064), [0] * 32)
+    total = 100 * (flops.sample([576] * 32) + flops.sample([144] * 32))
+    assert f"compute    {total:.1e} FLOPs: compressed regions of 200 nominal prompts" in said
+    assert "missing    weights of llava-hf/llava-1.5-7b-hf (13.16 GiB): hf download llava-hf/llava-1.5-7b-hf" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("a/llava_v1_5_mix665k.json", "get it: subtoken-train data llava665k --root a"),
+        ("data/scenes/train.json", "get it: subtoken-train data scenes"),
+        ("data/english_text/train.jsonl", "get it: subtoken-train data english"),
+        ("mine.json", "check the path"),
+    ],
+)
+def test_missing_data_name_their_command(path, hint):
+    assert str(absent("data file", path)) == f"data file {path} does not exist; {hint}"
+
+
+def test_a_missing_model_names_its_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "subtoken-train data smollm2 --out models/smollm2"
+    words = f"backbone models/smollm2 is not on this machine; get it (92 MB): {command}"
+    name = "recipes/real/smollm2_kvzip25_s16k12.yaml"
+    assert refused(capsys, "check", "--config", name, "--model.backbone.path", "models/smollm2") == words
+    with pytest.raises(ValueError, match="get it"):
+        recipe_needs(RecipeCLI(["--config", name, "--model.backbone.path", "models/smollm2"]).source)
