@@ -16,7 +16,7 @@ from subtoken_train.artifact.hub import adapter_in
 from subtoken_train.cli.anchor import SUFFIX, anchor_words
 from subtoken_train.cli.needs import Needs, added, gpu_time, needs_lines, recipe_needs
 from subtoken_train.cli.recipe_source import read_recipe, read_source
-from subtoken_train.cli.sweep import SweepRun
+from subtoken_train.cli.sweep_run import SweepRun
 from subtoken_train.evaluation.runner.dry_run import recipe_of
 from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.families.backbone_config import is_hub_id, resolve

@@ -27,7 +27,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
-from subtoken_train.training.memory import Step, checkpoint_bytes, estimate_memory, layer_rows
+from subtoken_train.training.memory import Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
 from subtoken_train.training.preflight import NominalPrompt, lay_out, lora_groups, nominal_prompt
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.dry_run import DryRun
 
 PUBLISHED_BYTES = 2
-"""Of a parameter in the files of published models, which are in bf16 or fp16."""
+"""Bytes of a parameter in the files of published models, which are in bf16 or fp16."""
 RECORD_BYTES = 800
-"""Of an answer in a grid's records, as measured on ``recall``; long answers take more."""
+"""Bytes of an answer in a grid's records, as measured on ``recall``; long answers take more."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What something needs.
+    """Holds what a run or a grid needs.
 
     Attributes:
         work: what is computed, in words.
@@ -143,7 +143,7 @@ def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: 
     trained = {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad}
     flops = flops_of(parts.family, trained)
     forward = TrainingFlops(flops.size, [0] * len(flops.trained))
-    rows = layer_rows(parts, length, min(step.compressed, length))
+    rows = record_rows(parts, length, min(step.compressed, length))
     total = flops.sample(rows) + float(flops.head(torch.tensor([rows[-1]])))
     if step.checkpointing:
         total += forward.sample(rows)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
+from subtoken_train.cli.sweep_run import SweepRun
 from subtoken_train.errors import plain
 from subtoken_train.resources import named_recipe
 
@@ -169,53 +169,6 @@ def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
 _RESERVED = ("output_dir", *FLAGS)
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One combination.
-
-    Attributes:
-        name: the overrides in short, ``kept_groups=2,learning_rate=1e-4``; the folder's name too.
-        folder: the run's own.
-        configs: recipe files.
-        overrides: (key, value) as written.
-        allow_code: whether ``--allow-code`` goes with them.
-    """
-
-    name: str
-    folder: Path
-    configs: tuple[str, ...]
-    overrides: tuple[tuple[str, str], ...]
-    allow_code: bool = False
-
-    def fit_arguments(self) -> list[str]:
-        """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
-        configs = [word for path in self.configs for word in ("--config", path)]
-        overrides = [f"--{key}={value}" for key, value in self.overrides]
-        code = [ALLOW_CODE] if self.allow_code else []
-        return ["fit", *configs, *overrides, f"--output_dir={self.folder}", *code]
-
-    @property
-    def finished(self) -> bool:
-        """True if the run has left its adapter, which is written last."""
-        return (self.folder / "adapter" / "subtoken_config.json").is_file()
-
-    @property
-    def resumable(self) -> bool:
-        """True if the run stopped after a checkpoint."""
-        from subtoken_train.training.checkpoints import newest_complete
-
-        return newest_complete(self.folder / "checkpoints") is not None
-
-    def last_metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """The last value of each metric in the run's CSV logs, and the last ``step``; without what was never logged."""
-        from subtoken_train.cli.loggers import logged
-
-        courses = logged(self.folder)
-        steps = {step for course in courses.values() for step in course}
-        last = {name: courses[name][max(courses[name])] for name in names if name in courses}
-        return {**last, "step": float(max(steps))} if steps else last
 
 
 def sweep_runs(

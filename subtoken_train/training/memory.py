@@ -209,7 +209,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         raise ValueError(
             f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
         )
-    rows = layer_rows(parts, step.length, step.compressed)
+    rows = record_rows(parts, step.length, step.compressed)
     sizes = ActivationBytes(parts, step)
     kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
     backward = sizes.backward(max(rows))
@@ -235,7 +235,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     )
 
 
-def layer_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
+def record_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
     """Return the rows of one record in each layer, where the reducer has ``compressed`` of its ``length`` positions."""
     counts = parts.reducer.running_tokens(compressed, parts.family.shape.num_layers)
     return [length - compressed + count for count in counts]

@@ -15,7 +15,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.families.load import published_config
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, DecoderSize, TrainingFlops
-from subtoken_train.training.memory import checkpoint_bytes, estimate_memory, layer_rows
+from subtoken_train.training.memory import checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.preflight import lay_out, nominal_prompt
 from tests.support.check_command import checked
 from tests.support.commands import printed, refused
@@ -93,9 +93,9 @@ def test_lengths_that_were_read_are_one_figure_and_settings_count():
 def test_rows_are_those_that_a_layer_computes():
     """A cut in the decoder leaves the first layers whole; what leaves the cache alone is computed."""
     _, parts, _ = laid_out("tiny_fastv25_s16k4", "--model.reducer.stage=decoder")
-    assert layer_rows(parts, 90, 64) == [90, 90, 42, 42, 42, 42]
+    assert record_rows(parts, 90, 64) == [90, 90, 42, 42, 42, 42]
     _, parts, _ = laid_out("tinylm_quest25_s16k12")
-    assert layer_rows(parts, 600, 512) == [600] * 4
+    assert record_rows(parts, 600, 512) == [600] * 4
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "paged_adamw_8bit"])
