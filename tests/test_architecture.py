@@ -96,7 +96,7 @@ def direction_errors(room: str, targets: set[str]) -> list[str]:
 
 
 def undocumented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
-    """Public modules, classes, functions and methods without a docstring."""
+    """Public modules, classes, functions and methods without a docstring; an overload's stands at what it overloads."""
     if ast.get_docstring(tree) is None:
         yield prefix
     for node in tree.body:
@@ -104,7 +104,7 @@ def undocumented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
             continue
         if isinstance(node, ast.ClassDef):
             yield from undocumented(node, f"{prefix}.{node.name}")
-        elif ast.get_docstring(node) is None:
+        elif ast.get_docstring(node) is None and "overload" not in map(ast.unparse, node.decorator_list):
             yield f"{prefix}.{node.name}"
 
 

@@ -64,7 +64,7 @@ def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
 
 def test_all_of_a_page_is_code_that_runs():
     own = [block for block in blocks(DOCS / "python.md") if block.mark != "needs"]
-    assert len(CODE) == len(own) + 1 == 4
+    assert len(CODE) == len(own) + 1 == 5
 
 
 def test_counts_of_decoding_are_those_of_the_tests():

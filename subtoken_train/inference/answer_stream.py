@@ -5,7 +5,9 @@ Legend: B batch (of one answer), N positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,3 +79,35 @@ class AnswerStream:
         """Return how many characters at the end may begin a stop text."""
         beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
         return max((len(each) for each in beginnings if said.endswith(each)), default=0)
+
+
+def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None]) -> Iterator[str]:
+    """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
+
+    Args:
+        tokenizer: of the model.
+        answer: puts ids into the stream that it is given, and asks it whether to end. What it raises is raised here.
+    """
+    said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
+    closed = threading.Event()
+    stream = AnswerStream(tokenizer, said.put, closed.is_set)
+
+    def run() -> None:
+        try:
+            answer(stream)
+            stream.end()
+        except Exception as error:
+            said.put(error)
+        else:
+            said.put(None)
+
+    thread = threading.Thread(target=run, name="answer", daemon=True)
+    thread.start()
+    try:
+        while (piece := said.get()) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+    finally:
+        closed.set()
+        thread.join()

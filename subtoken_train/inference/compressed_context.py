@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import has_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
+from subtoken_train.inference.answer_stream import AnswerStream, pieces
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
@@ -216,7 +217,7 @@ def _is_list(thing: Any) -> bool:
     return isinstance(thing, Sequence) and not isinstance(thing, str | bytes)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompressedContext:
     """One or more contexts in one cache, which never changes: every question is answered on a branch of it.
 
@@ -258,7 +259,16 @@ class CompressedContext:
         took = report(backbone, held, plan, cache, compression)
         return cls(backbone, compression, cache, frames, batch.record_ids, took)
 
-    def answers(self, questions: Sequence[Sequence[str]], max_new_tokens: int) -> list[list[str]]:
+    def __repr__(self) -> str:
+        """Return one line: what is held, and in how many bytes."""
+        return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
+
+    def answers(
+        self,
+        questions: Sequence[Sequence[str]],
+        max_new_tokens: int,
+        ended: Callable[[list[Tensor]], Tensor] | None = None,
+    ) -> list[list[str]]:
         """Greedy answers to the questions of every context.
 
         The first questions of all contexts are answered together, then the second ones; no question sees another.
@@ -266,6 +276,7 @@ class CompressedContext:
         Args:
             questions: of each context; they may have different numbers of them.
             max_new_tokens: of one answer, at most.
+            ended: see ``greedy_tokens``.
 
         Raises:
             ValueError: a question that is empty, or that holds a picture.
@@ -276,7 +287,7 @@ class CompressedContext:
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
             rows = [row for row, own in enumerate(asked) if turn < len(own)]
-            texts = self._round(rows, [asked[row][turn] for row in rows], max_new_tokens)
+            texts = self._round(rows, [asked[row][turn] for row in rows], max_new_tokens, ended)
             for row, text in zip(rows, texts, strict=True):
                 found[row].append(text)
         return found
@@ -323,7 +334,28 @@ class CompressedContext:
         (frame,) = self.frames
         return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
 
-    def _round(self, rows: list[int], asked: list[list[int]], max_new_tokens: int) -> list[str]:
+    def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
+        """Yield the greedy answer of one context to one question in pieces, see ``pieces``."""
+
+        def answer(stream: AnswerStream) -> None:
+            stream.put(torch.empty(0))  # what was asked is not handed on
+
+            def ended(steps: list[Tensor]) -> Tensor:
+                stream.put(steps[-1])
+                return stream(steps[-1][:, None], None)
+
+            with serving(self.backbone.family):
+                self.answers([[question]], max_new_tokens, ended)
+
+        return pieces(self.backbone.family.tokenizer, answer)
+
+    def _round(
+        self,
+        rows: list[int],
+        asked: list[list[int]],
+        max_new_tokens: int,
+        ended: Callable[[list[Tensor]], Tensor] | None,
+    ) -> list[str]:
         """An answer for each of some contexts."""
         family, cache = self.backbone.family, self.packed.branch()
         if len(rows) < len(self.frames):
@@ -334,7 +366,7 @@ class CompressedContext:
         missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=family.device)
         padding_Bq = torch.arange(width, device=family.device) < missing_B1
         logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
-        tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens)
+        tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
         texts: list[str] = tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [text.strip() for text in texts]

@@ -436,7 +436,7 @@ class CompressionSettings(TypedDict, total=False):
     """Compression by keyword: what ``SubTokenModel`` and ``SubTokenModel.from_pretrained`` take beside the model.
 
     Attributes:
-        eviction: name of an eviction method; None: none.
+        eviction: name of an eviction method, or one that is built (``build_eviction``); None: none.
         eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``,
             ``"20MB"``), or ``{"threshold": -4, "window": 128}``, see ``Threshold``; by default all.
         eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
@@ -450,7 +450,7 @@ class CompressionSettings(TypedDict, total=False):
         rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
     """
 
-    eviction: str | None
+    eviction: str | Eviction | None
     eviction_keep: float | str | Mapping[str, Any]
     eviction_unit: KeepUnit
     eviction_every: int | None
@@ -487,7 +487,11 @@ def compression_of(settings: CompressionSettings) -> Compression:
     name, options = given.pop("eviction", None), given.pop("eviction_options", None)
     if name is None and options:
         raise ValueError(f"eviction_options={options!r} need an eviction, for instance eviction='snapkv'")
-    method = None if name is None else build_eviction(name, **(options or {}))
+    if isinstance(name, Eviction) and options:
+        raise ValueError(f"eviction_options={options!r} go with a name; {name.name} is built, with settings of its own")
+    method = build_eviction(name, **(options or {})) if isinstance(name, str) else name
+    if not isinstance(method, Eviction | None):
+        raise ValueError(f"eviction is of type {type(name).__name__}; give a name, or what build_eviction returns")
     return Compression(method, **{_FIELDS.get(key, key): value for key, value in given.items()})
 
 

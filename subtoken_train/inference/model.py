@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, overload
 
+import torch
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, check_word
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.images import Picture
@@ -49,7 +51,7 @@ from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, Plan
 
 
-@dataclass
+@dataclass(repr=False)
 class LastPrompt:
     """The last prompt that was compressed.
 
@@ -68,6 +70,28 @@ class LastPrompt:
     prefill_seconds: float
     decode_seconds: float = 0.0
     beams: int = 1
+
+
+def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Reducer | None:
+    """Return the reducer that is meant; a worded ``ValueError`` where there is none, or a name without its ratio."""
+    if isinstance(reducer, str):
+        if keep_ratio is None:
+            raise ValueError(f"reducer={reducer!r} needs keep_ratio, the share of tokens that stay, for instance 0.25")
+        return build_reducer(reducer, keep_ratio)
+    if keep_ratio is not None:
+        raise ValueError(f"keep_ratio={keep_ratio!r} goes with a reducer's name, for instance reducer='fastv'")
+    if not isinstance(reducer, Reducer | None):
+        raise ValueError(
+            f"reducer is of type {type(reducer).__name__}; give a name and keep_ratio, or what build_reducer returns"
+        )
+    return reducer
+
+
+def _one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
+    """Return the cache that is given under one of its two names."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
+    return past_key_values if cache is None else cache
 
 
 ANSWER_TOKENS = 64
@@ -89,7 +113,8 @@ class SubTokenModel:
     Args:
         model: a transformers model of a family that is served, in evaluation mode, see ``family_in_memory``.
         processor: the processor that was published with it (of a language model: its tokenizer).
-        reducer: a token reducer, for instance ``build_reducer("fastv", 0.25)``; None: every token stays.
+        reducer: name of a token reducer, or one that is built (``build_reducer("fastv", 0.25)``); None: all stay.
+        keep_ratio: of a reducer by name: tokens kept / tokens before, in (0, 1].
         groups: S and K: of every token that the reducer leaves, K of S value groups stay, chosen without training.
         selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random`` or ``static``.
         layout: of the groups: ``contiguous`` (None), pieces of the whole value vector, or ``per_head``, of every head.
@@ -114,17 +139,19 @@ class SubTokenModel:
         model: Any,
         processor: Any,
         *,
-        reducer: Reducer | None = None,
+        reducer: str | Reducer | None = None,
+        keep_ratio: float | None = None,
         groups: tuple[int, int] | str | None = None,
         selector: str | None = None,
         layout: str | None = None,
         **settings: Unpack[CompressionSettings],
     ) -> None:
         compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
+        own = _reducer_of(reducer, keep_ratio) or build_reducer("none")
         family = family_in_memory(model, processor)
         with reading_packed(family.decoder.config):
             bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
-            self._take(CompressedBackbone(family, reducer or build_reducer("none"), bank), compression)
+            self._take(CompressedBackbone(family, own, bank), compression)
 
     @classmethod
     def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> SubTokenModel:
@@ -146,7 +173,8 @@ class SubTokenModel:
         *,
         revision: str | None = None,
         backbone: BackboneConfig | str | None = None,
-        reducer: Reducer | None = None,
+        reducer: str | Reducer | None = None,
+        keep_ratio: float | None = None,
         device_map: str | None = None,
         groups: tuple[int, int] | str | None = None,
         selector: str | None = None,
@@ -161,7 +189,8 @@ class SubTokenModel:
             revision: branch, tag or commit of a Hub id.
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
-            reducer: for a backbone alone: a token reducer; an adapter has its own.
+            reducer: for a backbone alone: a token reducer, see the class; an adapter has its own.
+            keep_ratio: of a reducer by name.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
             groups: for a backbone alone: value groups without training, see the class.
             selector: likewise.
@@ -172,7 +201,28 @@ class SubTokenModel:
             ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
-        return cls.around(load_backbone(path, revision, backbone, reducer, device_map, routing=routing), compression)
+        own = _reducer_of(reducer, keep_ratio)
+        return cls.around(load_backbone(path, revision, backbone, own, device_map, routing=routing), compression)
+
+    def __repr__(self) -> str:
+        """Return one line: the model, and what compresses its cache."""
+        own, routing = self.backbone, self.backbone.active_routing
+        parts = [f"{type(own.model).__name__} on {self.device}"]
+        parts += [] if own.reducer.keep_ratio == 1 else [f"{own.reducer.name} {own.reducer.keep_ratio:.6g}"]
+        parts += [] if routing is None else [f"{routing.size} {routing.selector}"]
+        parts += [] if self.compression.label == "-" else [self.compression.label]
+        return f"SubTokenModel({', '.join(parts)})"
+
+    @property
+    def device(self) -> torch.device:
+        """The device that prompts are put on."""
+        return self.backbone.family.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model's weights."""
+        dtype: torch.dtype = self.backbone.model.dtype
+        return dtype
 
     @property
     def processor(self) -> Any:
@@ -184,8 +234,62 @@ class SubTokenModel:
         """The backbone's tokenizer."""
         return self.backbone.family.tokenizer
 
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        past_key_values: PackedCache | None = None,
+        cache: PackedCache | None = None,
+        context_length: int | None = None,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Run a prompt, or the tokens after it, for a decoding loop of one's own.
+
+        ::
+
+            logits = model(**model.inputs(text)).logits
+            for _ in range(20):
+                token = logits[:, -1].argmax(-1, keepdim=True)
+                logits = model(token, cache=model.last.cache).logits
+
+        Args:
+            input_ids: of the prompts, [B, N]; with a cache those that follow what is in it, alone.
+            past_key_values: of the call before; None: ``input_ids`` are prompts, which are compressed.
+            cache: the same, see ``generate``.
+            context_length: see ``generate``.
+            inputs: the rest of ``inputs`` or of the processor: masks and pictures of prompts.
+
+        Returns:
+            ``logits`` [B, 1, V] after the last token, without gradient, and the cache, which grows in place.
+
+        Raises:
+            ValueError: as ``generate``.
+        """
+        family, clock = self.backbone.family, time.perf_counter()
+        ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
+        past = _one_cache(past_key_values, cache)
+        drop_silent(inputs)
+        for name in inputs:
+            check_word("input", name, {"attention_mask", "regions", *IMAGE_INPUTS})
+        if past is not None and (inputs or context_length is not None):
+            given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
+            raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
+        with serving(family):
+            if past is None:
+                batch, cache = self._prompts(ids, context_length, inputs), PackedCache(family.shape.num_layers)
+                self.last = None
+            else:
+                batch, cache = self._continued(past).batch, past
+                if len(ids) != len(batch.input_ids_BN):
+                    raise ValueError(f"{len(ids)} rows of ids for a cache of {len(batch.input_ids_BN)} prompts")
+            filled = self._noting(batch, cache, clock)
+            with compressed(self.backbone, self.compression, batch, cache, filled):
+                out: CausalLMOutputWithPast = family.model.forward(ids.to(self.device), **{CACHE: cache})
+        return out
+
     def generate(
         self,
+        input_ids: Tensor | None = None,
         *,
         past_key_values: PackedCache | None = None,
         cache: PackedCache | None = None,
@@ -195,6 +299,7 @@ class SubTokenModel:
         """``generate`` of transformers: the same arguments and results.
 
         Args:
+            input_ids: of the prompts, [B, N].
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
                 the cached tokens is appended in full.
             cache: the same under the name that transformers has for it from 5.24 on.
@@ -207,27 +312,23 @@ class SubTokenModel:
         Raises:
             ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
-        if cache is not None and past_key_values is not None:
-            raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
+        past = _one_cache(past_key_values, cache)
         with serving(self.backbone.family):
-            return self._generate(past_key_values if cache is None else cache, context_length, inputs)
+            return self._generate(past, context_length, {"input_ids": input_ids, **inputs})
 
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
         model, mask = family.model, inputs.get("attention_mask")
         drop_silent(inputs)
-        regions = inputs.pop("regions", None)  # of the prompt, which is in the cache where it is gone on with
-        check_settings(inputs, model.generation_config)
+        check_settings({k: v for k, v in inputs.items() if k != "regions"}, model.generation_config)
         ids = check_ids(inputs.get("input_ids"), model.get_input_embeddings().num_embeddings)
-        # the model's own generate never sees them, because prompts run here
-        images = {name: inputs.pop(name, None) for name in IMAGE_INPUTS}
         beams, _ = copies_asked(inputs, model.generation_config)
         if beams > 1 and self.compression.every is not None:
             every = f"eviction_every={self.compression.every}"
             raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
+        prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
         if past is None:
-            visible = visible_tokens(ids, mask, inputs, model.generation_config)
-            batch, held = batch_from_inputs(family, ids, visible, images, context_length, regions), ids.shape[1]
+            batch, held = self._prompts(ids, context_length, inputs | prompt), ids.shape[1]
             cache = PackedCache(family.shape.num_layers)
             self.last = None
         else:
@@ -235,22 +336,34 @@ class SubTokenModel:
             cache, batch, held = past, last.batch, past.get_seq_length()
             check_turn(ids, mask, batch.input_ids_BN[past.origin_B], held, inputs, model.generation_config)
             last.prefill_seconds = 0.0  # this call runs none
-
-        def filled(result: Prefill) -> None:
-            # the cache stands for the pixels
-            described = replace(batch, pixel_values=None)
-            self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
-            held_LBN = held_rows(family.windows, batch.regions_BN)
-            emptied = emptied_regions(result.plan, batch.regions_BN, held_LBN)
-            if words := emptied_words(emptied, *who_drops(self.backbone.active_routing, self.compression.label)):
-                warnings.warn(words, SubTokenWarning, stacklevel=2)
-
+        filled = self._noting(batch, cache, clock, beams)
         room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)
         with compressed(self.backbone, self.compression, batch, cache, filled, room):
             out = model.generate(**inputs, **{CACHE: cache})
         assert self.last is not None
         self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
         return out
+
+    def _prompts(self, ids: Tensor, context_length: int | None, inputs: dict[str, Any]) -> Batch:
+        """Prompts as a batch; ``inputs`` holds their mask, regions and pictures."""
+        family, mask = self.backbone.family, inputs.get("attention_mask")
+        visible = visible_tokens(ids, mask, inputs, family.model.generation_config)
+        images = {name: inputs.get(name) for name in IMAGE_INPUTS}
+        return batch_from_inputs(family, ids, visible, images, context_length, inputs.get("regions"))
+
+    def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
+        """Return what notes prompts that are in the cache as ``last``."""
+
+        def filled(result: Prefill) -> None:
+            # the cache stands for the pixels
+            described = replace(batch, pixel_values=None)
+            self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
+            held_LBN = held_rows(self.backbone.family.windows, batch.regions_BN)
+            emptied = emptied_regions(result.plan, batch.regions_BN, held_LBN)
+            if words := emptied_words(emptied, *who_drops(self.backbone.active_routing, self.compression.label)):
+                warnings.warn(words, SubTokenWarning, stacklevel=2)
+
+        return filled
 
     def _continued(self, past: PackedCache) -> LastPrompt:
         """The prompt of a cache that a call goes on with."""
@@ -305,6 +418,7 @@ class SubTokenModel:
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answer.strip()
 
+    @overload
     def ask(
         self,
         context: Any = None,
@@ -313,7 +427,31 @@ class SubTokenModel:
         system: str | None = None,
         max_new_tokens: int = ANSWER_TOKENS,
         raw: bool = False,
-    ) -> Asked:
+        stream: Literal[False] = False,
+    ) -> Asked: ...
+
+    @overload
+    def ask(
+        self,
+        context: Any = None,
+        questions: str = ...,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = ANSWER_TOKENS,
+        raw: bool = False,
+        stream: Literal[True],
+    ) -> Iterator[str]: ...
+
+    def ask(
+        self,
+        context: Any = None,
+        questions: Any = None,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = ANSWER_TOKENS,
+        raw: bool = False,
+        stream: bool = False,
+    ) -> Any:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
 
         Every question is answered as if it were the only one: what it and its answer add is let go. The compressed
@@ -336,9 +474,11 @@ class SubTokenModel:
                 system message; ``raw``, or without a template, before the context, a blank line behind it.
             max_new_tokens: of an answer.
             raw: whether a language model reads the context without its chat template.
+            stream: hand on the answer to one question, a text, while it is made. The model serves no other call until
+                the iterator is exhausted or closed.
 
         Returns:
-            An answer for each question, in the form of ``questions``.
+            An answer for each question, in the form of ``questions``; streamed, an iterator over pieces of the one.
 
         Raises:
             ValueError: an eviction, reducer or router that reads the question; contexts and questions that do not go
@@ -348,7 +488,10 @@ class SubTokenModel:
         Warns:
             SubTokenWarning: context, question and answer take more positions than the model was made for.
         """
-        asked = read_questions(questions, max_new_tokens)
+        if stream and not isinstance(questions, str):
+            got = type(questions).__name__
+            raise ValueError(f"stream=True answers one question, a text; questions are of type {got}")
+        asked = read_questions([questions] if stream else questions, max_new_tokens)
         family = self.backbone.family
         if context is None and (raw or system is not None):
             name = "raw" if raw else "system"
@@ -364,8 +507,10 @@ class SubTokenModel:
                 self._context = CompressedContext.of(self.backbone, self.compression, *ready)
             asked.check_fits(len(self.cache.frames))
             self.last = None
-            answers = self.cache.answers(asked.of_each, max_new_tokens)
-        return cast("Asked", answers if asked.nested else answers[0])
+            if not stream:
+                answers = self.cache.answers(asked.of_each, max_new_tokens)
+                return answers if asked.nested else answers[0]
+        return self.cache.stream(questions, max_new_tokens)
 
     @property
     def cache(self) -> CompressedContext:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
 from subtoken_train.inference.model import ANSWER_TOKENS
@@ -317,3 +318,84 @@ def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
     model.chat(QUESTION, [PICTURE], do_sample=False)
     assert [str(warning.message) for warning in recwarn] == []
     assert model.last.cache.get_seq_length() < model.last.batch.input_ids_BN.shape[1] + ANSWER_TOKENS
+
+
+@pytest.mark.parametrize("side", ["vlm", "llm"])
+def test_a_loop_of_ones_own_says_what_generate_says(side, request):
+    model = request.getfixturevalue(side)
+    inputs = model.inputs(QUESTION, [PICTURE]) if side == "vlm" else model.inputs(TEXT)
+    expected = model.generate(inputs.pop("input_ids"), **inputs, max_new_tokens=5, do_sample=False)
+    length = expected.shape[1] - 5
+    logits, said = model(expected[:, :length], **inputs).logits, []
+    for _ in range(5):
+        said.append(logits[:, -1].argmax(-1, keepdim=True))
+        logits = model(said[-1], cache=model.last.cache).logits
+    assert torch.equal(torch.cat(said, 1), expected[:, length:])
+    assert model.cache_report().tail_bytes == 5 * model.backbone.family.shape.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"past_key_value": 1}, "unknown input 'past_key_value'"),
+        ({"cache": "own", "attention_mask": torch.ones(1, 1)}, "leave attention_mask out"),
+        ({"cache": "own", "past_key_values": "own"}, "two names for the same argument"),
+        ({"cache": "own", "rows": 2}, "2 rows of ids for a cache of 1 prompts"),
+    ],
+)
+def test_a_call_of_ones_own_that_means_nothing_is_refused(llm, given, words):
+    llm(**llm.inputs(TEXT))
+    rows = given.pop("rows", 1) if "rows" in given else 1
+    own = {name: llm.last.cache if value == "own" else value for name, value in given.items()}
+    with pytest.raises(ValueError, match=words):
+        llm(torch.ones(rows, 1, dtype=torch.long), **own)
+
+
+def test_methods_are_given_by_name_or_built():
+    tiny = "checkpoints/tiny-llava"
+    named = SubTokenModel.from_pretrained(tiny, reducer="fastv", keep_ratio=0.25, eviction="snapkv", eviction_keep=0.5)
+    built = SubTokenModel.from_pretrained(
+        tiny, reducer=build_reducer("fastv", 0.25), eviction=build_eviction("snapkv"), eviction_keep=0.5
+    )
+    assert repr(named) == repr(built) == "SubTokenModel(LlavaForConditionalGeneration on cpu, fastv 0.25, snapkv 0.5)"
+    assert torch.equal(tokens(named), tokens(built))
+    assert (named.device, named.dtype) == (torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reducer": "fastv"}, "reducer='fastv' needs keep_ratio"),
+        ({"keep_ratio": 0.5}, "goes with a reducer's name"),
+        ({"reducer": {"name": "fastv"}}, "reducer is of type dict"),
+        ({"eviction": 3}, "eviction is of type int"),
+        ({"eviction": build_eviction("snapkv"), "eviction_options": {"window": 8}}, "snapkv is built, with settings"),
+    ],
+)
+def test_methods_that_are_none_are_refused_before_weights_are_read(given, words):
+    with pytest.raises(ValueError, match=words):
+        SubTokenModel.from_pretrained("checkpoints/tiny-llava", **given)
+
+
+def test_a_streamed_answer_is_the_answer():
+    model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="knorm", eviction_keep=0.5)
+    whole = model.ask(TEXT, ["what did they do ?"], max_new_tokens=8)
+    pieces = list(model.ask(TEXT, "what did they do ?", max_new_tokens=8, stream=True))
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole[0]
+    assert repr(model.cache).startswith("CompressedContext(1 of ")
+    assert "\n" not in repr(model.cache)
+
+
+def test_a_stream_that_is_left_ends_and_errors_reach_the_reader():
+    model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="knorm", eviction_keep=0.5)
+    stream = model.ask(TEXT, "what ?", max_new_tokens=400, stream=True)
+    next(stream)
+    with pytest.raises(ValueError, match="already generating"):
+        model.ask(TEXT, ["what ?"], max_new_tokens=2)
+    stream.close()
+    assert model.ask(None, ["what ?"], max_new_tokens=2)
+    with pytest.raises(ValueError, match="a question is empty"):
+        model.ask(None, " ", stream=True)
+    with pytest.raises(ValueError, match="one question, a text"):
+        model.ask(None, ["what ?"], stream=True)
