@@ -221,8 +221,8 @@ def test_the_shipped_processor_fits():
     assert family_in_memory(build_model(text_layers=1).eval(), processor).processor is processor
 
 
-def test_a_reducer_is_an_object_and_the_model_evaluates():
+def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():
     family = text_family("llama")
-    with pytest.raises(ValueError, match=r"reducer is 'quest'; pass an object, for instance build_reducer\('fastv'"):
+    with pytest.raises(ValueError, match="reducer='quest' needs keep_ratio, the share of tokens that stay"):
         SubTokenModel(family.model, family.tokenizer, reducer="quest")
     assert not SubTokenModel(family.model, family.tokenizer).backbone.training

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.documents import parse_yaml
+from subtoken_train.documents import parse_yaml, real_path
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
@@ -234,7 +234,7 @@ def recipe_of(adapter: str) -> Path | None:
     name = _recipe_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
-        if own.is_file() and (shipped is None or own.resolve() != shipped.resolve()):
+        if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
             return own
     return shipped
 
