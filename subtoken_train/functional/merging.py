@@ -78,7 +78,8 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tupl
     goes_RW = goes_RW & stays_RK[:, :1]
     for start in range(0, going_RW.shape[1], step):
         rows_RW, there_RW = (x[:, start : start + step] for x in (going_RW, goes_RW))
-        like_RWK = take_rows(unit_RNd, rows_RW) @ anchors_RKd.mT
+        with torch.autocast(unit_RNd.device.type, enabled=False):
+            like_RWK = take_rows(unit_RNd, rows_RW) @ anchors_RKd.mT
         best_RW, place_RW = like_RWK.masked_fill(~stays_RK[:, None], -torch.inf).max(-1)
         row, column = there_RW.nonzero(as_tuple=True)
         target_RN[row, rows_RW[row, column]] = kept_RK.gather(1, place_RW)[row, column]

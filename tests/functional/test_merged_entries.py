@@ -63,6 +63,15 @@ def test_a_sample_does_not_depend_on_its_neighbours(kind):
             torch.testing.assert_close(ours[kept], plain[one][kept])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_changes_nothing(kind):
+    given = drawn(3)
+    expected = merged(kind, *given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = merged(kind, *given)
+    assert all(torch.equal(ours, plain) for ours, plain in zip(got, expected, strict=True))
+
+
 def test_nothing_changes_without_merging_or_drops():
     key, value, _, entries = drawn(2)
     keep = entries[:, None].expand(-1, 2, -1)
