@@ -64,7 +64,7 @@ def _bytes(sample: Mapping[str, Any]) -> int:
 
 def _words(arm: Mapping[str, Any]) -> str:
     kept = [str(arm[name]) for name in ("adapter", "reducer", "groups", "eviction") if arm[name] not in (None, "-")]
-    return ", ".join(kept) or FULL
+    return ", ".join([*kept, *(["values turned"] if str(arm["backbone"]).endswith("-axes") else [])]) or FULL
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ from benchmarks.real_text import PAGE
 from tests.support.places import shown
 
 
-def write_arm(folder, name, eviction, scores, kept, prompt="p", groups="-"):
+def write_arm(folder, name, eviction, scores, kept, prompt="p", groups="-", backbone="model"):
     place = folder / name / "ruler_synthetic"
     place.mkdir(parents=True)
     options = {"tasks": ["vt", "fwe"], "length": 1024, "samples_per_task": 2}
-    arm = {"adapter": None, "reducer": "-", "groups": groups, "eviction": eviction}
+    arm = {"backbone": backbone, "adapter": None, "reducer": "-", "groups": groups, "eviction": eviction}
     manifest = {"arm": arm, "options": options, "expected_rows": 4}
     (place / "manifest.json").write_text(json.dumps(manifest))
     samples = [
@@ -30,13 +30,13 @@ def test_tasks_that_the_full_cache_cannot_do_are_named_and_not_judged(tmp_path, 
     write_arm(tmp_path, "full", "-", [1.0, 1.0, 0.0, 0.5], 99)
     write_arm(tmp_path, "some", "kvzip 0.2", [1.0, 0.5, 1.0, 1.0], 21)
     write_arm(tmp_path, "stopped", "snapkv 0.2", [1.0, 1.0], 21)
-    write_arm(tmp_path, "values", "-", [0.0] * 4, 89, groups="S16K12")
+    write_arm(tmp_path, "values", "-", [0.0] * 4, 89, groups="S16K12", backbone="model-axes")
     rows = table(compact(tmp_path)).splitlines()
     assert capsys.readouterr().out == "stopped: 2 of 4 answers, left out\n"
     assert rows[0] == "| arm | bytes | vt | less the full cache |"
     assert rows[2] == "| full cache | 100.0% | 100 |  |"
     assert rows[3].startswith("| kvzip 0.2 | 22.0% | 75 | -25.0 [")
-    assert rows[4].startswith("| S16K12 | 90.0% | 0 | -100.0 [")
+    assert rows[4].startswith("| S16K12, values turned | 90.0% | 0 | -100.0 [")
     assert rows[6] == "2 samples a task of at most 1,024 tokens; the full cache cannot do fwe."
     assert len(rows) == 7
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from subtoken_train.cli import generate
+from subtoken_train.cli import generate, recommend
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.recommend import MeasuredArm, least, lines, read_measured, spellings
+from subtoken_train.cli.recommend import CHAINS, MeasuredArm, least, lines, read_measured, spellings
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.settings import ARM_SETTINGS
 from tests.support.commands import printed, refused
 
 NAMES, ARMS = read_measured()
+RULER = Path(__file__).parents[2] / "benchmarks/results/real_text/ruler"
 
 
 def arm(name, **on):
@@ -81,6 +84,27 @@ def test_a_model_s_values_are_turned_first(capsys):
     out = printed(capsys, "recommend", "--budget", "0.22", "--model", "qwen05")
     assert "  first    subtoken-train axes checkpoints/qwen05 checkpoints/qwen05-axes --data TEXT" in out
     assert 'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"' in out
+
+
+def test_what_half_of_the_groups_loses_is_said_as_it_was_measured(capsys):
+    record = json.loads((RULER / "qwen05-2048.json").read_text())
+    tracking = [kind == "vt" for kind in record["kinds"]]
+
+    def said(arm: str) -> str:
+        scores = [score for score, asked in zip(record["arms"][arm]["scores"], tracking, strict=True) if asked]
+        return f"{100 * sum(scores) / len(scores):.0f}"
+
+    half, more = (f"S16K{kept} value_norm, int4_rotated, values turned" for kept in (8, 12))
+    assert f"qwen05 says {said(half)} % with" in CHAINS
+    assert f"(full cache {said('full cache')}), with 12 of 16 groups {said(more)}, with all" in CHAINS
+    assert CHAINS.endswith(f"in the same four bits {said('int4_rotated')}.")
+
+
+def test_it_is_said_where_half_of_the_groups_is_recommended(capsys, monkeypatch):
+    assert CHAINS in printed(capsys, "recommend", "--budget", "0.2")
+    whole = [each for each in ARMS if "groups" not in each.settings]
+    monkeypatch.setattr(recommend, "read_measured", lambda: (NAMES, whole))
+    assert CHAINS not in printed(capsys, "recommend", "--budget", "0.2")
 
 
 def test_what_is_said_of_one_model(capsys):
