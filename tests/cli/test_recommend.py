@@ -97,7 +97,11 @@ def test_what_half_of_the_groups_loses_is_said_as_it_was_measured(capsys):
     half, more = (f"S16K{kept} value_norm, int4_rotated, values turned" for kept in (8, 12))
     assert f"qwen05 says {said(half)} % with" in CHAINS
     assert f"(full cache {said('full cache')}), with 12 of 16 groups {said(more)}, with all" in CHAINS
-    assert CHAINS.endswith(f"in the same four bits {said('int4_rotated')}.")
+    whole = "kvzip 0.466 int4_rotated"
+    assert said(whole) == said("int4_rotated")
+    assert f"in the same four bits {said(whole)}:" in CHAINS
+    share = sum(record["arms"][whole]["share"]) / len(tracking)
+    assert CHAINS.endswith(f"takes {100 * share:.1f} % of the bytes.")
 
 
 def test_it_is_said_where_half_of_the_groups_is_recommended(capsys, monkeypatch):
