@@ -192,7 +192,10 @@ def main(arguments: list[str] | None = None) -> int:
     record = header(args.device, args.quick)
     record["units"] = ended(path, record)
 
-    names = [name for name in units(QUICK if args.quick else FULL) if name.startswith(tuple(args.units))]
+    known = units(QUICK if args.quick else FULL)
+    names = list(dict.fromkeys(name for start in args.units for name in known if name.startswith(start)))
+    if path.exists() and not record["units"]:
+        print(f"{path} is of other sources, sizes or hardware (its threads too): it is written anew")
     print(f"{record['hardware']['gpu'] or record['hardware']['cpu']}: {record['label']}; kernel: {record['kernel']}")
     suite(names, lambda name: isolated(partial(unit_of, name, args.device, args.quick)), record, path)
     found = record["summary"]

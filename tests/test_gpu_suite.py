@@ -145,6 +145,20 @@ def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
     assert gpu_suite.ended(path, {**header, "sources": "others"}) == {}
 
 
+def test_units_run_in_the_order_asked_and_a_record_of_others_is_not_replaced_in_silence(tmp_path, monkeypatch, capsys):
+    out, ran = tmp_path / "record.json", []
+    out.write_text(
+        json.dumps({**gpu_suite.header("cpu", quick=True), "sources": "others", "units": {"a": {"goals": []}}})
+    )
+    monkeypatch.setattr(gpu_suite, "units", lambda sizes: dict.fromkeys(("a/1", "b/1", "b/2")))
+    monkeypatch.setattr(
+        gpu_suite, "suite", lambda names, *_: ran.extend(names) or _[1].update(summary=gpu_suite.summary({}))
+    )
+    assert gpu_suite.main(["--device", "cpu", "--quick", "--units", "b/2", "a", "b", "--out", str(out)]) == 0
+    assert ran == ["b/2", "a/1", "b/1"]
+    assert "is of other sources, sizes or hardware (its threads too): it is written anew" in capsys.readouterr().out
+
+
 def test_gpu_tests_are_counted(monkeypatch):
     class Run:
         returncode = 1

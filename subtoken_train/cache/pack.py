@@ -23,7 +23,7 @@ from torch import Tensor
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload, Stored
+from subtoken_train.kernels.formats import MODEL, Format, Payload, Stored, places_of_pieces
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, places_of
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
@@ -342,11 +342,16 @@ def _routed_values(
     stored_n = torch.nonzero_static(flags_RPM.flatten(), size=bounds[-1])[:, 0]
     pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
     pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
-    return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
+    return with_index(pieces, flags_RSM, piece_bit, keys, bounds, stored_n)
 
 
 def with_index(
-    pieces: Stored, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
+    pieces: Stored,
+    flags_RSM: Tensor,
+    piece_bit: Tensor,
+    keys: Payload,
+    bounds: list[int] | None = None,
+    stored_n: Tensor | None = None,
 ) -> RoutedValues:
     """Index stored pieces by their entries.
 
@@ -356,6 +361,7 @@ def with_index(
         piece_bit: which of the bits rules each piece.
         keys: of the same entries.
         bounds: of the result; None: they are read from the device.
+        stored_n: (row * P + piece) * M + entry of the pieces; None: it is found.
     """
     flags_RPM, heads, stored = flags_RSM.index_select(1, piece_bit), keys.data.shape[1], len(pieces.data)
     counts = flags_RPM.sum(-1, dtype=torch.int32).flatten()
@@ -363,8 +369,10 @@ def with_index(
     fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
     if fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
-    else:
+    elif stored_n is None:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
+    else:
+        index = places_of_pieces(stored_n, len(piece_bit) // heads, flags_RPM.shape[-1]).to(torch.int32)
     own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
     return RoutedValues(index, pieces, offsets, own, flags_RSM.shape[-1], heads, bounds or [])
 

@@ -35,9 +35,8 @@ from subtoken_train.evictions.observers import (
     check_window,
     neighbours_pooled,
     over_groups,
-    window_length,
+    window_rows,
 )
-from subtoken_train.functional.gather import kept_index
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -92,9 +91,8 @@ class CAKE(Eviction):
 
         As its logarithm, so that no power of it overflows; a layer without variance has a small one.
         """
-        window_BN = view.window(window_length(view, self.window))
-        index_BW, valid_BW = kept_index(window_BN, pad_left=True)
-        rows_BHWN = view.rows(index_BW.masked_fill(~valid_BW, -1))
+        window_BN, index_BW = window_rows(view, self.window)
+        rows_BHWN = view.rows(index_BW)
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
         before_BN = view.entries_BN & ~window_BN
         rows_BHWN = rows_BHWN.masked_fill(~before_BN[:, None, None], 0.0)

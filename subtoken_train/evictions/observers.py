@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.functional.gather import last_marked
+from subtoken_train.functional.gather import kept_index, last_marked
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.view import View
@@ -123,6 +123,17 @@ def share_of(count_B: Tensor, share: float) -> Tensor:
     """Return a share of whole numbers, int64, rounded down as the decimal that was written."""
     part = exact(share)
     return count_B * part.numerator // part.denominator
+
+
+def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
+    """Return a window, bool [B, N], and the index of its rows, ascending, int64 [B, W]; -1 pads samples with fewer.
+
+    A whole number is known to the host: a layer of a prompt's pass does not wait for the device to count its rows.
+    """
+    window_BN = view.window(window_length(view, window))
+    longest = min(window, window_BN.shape[1]) if isinstance(window, int) else None
+    index_BW, valid_BW = kept_index(window_BN, pad_left=True, longest=longest)
+    return window_BN, index_BW.masked_fill(~valid_BW, -1)
 
 
 def window_length(view: View, window: float) -> int | Tensor:

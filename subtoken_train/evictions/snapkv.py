@@ -29,9 +29,8 @@ from subtoken_train.evictions.observers import (
     check_window,
     neighbours_pooled,
     over_groups,
-    window_length,
+    window_rows,
 )
-from subtoken_train.functional.gather import kept_index
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -91,10 +90,7 @@ class SnapKV(Eviction):
 
     def score(self, view: View) -> Scores:
         """Pooled attention of the window's rows, [B, h, N], 0 inside the window, which is protected."""
-        window_BN = view.window(window_length(view, self.window))
-        longest = min(self.window, window_BN.shape[1]) if isinstance(self.window, int) else None  # else read
-        index_BW, valid_BW = kept_index(window_BN, pad_left=True, longest=longest)
-        index_BW = index_BW.masked_fill(~valid_BW, -1)
+        window_BN, index_BW = window_rows(view, self.window)
         scores = view.rows(index_BW).sum(2)
         if self.rows == "mean":
             scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]

@@ -336,6 +336,8 @@ class CompressedContext:
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
         """Yield the greedy answer of one context to one question in pieces, see ``pieces``."""
+        device = self.backbone.family.device.type  # another thread has no autocast of its own
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
         def answer(stream: AnswerStream) -> None:
             stream.put(torch.empty(0))  # what was asked is not handed on
@@ -344,7 +346,7 @@ class CompressedContext:
                 stream.put(steps[-1])
                 return stream(steps[-1][:, None], None)
 
-            with serving(self.backbone.family):
+            with torch.autocast(device, dtype=dtype, enabled=enabled), serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
         return pieces(self.backbone.family.tokenizer, answer)

@@ -399,3 +399,14 @@ def test_a_stream_that_is_left_ends_and_errors_reach_the_reader():
         model.ask(None, " ", stream=True)
     with pytest.raises(ValueError, match="one question, a text"):
         model.ask(None, ["what ?"], stream=True)
+
+
+def test_a_streamed_answer_is_made_under_the_autocast_of_who_asks():
+    model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="knorm", eviction_keep=0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stream = model.ask(TEXT, "what did they do ?", max_new_tokens=8, stream=True)
+    seen = []
+    hook = model.backbone.model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].dtype))
+    assert "".join(stream)
+    hook.remove()
+    assert set(seen) == {torch.bfloat16}

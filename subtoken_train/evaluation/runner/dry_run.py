@@ -288,9 +288,12 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         where = task.source or "not here yet"
         lines.append(f"  {task.task.name}: {count}, {where}" + (f" ({options})" if options else ""))
         lines.append(f"    asked: {task.task.asks}")
-    lines += ["", "arms (KV: share of the compressed region that the ledger promises)"]
+    lines += ["", "arms (KV: share of the compressed region that the ledger promises, before numbers are rounded)"]
     lines += [f"  {_arm_words(arm)}" for arm in checked.arms]
-    lines += ["", "memory (weights, and the nominal compressed region of one batch before and after compression)"]
+    lines += [
+        "",
+        "memory (weights, and the nominal compressed region of one batch, unrounded, before and after compression)",
+    ]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
