@@ -46,6 +46,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.family import Family
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
@@ -351,13 +352,15 @@ def scored(backbone: CompressedBackbone, cache: PackedCache, questions: Sequence
     for _, group in groupby(questions, key=lambda each: len(each.scored) > FOLLOWING // 2):
         some = list(group)
         branch = cache.branch()
-        branch.batch_select_indices(torch.zeros(len(some), dtype=torch.long))
+        assert branch.origin_B is not None
+        device = branch.origin_B.device
+        branch.batch_select_indices(torch.zeros(len(some), dtype=torch.long, device=device))
         ids = [each.start + each.scored for each in some]
         width = max(map(len, ids))
-        rows = torch.tensor([[own[0]] * (width - len(own)) + own for own in ids])
-        missing = torch.tensor([width - len(own) for own in ids])
+        rows = torch.tensor([[own[0]] * (width - len(own)) + own for own in ids], device=device)
+        missing = torch.tensor([width - len(own) for own in ids], device=device)
         hidden = append(backbone, rows, branch, missing if bool(missing.any()) else None)
-        logprobs = backbone.family.logits(hidden).float().log_softmax(-1)
+        logprobs = backbone.family.logits(hidden).float().log_softmax(-1).cpu()
         for row, each in enumerate(some):
             first = width - len(each.scored) - 1
             own = logprobs[row, first : first + len(each.scored)]
@@ -391,6 +394,7 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     for number, context in enumerate(asked):
         print(f"{some[0].words}: context {number + 1} of {len(asked)}", end="\r", file=sys.stderr, flush=True)
         batch, questions = prompt(family, context, some[0].seen)
+        batch = on_device(batch, family.decoder.device)
         dense = len(context.ids) * family.shape.token_bytes
         two_bytes = dense * 2 / family.shape.element_bytes
         made = compressed(backbone, batch, [arm.compression for arm in some])
@@ -410,9 +414,9 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     return records
 
 
-def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int) -> None:
+def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int, device: str) -> None:
     """Measure what has no record yet; one line for each arm in the model's file."""
-    backbone, loaded = load_backbone(model, loading={"dtype": dtype}), (model, None)
+    backbone, loaded = load_backbone(model, loading={"dtype": dtype}, device=device), (model, None)
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
     about = {
         "dtype": dtype,
@@ -431,13 +435,15 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int)
             continue
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
+        machine = {"threads": torch.get_num_threads(), "device": device}
         if (folder, left[0].groups) != loaded:
             loaded = folder, left[0].groups
-            backbone = load_backbone(folder, loading={"dtype": dtype}, routing=untrained_routing(left[0].groups))
+            routing = untrained_routing(left[0].groups)
+            backbone = load_backbone(folder, loading={"dtype": dtype}, routing=routing, device=device)
         with reading_packed(backbone.family.decoder.config), torch.no_grad():
             measured = measure(backbone, left, asked)
         for words, record in measured.items():
-            line = {"arm": words, **weights, **about, "commit": commit(), "threads": torch.get_num_threads(), **record}
+            line = {"arm": words, **weights, **about, "commit": commit(), **machine, **record}
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(
@@ -618,6 +624,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a language model's folder")
     parser.add_argument("--dtype", default="float32", help="what the weights are read to and the cache is held in")
+    parser.add_argument("--device", default="cpu", help="where it runs")
     parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
@@ -626,7 +633,7 @@ def main() -> None:
     if not args.table:
         if args.model is None or args.source is None:
             parser.error("--model DIR --source DIR, or --table")
-        run(args.model, args.dtype, args.source, args.arms, args.contexts)
+        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device)
     for file in sorted(OUT.glob("*.jsonl")):
         put(PAGE, file.stem, tables({record["arm"]: record for record in read(file)}))
     put(ROOT / "README.md", "real", brief())
