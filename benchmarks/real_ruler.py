@@ -20,10 +20,11 @@ import numpy as np
 
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import OUT, PAGE
+from benchmarks.real_text import NAMES, OUT, PAGE
 
 RECORDS = OUT / "ruler"
-"""A file for each length of the prompts."""
+"""A file for each model and length of the prompts."""
+MODELS = {**NAMES, "qwen15": "Qwen2.5-Coder-1.5B"}
 FULL = "full cache"
 JUDGES = 0.5
 """Of a task's score, what the full cache must reach."""
@@ -31,7 +32,7 @@ JUDGES = 0.5
 
 def compact(results: Path) -> dict[str, Any]:
     """Return what a grid's finished arms say: scores and bytes of every sample, in the order of the first arm's."""
-    arms, names, options = {}, None, None
+    arms, names, about = {}, None, {}
     for path in sorted(results.glob("*/ruler_synthetic/manifest.json")):
         manifest = json.loads(path.read_text(encoding="utf-8"))
         lines = [line for file in sorted(path.parent.glob("samples-*.jsonl")) for line in file.read_text().splitlines()]
@@ -40,21 +41,25 @@ def compact(results: Path) -> dict[str, Any]:
             print(f"{path.parent.parent.name}: {len(samples)} of {manifest['expected_rows']} answers, left out")
             continue
         own = [f"{sample['id']} {sample['prompt_sha256']}" for sample in samples]
-        names, options = names or own, options or manifest["options"]
-        if own != names:
-            raise ValueError(f"{path.parent} was asked other prompts than the arms before it")
+        model = Path(manifest["arm"]["backbone"]).name.removesuffix("-axes")
+        asked = {"model": model, "device": manifest["settings"]["device"], "options": manifest["options"]}
+        names, about = names or own, about or asked
+        if own != names or asked != about:
+            raise ValueError(
+                f"{path.parent} was asked otherwise than the arms before it: other prompts, model or device"
+            )
         arms[_words(manifest["arm"])] = {
             "scores": [sample["score"] for sample in samples],
             "share": [_bytes(sample) / sample["region_dense_bytes"] for sample in samples],
         }
-    return {"options": options, "kinds": [name.rsplit("-", 1)[0] for name in names or []], "arms": arms}
+    return {**about, "kinds": [name.rsplit("-", 1)[0] for name in names or []], "arms": arms}
 
 
 def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with the arms found; both must have been asked the same."""
-    for key in ("options", "kinds"):
+    for key in ("model", "device", "options", "kinds"):
         if earlier[key] != found[key]:
-            raise SystemExit(f"{RECORDS} was asked other tasks ({key}: {earlier[key]}); move it away")
+            raise SystemExit(f"{RECORDS} was asked otherwise ({key}: {earlier[key]}); move it away")
     return {**found, "arms": {**earlier["arms"], **found["arms"]}}
 
 
@@ -90,13 +95,16 @@ def table(record: Mapping[str, Any]) -> str:
 def _count(record: Mapping[str, Any], others: Sequence[str]) -> str:
     options = record["options"]
     left = f"; the full cache cannot do {', '.join(others)}" if others else ""
-    return f"{options['samples_per_task']} samples a task of at most {options['length']:,} tokens{left}."
+    who = f"{MODELS[record['model']]} ({record['device']})"
+    return f"{who}: {options['samples_per_task']} samples a task of at most {options['length']:,} tokens{left}."
 
 
 def tables() -> str:
-    """Write the records' tables, the shortest prompts first."""
+    """Write the records' tables, a model's shortest prompts first."""
     records = [json.loads(file.read_text(encoding="utf-8")) for file in RECORDS.glob("*.json")]
-    return "\n\n".join(table(each) for each in sorted(records, key=lambda each: int(each["options"]["length"])))
+    return "\n\n".join(
+        table(each) for each in sorted(records, key=lambda each: (each["model"], each["options"]["length"]))
+    )
 
 
 def main() -> None:
@@ -108,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.results is not None:
         record = compact(args.results)
-        file = RECORDS / f"qwen05-{record['options']['length']}.json"
+        file = RECORDS / f"{record['model']}-{record['options']['length']}.json"
         if file.exists():
             record = joined(json.loads(file.read_text(encoding="utf-8")), record)
         file.parent.mkdir(parents=True, exist_ok=True)
