@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
+from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
 from benchmarks.real_text import NAMES, OUT, Arm, arms, facts_lost, read, text_lost
-from subtoken_train.cli.recommend import FILE, GOALS, MeasuredArm, interval_cell, least, measured_on
+from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
@@ -32,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
 SIZES = (0.53, 0.27, 0.225, 0.155, 0.13, 0.102, 0.06)
 """Shares of the bytes of the table's rows."""
+TASK_GRIDS = ("ruler_2k.yaml", "ruler_4k.yaml")
+"""Of RULER's tasks, asked of the same arms."""
 KINDS = {
     "KVzip, whole values in bf16": r"kvzip [0-9.]+%",
     "KVzip, int8": r"kvzip [0-9.]+% in int8",
@@ -98,12 +102,37 @@ def _mean_and_interval(apart: npt.NDArray[np.float64]) -> list[float]:
     return [round(float(each), 6) for each in (apart.mean(), *bootstrap_interval(apart))]
 
 
+def measured_on_tasks() -> tuple[dict[str, str], list[MeasuredArm]]:
+    """Return where RULER's tasks were asked, in words by model and length, and the arms with what they lose there."""
+    places, found = {}, dict[str, MeasuredArm]()
+    for grid in TASK_GRIDS:
+        asked = yaml.safe_load((ROOT / "recipes/real" / grid).read_text(encoding="utf-8"))
+        model, length = Path(asked["arms"][0]["backbone"]).name, asked["tasks"][0]["length"]
+        record = json.loads((RECORDS / f"{model}-{length}.json").read_text(encoding="utf-8"))
+        places[f"{model}-{length}"] = f"{NAMES[model]}, {length:,} tokens"
+        full, judged = np.array(record["arms"][FULL]["scores"]), np.isin(record["kinds"], judges(record))
+        for given in asked["arms"]:
+            own = record["arms"].get(words := words_of(given))
+            if words == FULL or own is None:
+                continue
+            lost = _mean_and_interval((full - np.array(own["scores"]))[judged])
+            arm = found.setdefault(words, MeasuredArm(words, _written(given), {}, given["backbone"].endswith("-axes")))
+            arm.on[f"{model}-{length}"] = {"bytes": round(_size(own), 5), "tasks": lost}
+    return places, list(found.values())
+
+
+def _written(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a grid's settings of an arm as a user writes them; a file of nets stands under a name of the user's."""
+    own = {key: value for key, value in given.items() if key not in ("backbone", "dtype", "protocol", "selector")}
+    return own | ({"eviction_options": {"calibration": "nets.json"}} if "eviction_options" in own else {})
+
+
 def winners(found: Sequence[MeasuredArm], names: Sequence[str]) -> list[MeasuredArm]:
     """Return the arms that lose least at some budget, on one of the models or on all."""
     kept: dict[str, MeasuredArm] = {}
     for some in (*((name,) for name in names), tuple(names)):
         for budget in sorted(each.bytes_on(some) for each in measured_on(found, some)):
-            for goal in GOALS:
+            for goal in ("facts", "text"):
                 if (best := least(found, some, budget, goal)) is not None:
                     kept[best.arm] = best
     return sorted(kept.values(), key=lambda each: each.bytes_on(each.on))
@@ -126,10 +155,13 @@ def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def shipped(kept: Sequence[MeasuredArm], names: Sequence[str]) -> str:
-    """Return what the command reads, an arm a line."""
-    lines = ",\n  ".join(json.dumps(vars(each)) for each in kept)
-    return f'{{"models": {json.dumps({name: NAMES[name] for name in names})},\n "arms": [\n  {lines}]}}\n'
+def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:
+    """Return what the command reads, an arm a line: of each part where it was measured, in words, and its arms."""
+    written = []
+    for part, (names, kept) in parts.items():
+        lines = ",\n  ".join(json.dumps(vars(each)) for each in kept)
+        written.append(f'"{part}": {{"models": {json.dumps(names)},\n "arms": [\n  {lines}]}}')
+    return "{" + ",\n".join(written) + "}\n"
 
 
 @styled
@@ -171,7 +203,7 @@ def main() -> None:
     kept = winners(measured(models), list(NAMES))
     put(PAGE, "frontier", table(kept, list(NAMES)))
     SVG_FILE.write_text(picture(models), encoding="utf-8")
-    FILE.write_text(shipped(kept, list(NAMES)), encoding="utf-8")
+    FILE.write_text(shipped(text=(NAMES, kept), tasks=measured_on_tasks()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,11 +72,26 @@ def _words(arm: Mapping[str, Any]) -> str:
     return ", ".join([*kept, *(["values turned"] if str(arm["backbone"]).endswith("-axes") else [])]) or FULL
 
 
+def judges(record: Mapping[str, Any]) -> list[str]:
+    """Return the tasks of which the full cache scores half."""
+    kinds, full = np.array(record["kinds"]), np.array(record["arms"][FULL]["scores"])
+    return [task for task in record["options"]["tasks"] if full[kinds == task].mean() >= JUDGES]
+
+
+def words_of(settings: Mapping[str, Any]) -> str:
+    """Return how a record names an arm, from a grid's settings of it."""
+    kept = []
+    if "groups" in settings:
+        kept.append("S{}K{} {}".format(*settings["groups"].split(","), settings["selector"]))
+    if numbers := [str(settings[key]) for key in ("eviction", "eviction_keep", "kv_dtype") if key in settings]:
+        kept.append(" ".join(numbers))
+    return ", ".join([*kept, *(["values turned"] if settings["backbone"].endswith("-axes") else [])]) or FULL
+
+
 def table(record: Mapping[str, Any]) -> str:
     """Write the arms on the tasks that judge: each task's mean in %, and their difference to the full cache's."""
     kinds, full = np.array(record["kinds"]), np.array(record["arms"][FULL]["scores"])
-    tasks = record["options"]["tasks"]
-    judging = [task for task in tasks if full[kinds == task].mean() >= JUDGES]
+    tasks, judging = record["options"]["tasks"], judges(record)
     judged = np.isin(kinds, judging)
     lines = [
         f"| arm | bytes | {' | '.join(judging)} | less the full cache |",

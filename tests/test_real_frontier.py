@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.real_frontier import PAGE, SVG_FILE, blind, measured, picture, shipped, table, winners
+from benchmarks.real_frontier import (
+    PAGE,
+    SVG_FILE,
+    blind,
+    measured,
+    measured_on_tasks,
+    picture,
+    shipped,
+    table,
+    winners,
+)
 from benchmarks.real_text import NAMES
 from subtoken_train.cli.recommend import FILE
 from tests.support.places import shown
@@ -51,5 +61,6 @@ def test_the_page_the_picture_and_what_the_command_reads_are_of_the_records():
     assert all("full cache" in records for records in models.values())
     found, names = measured(models), list(NAMES)
     assert shown(PAGE, "frontier") == table(found, names)
-    assert FILE.read_text(encoding="utf-8") == shipped(winners(found, names), names)
+    own = shipped(text=(NAMES, winners(found, names)), tasks=measured_on_tasks())
+    assert FILE.read_text(encoding="utf-8") == own
     assert SVG_FILE.read_text(encoding="utf-8") == picture(models)

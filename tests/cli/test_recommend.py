@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import yaml
 
-from subtoken_train.cli import generate, recommend
+from subtoken_train.cli import generate
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.recommend import CHAINS, MeasuredArm, least, lines, read_measured, spellings
-from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.cli.recommend import MeasuredArm, least, lines, read_measured, spellings
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.settings import ARM_SETTINGS
 from tests.support.commands import printed, refused
 
-NAMES, ARMS = read_measured()
-RULER = Path(__file__).parents[2] / "benchmarks/results/real_text/ruler"
+NAMES, ARMS = read_measured("text")
+TASK_ARMS = read_measured("tasks")[1]
 
 
 def arm(name, **on):
@@ -45,7 +41,7 @@ def test_least_on_one_model_and_where_it_loses_most_on_several():
     assert least(arms, "ab", 0.05, "facts") is None
 
 
-@pytest.mark.parametrize("measured", ARMS, ids=lambda each: each.arm)
+@pytest.mark.parametrize("measured", [*ARMS, *TASK_ARMS], ids=lambda each: each.arm)
 def test_every_spelling_means_what_was_measured(measured):
     assert measured.settings.keys() <= ARM_SETTINGS.keys()
     written = dict(spellings(measured.settings, "checkpoints/smollm2"))
@@ -88,29 +84,17 @@ def test_a_model_s_values_are_turned_first(capsys):
     assert 'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"' in out
 
 
-def test_what_half_of_the_groups_loses_is_said_as_it_was_measured(capsys):
-    record = json.loads((RULER / "qwen05-2048.json").read_text())
-    tracking = [kind == "vt" for kind in record["kinds"]]
-
-    def said(arm: str) -> str:
-        scores = [score for score, asked in zip(record["arms"][arm]["scores"], tracking, strict=True) if asked]
-        return f"{100 * sum(scores) / len(scores):.0f}"
-
-    half, more = (f"S16K{kept} value_norm, int4_rotated, values turned" for kept in (8, 12))
-    assert f"qwen05 says {said(half)} % with" in CHAINS
-    assert f"(full cache {said('full cache')}), with 12 of 16 groups {said(more)}." in CHAINS
-    whole, full = record["arms"]["kvzip 0.466 int4_rotated"], np.array(record["arms"]["full cache"]["scores"])
-    assert f"in four bits say {said('kvzip 0.466 int4_rotated')}, and" in CHAINS
-    low, high = bootstrap_interval(np.array(whole["scores"]) - full)
-    assert low < 0 < high
-    assert f"in {100 * np.mean(whole['share']):.1f} % of the bytes:" in CHAINS
-
-
-def test_it_is_said_where_half_of_the_groups_is_recommended(capsys, monkeypatch):
-    assert CHAINS in printed(capsys, "recommend", "--budget", "0.2")
-    whole = [each for each in ARMS if "groups" not in each.settings]
-    monkeypatch.setattr(recommend, "read_measured", lambda: (NAMES, whole))
-    assert CHAINS not in printed(capsys, "recommend", "--budget", "0.2")
+def test_what_ruler_s_tasks_say(capsys):
+    out = printed(capsys, "recommend", "--budget", "0.13")
+    _, tasks = out.split("For searches, chains and counts in longer contexts (five of RULER's tasks): ")
+    name, _, near, far, *_ = tasks.splitlines()
+    assert name == "kvzip 0.466 int4_rotated"
+    assert near.startswith("  Qwen2.5-Coder-0.5B, 2,048 tokens  12.4%  -1.0 [-5.2, +2.7]")
+    assert far.startswith("  Qwen2.5-Coder-0.5B, 4,096 tokens  12.4%  +2.5 [-3.3, +7.9]")
+    # what was chosen by facts and text loses chains, and the command says so
+    assert "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +9.4 [+3.8, +15.0] points lost" in out
+    assert "tasks): nothing was measured here" in printed(capsys, "recommend", "--budget", "0.1")
+    assert "tasks): nothing was measured here" in printed(capsys, "recommend", "--budget", "0.3", "--model", "smollm2")
 
 
 def test_what_is_said_of_one_model(capsys):
