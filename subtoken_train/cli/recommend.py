@@ -123,7 +123,7 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
     return [each.rstrip() for each in made]
 
 
-def read_tasks(model: str | None) -> tuple[dict[str, str], list[MeasuredArm]]:
+def read_on_tasks(model: str | None) -> tuple[dict[str, str], list[MeasuredArm]]:
     """Read what was measured of RULER's tasks, on one model or on all."""
     names, arms = read_measured("tasks")
     return {place: name for place, name in names.items() if model is None or place.startswith(f"{model}-")}, arms
@@ -131,7 +131,7 @@ def read_tasks(model: str | None) -> tuple[dict[str, str], list[MeasuredArm]]:
 
 def on_tasks(arm: MeasuredArm, model: str | None) -> list[str]:
     """Return what RULER's tasks lose in an arm that was chosen by text; nothing where they were not asked in it."""
-    names, asked = read_tasks(model)
+    names, asked = read_on_tasks(model)
     same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
     return [
         f"  RULER's tasks, {name}: {_cell(each.on[place], 'tasks')} points lost"
@@ -194,7 +194,7 @@ def run(args: Namespace) -> int:
 
 def _say_tasks(budget: float, model: str | None, path: str) -> MeasuredArm | None:
     """Print what loses least of RULER's tasks at the length where it loses most, or that none were asked."""
-    names, arms = read_tasks(model)
+    names, arms = read_on_tasks(model)
     arm = least(arms, names, budget, "tasks") if names else None
     said = [f"{GOALS['tasks']}: {arm.arm if arm else 'nothing was measured here'}"]
     print("\n".join([*said, *(lines(arm, names, path, budget) if arm else []), ""]))
