@@ -3,7 +3,7 @@
 #   CPU    docker build -t subtoken-train .
 #   CUDA   docker build -t subtoken-train:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 \
 #            --build-arg TORCH_INDEX= .
-#            with --build-arg EXTRAS=[gpu] also what 4- and 8-bit backbones need (recipes/memory)
+#            with --build-arg EXTRAS=[all] also what 4- and 8-bit backbones need (recipes/memory)
 #   run    docker run --rm subtoken-train
 #          docker run --rm --gpus all --user "$(id -u):$(id -g)" -v "$PWD:/runs" subtoken-train:cuda \
 #            subtoken-train fit --config RECIPE
@@ -18,7 +18,7 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
 
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG EXTRAS=
+ARG EXTRAS=[report,tensorboard]
 # a compiler is what Triton builds its launchers with; a CPU needs none
 # hadolint ignore=DL3008
 RUN python3 -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

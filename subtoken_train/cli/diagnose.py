@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.arm_flags import add_eviction_options, arm_options
 from subtoken_train.cli.command_line import check_counts
+from subtoken_train.errors import check_package
 from subtoken_train.outputs import new_folder
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     check_counts(args, "limit", "new_tokens")
     if args.eviction is None and (args.protocol or args.new_tokens):
         raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
+    check_package("matplotlib", "report", "drawing a diagnosis")
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

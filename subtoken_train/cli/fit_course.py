@@ -26,7 +26,7 @@ from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.documents import read_yaml, real_path
-from subtoken_train.errors import UncutError
+from subtoken_train.errors import UncutError, check_package
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
 from subtoken_train.training.adapter_parts import adapter_config
@@ -165,6 +165,7 @@ def draw_run(folder: Path) -> bytes | None:
     losses = {words: courses[name] for name, words in _LOSSES.items() if name in courses}
     if not losses:
         return None
+    check_package("matplotlib", "report", "drawing it")
     from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
 
     usage, scores = _usage(courses), scores_beside_anchor(folder, courses)

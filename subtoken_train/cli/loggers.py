@@ -1,4 +1,4 @@
-"""Loggers of a run: CSV and TensorBoard always, and beside them what the recipe names (``recipes/logging/``)."""
+"""Loggers of a run: CSV, TensorBoard where it is installed, and what the recipe names (``recipes/logging/``)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.documents import check_regular
+from subtoken_train.errors import check_package
 
 FOLDER = "logs"
 _REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_name")}
@@ -53,10 +55,13 @@ def run_loggers(given: Any, folder: Path) -> list[Logger]:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
     part = next(name for name in names if not (folder / FOLDER / name).exists())
-    ours = [
-        CSVLogger(str(folder), FOLDER, part),
-        SortedTensorBoard(str(folder), FOLDER, "tb", default_hp_metric=False),
-    ]
+    ours: list[Logger] = [CSVLogger(str(folder), FOLDER, part)]
+    try:
+        check_package("tensorboard", "tensorboard", f"TensorBoard's log, beside {folder / FOLDER / part},")
+    except ValueError as missing:
+        rank_zero_info(f"left out: {missing}")
+    else:
+        ours.append(SortedTensorBoard(str(folder), FOLDER, "tb", default_hp_metric=False))
     if given in (None, True):
         return ours
     return [*ours, *(given if isinstance(given, Iterable) else [given])]
@@ -95,6 +100,8 @@ def name_remote_runs(given: Any, name: str, folder: Path) -> None:
     """
     for entry in given if isinstance(given, list) else [given]:
         kind = str(getattr(entry, "class_path", "")).rpartition(".")[2]
+        if kind == "TensorBoardLogger":
+            check_package("tensorboard", "tensorboard", "trainer.logger TensorBoardLogger")
         if kind not in _REMOTE:
             continue
         package, name_key = _REMOTE[kind]

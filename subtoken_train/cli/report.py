@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.errors import plain, unknown_name
+from subtoken_train.errors import check_package, plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for name in formats:
         if name not in FILES:
             raise unknown_name("format", name, FILES)
+    if "html" in formats:
+        check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
     data_root = None if args.data_root is None else Path(args.data_root)
     if data_root is not None and not data_root.is_dir():
         raise ValueError(f"--data-root {data_root} is not a folder")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from subtoken_train.cli.arm_flags import add_compression_options, add_settings, 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
-from subtoken_train.errors import SubTokenWarning, check_range, unknown_name
+from subtoken_train.errors import SubTokenWarning, check_package, check_range, unknown_name
 from subtoken_train.evictions import EVICTIONS
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, serve until Ctrl-C."""
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise ValueError("the server needs Starlette and uvicorn; install them: pip install 'subtoken_train[serve]'")
+    for package in ("starlette", "uvicorn"):
+        check_package(package, "serve", "the server")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
     check_counts(args, "queue", "max_new_tokens", "max_images", "max_image_pixels")

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from subtoken_train.documents import check_regular, real_path
+from subtoken_train.errors import check_package
 from subtoken_train.forks import undoing
 
-EXTRA = "pip install 'subtoken_train[gguf]'"
 _INSTEAD = "use the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
 _NAME = "model.gguf"
 _NO_ARCHITECTURES = ("general", "tokenizer")
@@ -35,12 +34,6 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
-def check_package(what: str) -> None:
-    """Raise ``ValueError`` unless the package that reads GGUF is installed."""
-    if find_spec("gguf") is None:
-        raise ValueError(f"reading {what} needs the package gguf, which is not installed: {EXTRA}")
-
-
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is a whole GGUF file of a language model that transformers reads.
 
@@ -49,7 +42,7 @@ def check_gguf(path: Path) -> None:
     if not path.exists():
         raise ValueError(f"backbone {path} does not exist; check its spelling, and the folder that you are in")
     size = check_regular(path)
-    check_package(str(path))
+    check_package("gguf", "gguf", f"reading {path}")
     try:
         metadata, tensors = read_gguf_metadata(str(path))
     except Exception as error:  # whatever a damaged header makes the reader do

@@ -13,13 +13,12 @@ Legend: B batch, N positions, I input width, O output width.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_package, check_word
 from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
 
@@ -37,11 +36,7 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
     check_quantization(kind)
     if kind == "none":
         return None
-    if find_spec("bitsandbytes") is None:
-        raise ValueError(
-            f"quantization {kind!r} needs bitsandbytes, which is not installed: pip install 'subtoken_train[gpu]', or "
-            "set model.backbone.quantization: none"
-        )
+    check_package("bitsandbytes", "gpu", f"quantization {kind!r}", "set model.backbone.quantization: none")
     from transformers import BitsAndBytesConfig
 
     if kind == "int8":

@@ -5,16 +5,15 @@ The arguments are the harness's own. At the end it says what compression kept of
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 from subtoken_train.cli.terminal import guarded
+from subtoken_train.errors import check_package
 
 
 def main() -> int:
     """Register the model, run the harness's command line, report; a ``ValueError`` where it is not installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("lm-evaluation-harness is not installed: pip install 'subtoken_train[eval]'")
+    check_package("lm_eval", "eval", "this command")
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, get_args
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from subtoken_train.errors import MAX_COUNT, check_range, unknown_name
+from subtoken_train.errors import MAX_COUNT, check_package, check_range, unknown_name
 
 Schedule = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "paged_adamw_8bit"]
@@ -96,8 +95,6 @@ def check_optimizer(config: OptimizerConfig) -> None:
     """Raise ``ValueError`` if the optimiser's name is unknown or its package is not installed."""
     if config.name not in get_args(OptimizerName):
         raise unknown_name("optimizer", config.name, get_args(OptimizerName))
-    if config.name == "paged_adamw_8bit" and find_spec("bitsandbytes") is None:
-        raise ValueError(
-            "optimizer.name 'paged_adamw_8bit' needs bitsandbytes, which is not installed: pip install "
-            "'subtoken_train[gpu]', or set model.optimizer.name: adamw"
-        )
+    if config.name == "paged_adamw_8bit":
+        need = "optimizer.name 'paged_adamw_8bit'"
+        check_package("bitsandbytes", "gpu", need, "set model.optimizer.name: adamw")

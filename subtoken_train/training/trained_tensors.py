@@ -19,6 +19,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import check_package
 from subtoken_train.families.load import layout_family
 from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import STATE, Marker, read_marker
@@ -190,12 +191,9 @@ def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
     """Put DeepSpeed's partitions of a folder together."""
-    try:
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-    except ImportError:
-        raise ValueError(
-            f"{folder} was written by DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]'"
-        ) from None
+    check_package("deepspeed", "deepspeed", f"reading {folder}")
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
     for part in sorted(folder.rglob("*.pt")):
         check_archive(part)
     try:

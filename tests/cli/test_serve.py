@@ -59,8 +59,8 @@ def test_a_port_in_use_and_a_key_of_two_lines(capsys, tmp_path):
 
 def test_without_starlette(capsys, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("subtoken_train.cli.serve.find_spec", lambda name: None if name == "starlette" else find(name))
-    assert "install them: pip install 'subtoken_train[serve]'" in error(capsys, *MODEL)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
+    assert "needs starlette, which is not installed: pip install 'subtoken_train[serve]'" in error(capsys, *MODEL)
 
 
 def test_it_answers_until_it_is_told_to_end():

@@ -136,12 +136,12 @@ def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch):
 
 def test_the_command_without_gradio(capsys, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("subtoken_train.cli.demo.find_spec", lambda name: None if name == "gradio" else find(name))
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "gradio" else find(name))
     assert "not installed: pip install 'subtoken_train[demo]'" in error(capsys, *ADAPTER)
 
 
 def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, taken):
-    monkeypatch.setattr("subtoken_train.cli.demo.find_spec", lambda name: name)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: name)
     monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
     assert "the following arguments are required: --adapter" in error(capsys)
     assert "--port is 70,000; it must be 1 to 65,535" in error(capsys, *ADAPTER, "--port", "70000")

@@ -19,6 +19,7 @@ from subtoken_train.evaluation.charts import (
     styled,
     svg_of,
 )
+from tests.support.commands import refused
 from tests.support.drawings import clipped_texts
 from tests.support.sampling import sampled
 
@@ -123,3 +124,12 @@ def test_commands_load_what_draws_only_when_they_draw():
     program = f"import sys; {imports}; print([name for name in ('matplotlib', 'pandas') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
+    for command in (["report", str(tmp_path)], ["diagnose", "--adapter", "any"]):
+        assert "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'" in refused(
+            capsys, *command
+        )
+    assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it

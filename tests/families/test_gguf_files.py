@@ -10,7 +10,6 @@ import torch
 from checkpoints import tiny_llama
 from subtoken_train import SubTokenModel
 from subtoken_train.cli.main import main
-from subtoken_train.families import gguf_files
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from tests.support.gguf_tiny import TEMPLATE, write_gguf
@@ -110,7 +109,7 @@ def test_names_that_are_no_file(tmp_path, file):
 
 
 def test_a_missing_package_names_the_extra(file, monkeypatch):
-    monkeypatch.setattr(gguf_files, "find_spec", lambda _: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'subtoken_train\[gguf\]'"):
         load_family(BackboneConfig(str(file)))
 

@@ -62,7 +62,7 @@ def test_an_unknown_kind_names_the_nearest(folders, load):
 
 
 def test_without_bitsandbytes_one_line_says_what_to_do(folders, monkeypatch):
-    monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     config = BackboneConfig(folders("llama"), quantization="int8")
     with pytest.raises(
         ValueError, match=r"quantization 'int8' needs bitsandbytes, which is not installed: pip install"

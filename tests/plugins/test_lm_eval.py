@@ -30,7 +30,7 @@ def python(*arguments, folder):
 
 
 def test_a_missing_harness_is_worded(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     assert guarded(command.main) == 2
     assert "pip install 'subtoken_train[eval]'" in capsys.readouterr().err
 

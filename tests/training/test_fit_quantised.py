@@ -93,11 +93,10 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
 @pytest.mark.slow
 def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
     folder = made_run(tmp_path / "run")
-    monkeypatch.setattr("subtoken_train.families.quantize.find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     assert "quantization 'int8' needs bitsandbytes" in refused(
         capsys, *run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")
     )
-    monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)
     assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in refused(
         capsys, *run("llava", "none", "run", "--overwrite")
     )

@@ -96,6 +96,6 @@ def test_paged_8_bit_adamw_goes_on_from_its_state_exactly(tmp_path):
 def test_an_optimizer_that_is_not_there(monkeypatch):
     with pytest.raises(ValueError, match=r"unknown optimizer 'adam'\. Did you mean 'adamw'"):
         check_optimizer(OptimizerConfig(name="adam"))
-    monkeypatch.setattr("subtoken_train.training.optimizer.find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="'paged_adamw_8bit' needs bitsandbytes, which is not installed: pip install"):
         build_optimizer(weight(), [], OptimizerConfig(name="paged_adamw_8bit"), total_steps=10)

@@ -7,7 +7,6 @@ program, started once per ``compute``.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
+from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
@@ -35,14 +36,10 @@ def check_tokenizer() -> None:
         ValueError: pycocoevalcap or Java is missing, or the tokenizer's folder, in which it keeps a file while it
             works, cannot be written.
     """
-    found = importlib.util.find_spec("pycocoevalcap")
-    if found is None or not found.submodule_search_locations:
-        raise ValueError(
-            "CIDEr is computed by pycocoevalcap, which is missing; install it with: pip install 'subtoken_train[eval]'"
-        )
+    check_package("pycocoevalcap", "eval", "CIDEr")
     if shutil.which("java") is None:
         raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")
-    folder = Path(next(iter(found.submodule_search_locations))) / "tokenizer"
+    folder = Path(str(files("pycocoevalcap"))) / "tokenizer"
     if not os.access(folder, os.W_OK):
         raise ValueError(f"CIDEr's PTB tokenizer writes to {folder}, which is read-only; install the package elsewhere")
 

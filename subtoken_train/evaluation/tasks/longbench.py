@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files as files_of_package
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -36,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
 from subtoken_train.evaluation.tasks.long_context import LongContext
@@ -62,11 +62,8 @@ PARAGRAPH = {"passage_retrieval_en": re.compile(r"Paragraph (\d+)"), "passage_re
 
 def check_jieba(sets: Iterable[str]) -> None:
     """Raise a worded ``ValueError`` where some of the sets need ``jieba``, and it is missing."""
-    if (chinese := [name for name in CHINESE_WORDS if name in sets]) and find_spec("jieba") is None:
-        raise ValueError(
-            f"LongBench's {', '.join(chinese)} are cut into words by jieba, which is missing; install it with: "
-            "pip install 'subtoken_train[eval]', or name other sets"
-        )
+    if chinese := [name for name in CHINESE_WORDS if name in sets]:
+        check_package("jieba", "eval", f"cutting LongBench's {', '.join(chinese)} into words", "name other sets")
 
 
 def word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:

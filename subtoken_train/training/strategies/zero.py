@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from subtoken_train.documents import read_json
+from subtoken_train.errors import check_package
 from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
 BUCKET = 50_000_000
@@ -106,11 +106,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     """
 
     def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
-        if find_spec("deepspeed") is None:
-            raise ValueError(
-                "trainer.strategy needs DeepSpeed, which is not installed: pip install 'subtoken_train[deepspeed]', or "
-                "use trainer.strategy ddp"
-            )
+        check_package("deepspeed", "deepspeed", "trainer.strategy", "use trainer.strategy ddp")
         super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
         self._hf_config: Any = None
 

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelPa
 
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind, zero
+from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 from tests.support.commands import refused
 from tests.support.sampling import sampled
@@ -57,7 +57,7 @@ def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
 
 
 def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
-    monkeypatch.setattr(zero, "find_spec", lambda name: None)
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     line = refused(capsys, *arena.argv("never", "--trainer.devices=1", strategy="zero2"))
     assert "pip install 'subtoken_train[deepspeed]'" in line
 
