@@ -267,16 +267,18 @@ class Int4Rotated(Int4):
 
     def _fed_back(self, wide: Tensor, scale: Tensor, feedback: Tensor) -> Tensor:
         """Return codes, channel after channel; what a block of channels owes to those after it is paid at once."""
-        due, lost, codes = wide.clone(), torch.zeros_like(wide), torch.zeros_like(wide, dtype=torch.int8)
+        own, scale = wide.mT.contiguous(), scale.mT  # a channel's numbers lie together
+        due, lost, codes = own.clone(), torch.empty_like(own), torch.empty_like(own, dtype=torch.int8)
         for start in range(0, wide.shape[-1], BLOCK):
             stop = min(start + BLOCK, wide.shape[-1])
             for i in range(start, stop):
-                owed = (lost[..., start:i] @ feedback[..., i, start:i, None])[..., 0]
-                whole = ((due[..., i] - owed) / scale[..., 0]).round().clamp(-self.top, self.top)
-                lost[..., i] = whole * scale[..., 0] - wide[..., i]
-                codes[..., i] = whole.to(torch.int8)
-            due[..., stop:] -= lost[..., start:stop] @ feedback[..., stop:, start:stop].mT
-        return codes
+                one = slice(i, i + 1)
+                owed = feedback[..., one, start:i] @ lost[..., start:i, :]
+                whole = ((due[..., one, :] - owed) / scale).round().clamp(-self.top, self.top)
+                lost[..., one, :] = whole * scale - own[..., one, :]
+                codes[..., one, :] = whole.to(torch.int8)
+            due[..., stop:, :] -= feedback[..., stop:, start:stop] @ lost[..., start:stop, :]
+        return codes.mT.contiguous()
 
 
 @dataclass(frozen=True)
