@@ -1,7 +1,7 @@
-"""Outputs of CAKE's, LOOK-M's and MEDA's own code on small random inputs, for their tests in ``tests/evictions``.
+"""Outputs of CAKE's, LOOK-M's, MEDA's and HeadKV's own code on small random inputs, for their tests.
 
     git clone https://github.com/antgroup/cakekv; git clone https://github.com/SUSTechBruce/LOOK-M; ...
-    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA    # needs torch and safetensors alone
+    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA HeadKV    # needs torch and safetensors alone
 
 The functions and classes are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this
 project. One file is written, ``benchmarks/results/eviction_originals.safetensors``: inputs, scores, what stayed, and in
@@ -13,6 +13,9 @@ Legend: L layers, H query heads, h key-value heads, N rows of the prompt, d head
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,7 +137,30 @@ def meda(checkout: Path) -> dict[str, Tensor]:
     return {"query": query, "key": key, "visual": visual, "entropy": torch.stack(found)}
 
 
-CASES = {"cake": cake, "lookm": lookm, "meda": meda}
+def headkv(checkout: Path) -> dict[str, Tensor]:
+    """What every head of every layer keeps under head scores from a file, drawn here; each query head has its keys."""
+    query, _ = prompt()
+    key, score = torch.randn(query.shape), torch.rand(LAYERS, HEADS).double() ** 2
+    written = json.dumps({str(i): [each] for i, each in enumerate(score.flatten().tolist())})
+    told = {"np": numpy, "json": json, "os": os, "__file__": "", "open": lambda *given: io.StringIO(written)}
+    code = taken(checkout, "headkv/snapkv_utils.py", ("ReasonSnapKVCluster",), **told)
+    sizes = {"window_size": WINDOW, "base_capacity": SIZE, "beta": 1.25, "temp": 1, "head_choice": "copy"}
+    kept = []
+    for layer in range(LAYERS):
+        sizes |= {"layer_idx": layer, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "model": "llama"}
+        kept.append(by_head(code.ReasonSnapKVCluster(**sizes), query[layer], key[layer]))
+    return {"query": query, "key": key, "score": score, "kept": torch.stack(kept)}
+
+
+def by_head(method: Any, query_HNd: Tensor, key_hNd: Tensor) -> Tensor:
+    """What a method that gives its heads' entries one after another leaves, bool [h, N]; values hold their numbers."""
+    number = torch.arange(ROWS).float()[None, None, :, None].expand(1, len(key_hNd), -1, WIDTH)
+    _, left = method.update_kv(key_hNd[None], query_HNd[None], number)
+    heads = torch.split(left[:, 0].long(), method.head_lens.tolist())
+    return torch.stack([torch.zeros(ROWS, dtype=torch.bool).scatter(0, own, True) for own in heads])
+
+
+CASES = {"cake": cake, "lookm": lookm, "meda": meda, "headkv": headkv}
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
     builtin={
         "prefixkv": "layer_shares:PrefixCalibrator",
         "duo_attention": "head_alphas:DuoCalibrator",
+        "headkv": "head_scores:NeedleCalibrator",
         "q_filter": "query_directions:DirectionCalibrator",
         "threshold": "thresholds:ThresholdCalibrator",
         "kvzap": "token_scorers:ScorerCalibrator",

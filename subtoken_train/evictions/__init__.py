@@ -26,6 +26,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "snapkv": "snapkv:SnapKV",
         "pyramidkv": "pyramidkv:PyramidKV",
         "cake": "cake:CAKE",
+        "headkv": "headkv:HeadKV",
         "knorm": "knorm:KNorm",
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",

@@ -19,6 +19,7 @@ SHORT = {
     "prefixkv": ["--option", "samples=2", "--option", "context_length=300"],
     "duo_attention": ["--option", "samples=4", "--option", "context_length=300"],
     "kvzap": ["--option", "samples=2", "--option", "context_length=300"],
+    "headkv": ["--option", "samples=2", "--option", "context_length=300"],
 }
 
 

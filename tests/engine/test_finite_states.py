@@ -150,7 +150,7 @@ def test_chat_and_ask():
     assert len(model.ask(text, ["the bee"], max_new_tokens=2)) == 1
 
 
-@pytest.mark.parametrize("name", ["q_filter", "duo_attention", "kvzap"])
+@pytest.mark.parametrize("name", ["q_filter", "duo_attention", "headkv", "kvzap"])
 def test_calibrations(name):
     family = text_family(layers=2)
     settings = {"samples": 2, "batch_size": 2, "context_length": 128}

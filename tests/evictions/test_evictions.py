@@ -31,6 +31,7 @@ SETTINGS = {
     "simlayerkv": {"sinks": 1, "recent": 3},
     "cur": {"sinks": 1, "local": 4},
     "cake": {"window": 4},
+    "headkv": {"window": 4},
 }
 
 

@@ -26,7 +26,7 @@ from tests.support.sampling import sampled
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 from tests.support.truth_models import family_of
 
-SETTINGS = {"snapkv": {"window": 4, "kernel": 3}, "cake": {"window": 4, "kernel": 3}}
+SETTINGS = {"snapkv": {"window": 4, "kernel": 3}, "cake": {"window": 4, "kernel": 3}, "headkv": {"window": 4}}
 ONLINE = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
 BASE = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "every": "4", "keep": "10"}
 FACTORS = {
@@ -87,7 +87,7 @@ def check(cell: dict[str, str], steps: int = 18) -> None:
             assert layer.tail_length <= int(cell["every"]) + layer.eviction_state.given
         by_head = [x.view(len(run.truths), -1) for x in run.held[-1]]
         held = torch.stack([x.amax(-1) for x in by_head])
-        if cell["eviction"] == "kvzap":  # heads share a budget, too
+        if cell["eviction"] in ("kvzap", "headkv"):  # heads share a budget, too
             assert bool((sum(x.sum(-1) for x in by_head) <= int(cell["keep"]) * sum(x.shape[1] for x in by_head)).all())
             return
         assert bool((held.sum(0) <= int(cell["keep"]) * len(held)).all())

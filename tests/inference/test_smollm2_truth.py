@@ -22,7 +22,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from tests.support.calibration_files import written
-from tests.support.kvzap_files import drawn_nets
+from tests.support.kvzap_files import NEEDED, drawn_heads, drawn_nets
 from tests.support.places import ROOT
 from tests.support.sampling import quick
 from tests.support.truth_cells import from_truth
@@ -64,11 +64,17 @@ def numbers_of(method: str):
         return LayerShares([KEEP], [draw[:, 0, 0].abs().tolist()])
     if method == "kvzap":
         return drawn_nets(LAYERS, HEADS, MODEL)
+    if method == "headkv":
+        return drawn_heads(LAYERS, HEADS)
     return HeadDirections(draw.tolist())
 
 
 EVERY = [
-    *[Case(name, settings=SETTINGS.get(name, {})) for name in dict.fromkeys([*METHODS, *SETTINGS]) if name != "kvzap"],
+    *[
+        Case(name, settings=SETTINGS.get(name, {}))
+        for name in dict.fromkeys([*METHODS, *SETTINGS])
+        if name not in NEEDED
+    ],
     *[Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")],
 ]
 CASES = {str(case): case for case in EVERY}
@@ -77,7 +83,7 @@ CASES = {str(case): case for case in EVERY}
 def test_every_text_eviction_and_every_wrapper_has_a_case():
     names = {name for case in CASES.values() for name in notation_names(case.notation)}
     assert names == {*METHODS, *WRAPPERS}
-    assert sum(case.calibrated for case in CASES.values()) == 4
+    assert sum(case.calibrated for case in CASES.values()) == 5
 
 
 @pytest.fixture(scope="module")

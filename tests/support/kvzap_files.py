@@ -1,4 +1,4 @@
-"""KVzap's calibration files for random models, made once: nets drawn at random, linear and of two layers in turn."""
+"""Calibration files that methods cannot do without, for random models and made once: KVzap's nets, scores of heads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from subtoken_train.evictions import notation_names
+from subtoken_train.evictions.headkv import HeadScores
 from subtoken_train.evictions.kvzap import TokenScorers
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.types import Identity
 from tests.support.calibration_files import NOBODY, written
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL
+
+NEEDED = ("kvzap", "headkv")
 
 
 def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int = 0) -> TokenScorers:
@@ -25,19 +28,30 @@ def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int =
     return TokenScorers.of([[torch.randn(shape, generator=draw) * scale for shape in shapes] for _ in range(layers)])
 
 
+def drawn_heads(layers: int, heads: int, seed: int = 0) -> HeadScores:
+    """Scores of all heads: a few large, one 0."""
+    score = torch.rand(layers * heads, generator=torch.Generator().manual_seed(seed)) ** 3
+    score[1] = 0
+    return HeadScores(score.view(layers, heads).tolist())
+
+
 @cache
-def _written(path: str | None, model_type: str, digest: str, layers: int, heads: int, width: int, hidden: int) -> str:
-    folder = Path(tempfile.mkdtemp(prefix="kvzap-"))
-    made_on = Identity(path, None, model_type, digest)
-    return written(folder / "nets.json", "kvzap", drawn_nets(layers, heads, width, hidden), made_on)
+def _written(
+    method: str, path: str | None, model_type: str, digest: str, layers: int, heads: int, width: int, hidden: int
+) -> str:
+    folder = Path(tempfile.mkdtemp(prefix="calibrated-"))
+    numbers = drawn_nets(layers, heads, width, hidden) if method == "kvzap" else drawn_heads(layers, heads)
+    return written(folder / f"{method}.json", method, numbers, Identity(path, None, model_type, digest))
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
-    """Return the settings that a method cannot do without: KVzap's nets, of a model or of ``layer_views``."""
-    if "kvzap" not in notation_names(notation):
+    """Return the settings that a method cannot do without: its file, of a model or of ``layer_views``."""
+    method = notation_names(notation)[-1]
+    if method not in NEEDED:
         return {}
     if family is None:
-        return {"calibration": _written(NOBODY.path, NOBODY.model_type, NOBODY.digest, LAYERS, KV_HEADS, MODEL, hidden)}
-    shape, model_type = family.shape, str(family.model.config.model_type)
-    sizes = shape.num_layers, shape.num_kv_heads, family.hidden_size
-    return {"calibration": _written("random", model_type, shapes_digest(family), *sizes, hidden)}
+        made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
+    else:
+        made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
+        sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
+    return {"calibration": _written(method, *made_on, *sizes, hidden)}

@@ -1,0 +1,162 @@
+"""HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
+
+Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
+(2410.19258) and its released code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
+backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file, and the prompt changes nothing of it.
+Every head of every layer keeps its window. Of what the windows leave of the budget the share ``floor`` is divided
+equally, and the rest by the heads' scores. A head's entries are chosen as SnapKV does, with a window of 32 rows and
+the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+
+What differs from the release: it keeps a set for every query head, with keys and values repeated; here a key-value head
+has the sum of its query heads' scores and the mean of their attention, which is how SparseMM does it. It writes
+``floor`` as 1 - 1 / beta, with a beta of 1.005 to 10 chosen per task, and leaves prompts whole that are no longer than
+the budget. Its heads are rounded one by one, and what a head has no entries for is lost; here the budget is exact, and
+others take that by their claims. Its exponent of the scores is 1 wherever it is run, and no option here.
+While tokens are decoded (``eviction_every``) heads keep their shares, and entries compete as SnapKV's do.
+
+Legend: B batch, N cached rows of the prompt, R rows while tokens are decoded, c key heads of a row, h key-value heads,
+L layers, T heads of all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.errors import check_range
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
+from subtoken_train.evictions.observers import Pooling
+from subtoken_train.evictions.snapkv import PoolPer, RowReduction, SnapKV
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
+
+
+@dataclass(frozen=True)
+class HeadScores(CalibratedNumbers):
+    """Scores of heads, of which only the ratios count.
+
+    Attributes:
+        score: per layer and key-value head, [L, h], 0 or more and not all 0; ``calibrate`` writes a mean of 1.
+    """
+
+    score: list[list[float]]
+
+    def __post_init__(self) -> None:
+        check_table("score", self.score, 0, 1e6)
+        if not any(map(any, self.score)):
+            raise ValueError("score is 0 for all heads; one of them must be more")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """A row for every layer, a column for every key-value head."""
+        layers, heads = len(self.score), len(self.score[0])
+        if (layers, heads) != (num_layers, num_kv_heads):
+            raise ValueError(
+                f"score has {layers} layers of {heads} heads, and the backbone {num_layers} of {num_kv_heads}"
+            )
+
+    def words(self) -> str:
+        """A line for every layer."""
+        return table_words("score of every head, a line per layer", self.score)
+
+
+@dataclass(frozen=True)
+class HeadKV(SnapKV):
+    """SnapKV with a budget for every head by its calibrated score; see ``SnapKV`` for the other settings.
+
+    Attributes:
+        calibration: file of the heads' scores; needed.
+        floor: share of the budget beside the windows that all heads divide equally, in [0, 1]; 1 leaves them equal.
+
+    Raises:
+        ValueError: see ``SnapKV``; or a file that is no calibration of this method, or a floor outside of [0, 1].
+    """
+
+    name: ClassVar[str] = "headkv"
+    heads_differ: ClassVar[bool] = True
+
+    window: int | float = 32
+    kernel: int = 7
+    pooling: Pooling = "max"
+    pool_per: PoolPer = "kv_head"
+    rows: RowReduction = "mean"
+    calibration: str | None = None
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(f"{self.name} floor", self.floor, 0, 1)
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[HeadScores] | None:
+        """See ``Eviction.calibrated``."""
+        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadScores)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """See ``Eviction.check_shape``; nothing is known of a backbone without a file."""
+        self._numbers()
+
+    def _numbers(self) -> HeadScores:
+        if self.calibrated is None:
+            raise ValueError(
+                f"eviction {self.name} reads scores that are found for a backbone's heads, and calibration names no "
+                f"file of them; 'subtoken-train calibrate {self.name}' writes one, for the eviction option calibration"
+            )
+        return self.calibrated.numbers
+
+    @property
+    def absolute(self) -> None:
+        """None: it is its division of a budget."""
+        return None
+
+    @property
+    def across_layers(self) -> bool:
+        """Return True: heads of all layers share the budget."""
+        return True
+
+    def score(self, view: View) -> Scores:
+        """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
+        found = super().score(view)
+        rows, heads = found.scores_BhN.shape[:2]
+        own = torch.tensor(self._numbers().score[view.layer], device=found.scores_BhN.device)
+        own_Rc = own.view(-1, heads)  # while tokens are decoded, a sample's heads are rows
+        return replace(found, notes={"head": own_Rc.repeat(rows // len(own_Rc), 1)})
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        """Entries of every head, int64 [L, B, h]."""
+        head_LRc = torch.stack([layer.notes["head"] for layer in scores])
+        layers, rows, heads = head_LRc.shape
+        shape = layers, rows // candidates.heads, candidates.heads * heads
+
+        def of_samples(each_LRc: Tensor) -> Tensor:
+            return each_LRc.cpu().reshape(shape).transpose(1, 2).flatten(0, 1)
+
+        of_rows = candidates.budget_LB, protected_counts(scores, candidates), competing_counts(candidates)
+        budget_TB, window_TB, most_TB = (of_samples(each[..., None].expand(head_LRc.shape)) for each in of_rows)
+        count_TB = head_budgets(of_samples(head_LRc), self.floor, budget_TB, window_TB, most_TB)
+        count_LRc = count_TB.view(layers, shape[2], shape[1]).transpose(1, 2).reshape(head_LRc.shape)
+        return count_LRc.to(candidates.budget_LB.device)
+
+
+def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
+    """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
+
+    Args:
+        score_TB: the heads' scores, 0 or more.
+        floor: share of what the windows leave that is divided as the budgets are.
+        budget_TB: what an equal division gives each head, int64; at least 1 where it has entries.
+        window_TB: entries that a head always keeps, as far as its equal budget goes, int64.
+        most_TB: entries that a head has, int64.
+
+    A head keeps one entry at least; what another cannot take is divided by claims.
+    """
+    share_TB = score_TB.double() / score_TB.double().sum(0).clamp(min=1e-300)
+    window_TB = torch.minimum(window_TB, budget_TB)
+    left_TB = budget_TB - window_TB
+    claim_TB = floor * left_TB + (1 - floor) * share_TB * left_TB.sum(0)
+    return window_TB + divide_budget(claim_TB, left_TB.sum(0), (1 - window_TB).clamp(min=0), most_TB - window_TB)

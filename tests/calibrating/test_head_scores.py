@@ -1,0 +1,103 @@
+"""HeadKV's calibration: needles and scores beside plain loops, both paddings, and a head that looks at its needle."""
+
+import pytest
+import torch
+
+from subtoken_train.calibrating.head_scores import NeedleCalibrator, needles, on_needle, repeated_runs
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.reducers import build_reducer
+from subtoken_train.types import Region
+from tests.support.text_families import text_batch, text_family
+
+SAMPLES = [(40, 4, 9), (30, 3, 6)]
+
+
+def told_again(pad_left=False):
+    """Random texts whose answers say again a run of 5 tokens and one of 3 of their contexts."""
+    batch = text_batch(SAMPLES, pad_left)
+    ids, regions = batch.input_ids_BN, batch.regions_BN
+    for sample in range(len(ids)):
+        context, answer = ((regions[sample] == code).nonzero()[:, 0] for code in (Region.CONTEXT, Region.ANSWER))
+        ids[sample, answer[:5]] = ids[sample, context[7:12]].clone()
+        if len(answer) > 6:
+            ids[sample, answer[6:9]] = ids[sample, context[20:23]].clone()
+        batch.labels_BN[sample, answer] = ids[sample, answer]
+    return batch
+
+
+def runs_by_loop(answer, ids, context):
+    """The longest run through every token of an answer, the earliest of two: (start, tokens), None below 2."""
+    found = []
+    for i in range(len(answer)):
+        best = (0, 0)
+        for place in range(len(ids)):
+            if not context[place] or ids[place] != answer[i]:
+                continue
+            back = ahead = 0
+            while i - back > 0 and place - back > 0 and context[place - back - 1] \
+                    and answer[i - back - 1] == ids[place - back - 1]:  # fmt: skip
+                back += 1
+            while i + ahead + 1 < len(answer) and place + ahead + 1 < len(ids) and context[place + ahead + 1] \
+                    and answer[i + ahead + 1] == ids[place + ahead + 1]:  # fmt: skip
+                ahead += 1
+            if back + ahead + 1 > best[1]:
+                best = (place - back, back + ahead + 1)
+        found.append(best if best[1] > 1 else None)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_equal_a_loop(seed):
+    """Few kinds of tokens, so that many runs are as long."""
+    draw = torch.Generator().manual_seed(seed)
+    answer, ids = (torch.randint(0, 3, (n,), generator=draw) for n in (9, 25))
+    context = torch.rand(25, generator=draw) < 0.9
+    found = repeated_runs(answer, ids, context)
+    for marks, run in zip(found, runs_by_loop(answer.tolist(), ids.tolist(), context.tolist()), strict=True):
+        assert marks.nonzero()[:, 0].tolist() == ([] if run is None else list(range(run[0], run[0] + run[1])))
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_scores_equal_a_loop_over_eager_attention(pad_left):
+    batch = told_again(pad_left)
+    found = NeedleCalibrator().numbers(CompressedBackbone(text_family(), build_reducer("none")).eval(), [batch])
+    model = text_family().model
+    model.set_attn_implementation("eager")
+    sums = torch.zeros(3, 4, dtype=torch.float64)
+    index_BW, needle_BWN = needles(batch)
+    assert (index_BW >= 0).sum() == needle_BWN.any(-1).sum() >= 5 + 3 + 5
+    for sample in range(2):
+        real = batch.regions_BN[sample] != Region.PADDING
+        layers = model(batch.input_ids_BN[sample][real][None], output_attentions=True).attentions
+        for row, needle in zip(index_BW[sample], needle_BWN[sample], strict=True):
+            if row < 0:
+                continue
+            place, own = int(real[:row].sum()), needle[real].nonzero()[:, 0].tolist()
+            for layer, attention in enumerate(layers):
+                for head in range(4):
+                    weights = attention[0, head, place]
+                    largest = weights.topk(len(own)).indices.tolist()
+                    sums[layer, head] += sum(float(weights[i]) for i in largest if i in own) / len(own)
+    of_groups = sums.view(3, 2, 2).sum(-1)
+    torch.testing.assert_close(torch.tensor(found.score).double(), of_groups / of_groups.mean(), rtol=1e-3, atol=1e-5)
+
+
+def test_only_the_largest_weights_of_a_row_count():
+    looked = torch.tensor([0.1, 0.4, 0.3, 0.2]).expand(1, 2, 1, 4)
+    assert on_needle(looked, torch.tensor([[[True, True, False, False]]]))[0, :, 0].tolist() == pytest.approx([0.2] * 2)
+    assert on_needle(looked, torch.tensor([[[True, False, False, False]]])).tolist() == [[[0.0], [0.0]]]
+    assert on_needle(looked, torch.zeros(1, 1, 4, dtype=torch.bool)).tolist() == [[[0.0], [0.0]]]
+
+
+def test_what_cannot_be_calibrated_is_refused(tiny_family):
+    def check(family, **reducer):
+        NeedleCalibrator().check(CompressedBackbone(family, build_reducer(**reducer)).eval())
+
+    with pytest.raises(ValueError, match="headkv is calibrated on recall of text, and the backbone sees images"):
+        check(tiny_family, name="none")
+    with pytest.raises(ValueError, match="headkv is calibrated on whole caches"):
+        check(text_family(), name="quest", keep_ratio=0.5)
+    backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
+    with pytest.raises(ValueError, match="no head looks at anything that an answer says again"):
+        NeedleCalibrator().numbers(backbone, [unlike])

@@ -1,0 +1,150 @@
+"""HeadKV: budgets of heads beside a plain loop, the release's own, and shares that last while decoding."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.headkv import HeadScores, head_budgets
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import View
+from tests.support.calibration_files import written
+from tests.support.golden_record import record
+from tests.support.kvzap_files import settings_for
+from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, PROMPTS, layer_views, plan
+
+ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
+
+
+def claims_by_loop(score, floor, budget, window):
+    """(window, claim) of every head, in real numbers, before anything is rounded or cut off."""
+    window = [min(own, most) for own, most in zip(window, budget, strict=True)]
+    left = [most - own for own, most in zip(window, budget, strict=True)]
+    total = sum(score)
+    claims = [
+        floor * own + (1 - floor) * (each / total if total else 0) * sum(left)
+        for own, each in zip(left, score, strict=True)
+    ]
+    return window, claims
+
+
+def test_sets_are_the_release_s_but_for_how_heads_are_rounded(tmp_path):
+    """With its counts the sets are its own, where every query head has keys; our counts are within one of them."""
+    own = {key[7:]: each for key, each in load_file(ORIGINALS).items() if key.startswith("headkv.")}
+    layers, heads = own["score"].shape
+    path = written(tmp_path / "heads.json", "headkv", HeadScores(own["score"].tolist()))
+    method = build_eviction("headkv", window=6, floor=0.2, calibration=path)
+    regions = torch.full((1, own["key"].shape[2]), int(Region.CONTEXT))
+    states = list(zip(own["query"][:, None], own["key"][:, None], strict=True))
+    scale = own["key"].shape[-1] ** -0.5
+    views = [View(i, query, key, key, regions, scale, method.needs) for i, (query, key) in enumerate(states)]
+    scores, its = [method.score(view) for view in views], own["kept"].sum(-1)[:, None]
+    candidates = Candidates([regions] * layers, [regions > 0] * layers, torch.full((layers, 1), 16))
+    ours = method.counts(scores, candidates)
+    assert int(ours.sum()) == 16 * layers * heads
+    assert int((ours - its).abs().max()) <= 1
+    kept = [keep_best_entries(x.scores_BhN, regions > 0, x.protected_BN, n) for x, n in zip(scores, its, strict=True)]
+    of_all = torch.cat([x.scores_BhN for x in scores])
+    its_least = of_all.masked_fill(~own["kept"] | scores[0].protected_BN, torch.inf).amin(-1, keepdim=True)
+    differing = int(((torch.cat(kept) != own["kept"]) & (of_all != its_least)).sum())  # neighbours tie, in no order
+    record("headkv", "eviction_originals: places that differ beyond ties", differing)
+    assert differing == 0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_budgets_equal_a_loop_and_their_sum(seed, heads, floor):
+    """Where no head is cut off, every one has its claim to an entry; the sum is the budgets' anyway."""
+    draw = torch.Generator().manual_seed(seed)
+    score = torch.randint(0, 4, (heads, 1), generator=draw) / 3  # with ties, and heads of 0
+    most = torch.randint(1, 60, (heads, 1), generator=draw)
+    budget = torch.minimum(torch.randint(1, 30, (heads, 1), generator=draw), most)
+    window = torch.minimum(torch.randint(0, 6, (heads, 1), generator=draw), most)
+    found = head_budgets(score, floor, budget, window, most)[:, 0]
+    assert int(found.sum()) == int(budget.sum())
+    assert (found >= torch.minimum(window, budget)[:, 0].clamp(min=1)).all()
+    assert (found <= most[:, 0]).all()
+    own, claims = claims_by_loop(score[:, 0].tolist(), floor, budget[:, 0].tolist(), window[:, 0].tolist())
+    wanted = [a + b for a, b in zip(own, claims, strict=True)]
+    if score.any() and all(1 <= each <= int(limit) for each, limit in zip(wanted, most, strict=True)):
+        assert all(abs(int(count) - each) < 1 for count, each in zip(found, wanted, strict=True))
+
+
+def test_what_a_head_cannot_take_goes_to_the_others():
+    of_four = torch.full((4, 1), 10), torch.full((4, 1), 2), torch.tensor([[16], [40], [40], [40]])
+    score = torch.tensor([[8.0], [2.0], [1.0], [1.0]])
+    assert head_budgets(score, 0.0, *of_four)[:, 0].tolist() == [16, 11, 7, 6]
+    assert head_budgets(score, 1.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
+    assert head_budgets(torch.ones(4, 1), 0.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_a_head_of_score_0_keeps_its_window_and_the_floor(keep, pad):
+    """Two groups of query heads, samples of several lengths, and entries that SnapKV's scores put first."""
+    method = build_eviction("headkv", window=3, **settings_for("headkv"))
+    views = layer_views(list(PROMPTS.values()), method.needs, pad)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    assert HEADS == 2 * KV_HEADS
+    assert torch.equal(counts.sum((0, 2)), candidates.budget_LB.sum(0) * KV_HEADS)
+    snapkv = build_eviction("snapkv", window=3, kernel=7, pooling="max", pool_per="kv_head", rows="mean")
+    for layer, view in enumerate(views):
+        assert torch.equal(scores[layer].scores_BhN, snapkv.score(view).scores_BhN)
+        assert torch.equal(kept[layer].sum(-1), counts[layer])
+    of_nobody = counts[0, :, 1]  # its score is 0
+    window = candidates.budget_LB[0].clamp(max=3)
+    for sample, entries in enumerate(view.entries_BN.sum(-1).tolist()):
+        left = int(candidates.budget_LB[0, sample] - window[sample])
+        crowded = int(counts[:, sample].max()) == entries
+        assert crowded or abs(int(of_nobody[sample] - window[sample]) - 0.1 * left) < 1
+
+
+def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
+    """Rows of the batch are heads of a sample then: the same numbers as heads of a layer."""
+    method = build_eviction("headkv", window=3, **settings_for("headkv"))
+    views = layer_views([[3] * 40, [3] * 23], method.needs, "left")
+    scores, counts, _, candidates = plan(method, views, 0.3)
+
+    def rows(tensor):
+        return tensor.repeat_interleave(KV_HEADS, 0)
+
+    apart = [
+        Scores(x.scores_BhN.flatten(0, 1)[:, None], rows(x.protected_BN), notes={"head": x.notes["head"].view(-1, 1)})
+        for x in scores
+    ]
+    lists = [list(map(rows, each)) for each in (candidates.regions_LBN, candidates.competes_LBN)]
+    of_rows = Candidates(*lists, candidates.budget_LB.repeat_interleave(KV_HEADS, 1), heads=KV_HEADS)
+    assert torch.equal(method.counts(apart, of_rows)[..., 0].view(LAYERS, 2, KV_HEADS), counts)
+    for view, both in zip(views, apart, strict=True):
+        states = (
+            view.query_BHNd.flatten(0, 1).unflatten(0, (-1, HEADS // KV_HEADS)),
+            view.key_BhNd.flatten(0, 1)[:, None],
+        )
+        found = method.score(View(view.layer, *states, states[1], rows(view.regions_BN), view.scale, method.needs))
+        assert torch.equal(found.notes["head"], both.notes["head"])
+        torch.testing.assert_close(found.scores_BhN, both.scores_BhN)
+
+
+def test_ada_divides_a_layer_s_sum_anew():
+    method = build_eviction("ada(headkv)", **{"headkv.window": 3}, **settings_for("headkv"))
+    views = layer_views(list(PROMPTS.values()), method.needs, "left")
+    inner = plan(method.base, views, 0.4)[1]
+    assert torch.equal(plan(method, views, 0.4)[1].sum(-1), inner.sum(-1))
+
+
+def test_no_file_and_files_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match="calibration names no file of them; 'subtoken-train calibrate headkv'"):
+        build_eviction("headkv").check_shape(2, 2, 8)
+    for score, words in (([[0.0, 0.0]], "score is 0 for all heads"), ([[-1.0, 1.0]], r"score\[0\]\[0\] is -1")):
+        with pytest.raises(ValueError, match=words):
+            HeadScores(score)
+    path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0, 2.0]]))
+    with pytest.raises(ValueError, match="score has 1 layers of 2 heads, and the backbone 3 of 4"):
+        build_eviction("headkv", calibration=path).calibrated.numbers.check_shape(3, 4, 8)
+    with pytest.raises(ValueError, match=r"headkv floor is 1\.5"):
+        build_eviction("headkv", floor=1.5)
