@@ -13,7 +13,8 @@ key-value heads, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,19 +35,23 @@ from subtoken_train.types import Batch, Region
 SHORTEST = 2  # tokens of a run: one alone may stand anywhere
 
 
-@dataclass(frozen=True)
-class NeedleCalibrator(Calibrator):
-    """Attention of the rows that say the answers; see ``Calibrator`` for the settings."""
+class HeadCalibrator(Calibrator):
+    """Attention of the rows that say the answers to what they say; see ``Calibrator`` for the settings."""
 
-    name: ClassVar[str] = "headkv"
     answers: ClassVar[bool] = True
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A language model whose layers see all tokens: recall is text, and needles must be there."""
-        if backbone.family.image_token_id is not None:
-            raise ValueError("headkv is calibrated on recall of text, and the backbone sees images")
+        """A backbone whose layers see all tokens and whole values."""
         if backbone.active_routing is not None or backbone.reducer.acts:
-            raise ValueError("headkv is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
+            raise ValueError(f"{self.name} is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
+
+    @abstractmethod
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rows that predict tokens which a needle tells, int64 [B, W], -1 pads, and it, bool [B, W, N]."""
+
+    @abstractmethod
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        """Return how much rows look at their needles, [B, H, W], 0 without one; ``looked_BHWN`` is their attention."""
 
     @torch.no_grad()
     def numbers(
@@ -54,64 +59,70 @@ class NeedleCalibrator(Calibrator):
     ) -> HeadScores:
         """The scores of all heads; their mean is 1."""
         use_packed_attention(backbone.family.decoder.config)
-        looks = Looks(backbone.family)
+        looks = Looks(backbone.family, self.weight)
         for batch in batches:
-            looks.index_BW, looks.needle_BWN = needles(batch)
+            looks.index_BW, looks.needle_BWN = self.needles(backbone.family, batch)
             if looks.index_BW.shape[1]:
                 backbone.run(batch, observer=looks.observe)
         if not any(bool(each.any()) for each in looks.sums.values()):
-            raise ValueError("no head looks at anything that an answer says again; choose more samples")
+            raise ValueError(f"no head looks at what an answer tells in {self.samples} samples; choose more")
         score_Lh = torch.stack([looks.sums[layer] for layer in sorted(looks.sums)])
         return HeadScores(rounded((score_Lh / score_Lh.mean()).tolist()))
+
+
+@dataclass(frozen=True)
+class NeedleCalibrator(HeadCalibrator):
+    """Runs of the context that answers say again; see ``Calibrator`` for the settings."""
+
+    name: ClassVar[str] = "headkv"
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        """A language model: recall is text."""
+        if backbone.family.image_token_id is not None:
+            raise ValueError("headkv is calibrated on recall of text, and the backbone sees images; use sparsemm")
+        super().check(backbone)
+
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See ``HeadCalibrator.needles``: the longest run of the context through a token of the answer."""
+        rows, marks = [], []
+        for ids_N, labels_N, regions_N in zip(batch.input_ids_BN, batch.labels_BN, batch.regions_BN, strict=True):
+            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
+            needle_AN = repeated_runs(ids_N[label_A], ids_N, regions_N == Region.CONTEXT)
+            has_A = needle_AN.any(-1)
+            rows.append(label_A[has_A] - 1)
+            marks.append(needle_AN[has_A])
+        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        """See ``HeadCalibrator.weight``: as many of a row's weights count as its needle has tokens, the largest."""
+        tokens_B1W = needle_BWN.sum(-1)[:, None]
+        weight_BHWK, place_BHWK = looked_BHWN.topk(max(1, int(tokens_B1W.max())))
+        hit_BHWK = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, place_BHWK)
+        largest_K = torch.arange(place_BHWK.shape[-1], device=place_BHWK.device)
+        hit_BHWK = hit_BHWK & (largest_K < tokens_B1W[..., None])
+        return (weight_BHWK * hit_BHWK).sum(-1) / tokens_B1W.clamp(min=1)
 
 
 class Looks:
     """Sums of what heads put on needles, by layer [h]; observes ``CompressedBackbone.run`` once it knows the needles.
 
-    ``index_BW`` and ``needle_BWN`` are those of the batch that runs, see ``needles``.
+    ``index_BW`` and ``needle_BWN`` are those of the batch that runs, see ``HeadCalibrator``.
     """
 
     index_BW: Tensor
     needle_BWN: Tensor
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
+    def __init__(self, family: Family, weight: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.family, self.weight = family, weight
         self.sums: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Add what a layer's rows of a batch put on their needles."""
         here, reach = query.device, self.family.window(layer, rows.position)
         own = self.index_BW.to(here), rows.visible_BM.to(here)
-        found_BHW = on_needle(attention_rows(query, key, *own, scale, window=reach), self.needle_BWN.to(here))
+        found_BHW = self.weight(attention_rows(query, key, *own, scale, window=reach), self.needle_BWN.to(here))
         found_h = found_BHW.sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
         self.sums[layer] = self.sums.get(layer, 0) + found_h
-
-
-def on_needle(looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
-    """Weight that the largest of a row put on its needle, over the needle's tokens, [B, H, W]; 0 without one.
-
-    Args:
-        looked_BHWN: attention.
-        needle_BWN: tokens of the needle, bool; as many of a row's weights are its largest.
-    """
-    tokens_B1W = needle_BWN.sum(-1)[:, None]
-    weight_BHWK, place_BHWK = looked_BHWN.topk(max(1, int(tokens_B1W.max())))
-    hit_BHWK = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, place_BHWK)
-    largest_K = torch.arange(place_BHWK.shape[-1], device=place_BHWK.device)
-    hit_BHWK = hit_BHWK & (largest_K < tokens_B1W[..., None])
-    return (weight_BHWK * hit_BHWK).sum(-1) / tokens_B1W.clamp(min=1)
-
-
-def needles(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the rows that predict tokens of an answer with a needle, int64 [B, W], -1 pads, and it, bool [B, W, N]."""
-    rows, marks = [], []
-    for ids_N, labels_N, regions_N in zip(batch.input_ids_BN, batch.labels_BN, batch.regions_BN, strict=True):
-        label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
-        needle_AN = repeated_runs(ids_N[label_A], ids_N, regions_N == Region.CONTEXT)
-        has_A = needle_AN.any(-1)
-        rows.append(label_A[has_A] - 1)
-        marks.append(needle_AN[has_A])
-    return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
 
 
 def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.calibrating.head_scores import NeedleCalibrator, needles, on_needle, repeated_runs
+from subtoken_train.calibrating.head_scores import NeedleCalibrator, repeated_runs
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
@@ -65,7 +65,7 @@ def test_scores_equal_a_loop_over_eager_attention(pad_left):
     model = text_family().model
     model.set_attn_implementation("eager")
     sums = torch.zeros(3, 4, dtype=torch.float64)
-    index_BW, needle_BWN = needles(batch)
+    index_BW, needle_BWN = NeedleCalibrator().needles(text_family(), batch)
     assert (index_BW >= 0).sum() == needle_BWN.any(-1).sum() >= 5 + 3 + 5
     for sample in range(2):
         real = batch.regions_BN[sample] != Region.PADDING
@@ -85,9 +85,10 @@ def test_scores_equal_a_loop_over_eager_attention(pad_left):
 
 def test_only_the_largest_weights_of_a_row_count():
     looked = torch.tensor([0.1, 0.4, 0.3, 0.2]).expand(1, 2, 1, 4)
-    assert on_needle(looked, torch.tensor([[[True, True, False, False]]]))[0, :, 0].tolist() == pytest.approx([0.2] * 2)
-    assert on_needle(looked, torch.tensor([[[True, False, False, False]]])).tolist() == [[[0.0], [0.0]]]
-    assert on_needle(looked, torch.zeros(1, 1, 4, dtype=torch.bool)).tolist() == [[[0.0], [0.0]]]
+    weight = NeedleCalibrator().weight
+    assert weight(looked, torch.tensor([[[True, True, False, False]]]))[0, :, 0].tolist() == pytest.approx([0.2] * 2)
+    assert weight(looked, torch.tensor([[[True, False, False, False]]])).tolist() == [[[0.0], [0.0]]]
+    assert weight(looked, torch.zeros(1, 1, 4, dtype=torch.bool)).tolist() == [[[0.0], [0.0]]]
 
 
 def test_what_cannot_be_calibrated_is_refused(tiny_family):
@@ -99,5 +100,5 @@ def test_what_cannot_be_calibrated_is_refused(tiny_family):
     with pytest.raises(ValueError, match="headkv is calibrated on whole caches"):
         check(text_family(), name="quest", keep_ratio=0.5)
     backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
-    with pytest.raises(ValueError, match="no head looks at anything that an answer says again"):
+    with pytest.raises(ValueError, match="no head looks at what an answer tells"):
         NeedleCalibrator().numbers(backbone, [unlike])
