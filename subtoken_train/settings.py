@@ -150,7 +150,7 @@ class ArmSettings:
     ] = None
     max_pixels: Annotated[
         int | None,
-        Setting("largest image, for models that keep an image's own size (Qwen-VL, InternVL)", "N", "pixels"),
+        Setting("largest image, for models that keep an image's own size (Qwen-VL, InternVL, SmolVLM)", "N", "pixels"),
     ] = None
     seed: Annotated[
         int | None,

@@ -31,6 +31,8 @@ FAMILIES: Registry[Family] = Registry(
         "qwen2_5_vl": "qwen_vl:Qwen25VLFamily",
         "qwen3_vl": "qwen_vl:Qwen3VLFamily",
         "internvl": "internvl:InternVLFamily",
+        "idefics3": "idefics3:Idefics3Family",
+        "smolvlm": "idefics3:SmolVLMFamily",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
         "qwen3": "text:TextFamily",

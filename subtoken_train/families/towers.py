@@ -4,11 +4,13 @@ Families with a class token (CLIP, InternViT) read what it pays to each patch. W
 by the attention that it receives from the patches of its own tile or image, summed over them and averaged over heads;
 keys are averaged over heads. For SigLIP this is our reading: VisionZip's release has no such tower.
 
-Legend: I tiles (or frames), N a class token and P patches of a tile, C width of the features, H heads, d head width.
+Legend: I tiles (or frames), N a class token and P patches of a tile, T tokens of n merged patches each, C width of the
+features, c any width, H heads, d head width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,16 +93,46 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
             "a reducer in the tower needs a vision_feature_layer past the embeddings; this backbone has "
             f"{layers[-1]} of a tower of {depth} layers"
         )
-    attention, inputs = tower.encoder.layers[made_by].self_attn, []
+    return with_statistics(tower.encoder.layers[made_by].self_attn, lambda: patch_features(tower, pixels, layers))
+
+
+@torch.no_grad()
+def with_statistics(attention: Any, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a SigLIP tower and recompute the attention and keys of one layer.
+
+    Args:
+        attention: that layer's module.
+        run: runs the tower and returns its features.
+
+    Returns:
+        (what ``run`` returned, attention received [I, P], keys [I, P, d]), the last two in fp32.
+    """
+    inputs: list[Tensor] = []
     hook = attention.register_forward_pre_hook(
         lambda _module, _args, options: inputs.append(options["hidden_states"]), with_kwargs=True
     )
     with undoing(hook.remove):
-        features_IPC = patch_features(tower, pixels, layers)
+        features = run()
     (normed_IPC,) = inputs
     tiles, patches = normed_IPC.shape[:2]
     heads = (attention.num_heads, attention.head_dim)
     query_PHd, key_PHd = (part(normed_IPC).reshape(-1, *heads) for part in (attention.q_proj, attention.k_proj))
     received_P = received_attention(query_PHd, key_PHd, [patches] * tiles, attention.scale)
     keys_Pd = key_PHd.float().mean(1)
-    return features_IPC, received_P.view(tiles, patches), keys_Pd.view(tiles, patches, -1)
+    return features, received_P.view(tiles, patches), keys_Pd.view(tiles, patches, -1)
+
+
+def merged_statistics(
+    merge: Callable[[Tensor], Tensor], received_IP: Tensor, keys_IPd: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what merged tokens receive, [T] of each tile, and their keys, [T, d]: the means over their patches.
+
+    Our reading, as of Qwen's merge groups.
+
+    Args:
+        merge: puts the channels of a token's patches side by side, [I, P, c] to [I, T, n * c].
+        received_IP: of the patches.
+        keys_IPd: of the patches.
+    """
+    keys_ITd = merge(keys_IPd).unflatten(-1, (-1, keys_IPd.shape[-1])).mean(-2)
+    return list(merge(received_IP[..., None]).mean(-1)), list(keys_ITd)

@@ -29,6 +29,7 @@ from subtoken_train.types import Batch, Region, Turn
 
 IMAGE_INPUTS = (
     "pixel_values",
+    "pixel_attention_mask",
     "image_grid_thw",
     "mm_token_type_ids",
     "image_sizes",

@@ -16,6 +16,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
@@ -50,7 +51,7 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
     checked(text_family(kind), TEXT)
 
 
-SEEING = [qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family]
+SEEING = [qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family, idefics_family]
 
 
 @sampled("make", SEEING, every=3)

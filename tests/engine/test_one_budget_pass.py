@@ -415,7 +415,7 @@ EMBEDS = {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2}
 VISIONZIP = {"name": "visionzip", "keep_ratio": 0.5}
 
 
-@sampled("kind", ["llava", "qwen2_5_vl", "internvl", "qwen3_vl"], every=3)
+@sampled("kind", ["llava", "qwen2_5_vl", "internvl", "qwen3_vl", "smolvlm"], every=3)
 @pytest.mark.parametrize(
     ("pool", "reducer", "protocol", "batch"),
     [

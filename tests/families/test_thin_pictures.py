@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from subtoken_train.inference.prompt_inputs import inputs_of
+from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
@@ -17,6 +18,7 @@ FAMILIES = {
     "llava_next": next_family,
     "llava_onevision": onevision_family,
     "internvl": internvl_family,
+    "smolvlm": idefics_family,
     "qwen2_vl": qwen2_family,
     "qwen2_5_vl": qwen_family,
     "qwen3_vl": qwen3_family,
@@ -28,6 +30,7 @@ TOKENS = {
     "llava_next": [24, 30, 16, 12],
     "llava_onevision": [21, 13, 13, 15],
     "internvl": [4, 12, 24, 24],
+    "smolvlm": [40, 28, 16, 16],
     "qwen2_vl": [4, 6, 29, 29],
     "qwen2_5_vl": [4, 6, 29, 29],
     "qwen3_vl": [4, 6, 29, 29],

@@ -63,6 +63,8 @@ BACKBONES = {
     "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144),
     "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100),
     "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100),
+    # a photograph of 4 : 3 in twelve tiles and its whole
+    "smolvlm500m": Backbone("SmolVLM2-500M", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "smolvlm2-500m", 832),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
     "qwen7b": Backbone("Qwen2.5-7B", "Qwen/Qwen2.5-7B", "qwen2.5-7b", 1024, is_text=True),
     "llama31": Backbone("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b", 1024, is_text=True),
@@ -73,7 +75,16 @@ BACKBONES = {
 }
 FURTHER = {
     "quest": ("llama31", "qwen38b", "qwen314b"),
-    "fastv": ("llavanext7b", "llavanextmistral7b", "internvl8b", "llavaov7b", "qwen2vl7b", "qwen3vl4b", "qwen3vl8b"),
+    "fastv": (
+        "llavanext7b",
+        "llavanextmistral7b",
+        "internvl8b",
+        "llavaov7b",
+        "qwen2vl7b",
+        "qwen3vl4b",
+        "qwen3vl8b",
+        "smolvlm500m",
+    ),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""
 FURTHER_GROUPS = {"quest": ((16, 4), (16, 12)), "fastv": ((16, 4),)}

@@ -36,7 +36,7 @@ BLOCKS |= {"initializer_range": 0.2}
 """Of the towers of Qwen2.5-VL and Qwen3-VL."""
 
 
-def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
+def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,7 +49,7 @@ def qwen_tokenizer(special: Sequence[str] = SPECIAL) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
+        eos_token=end,
         additional_special_tokens=list(special[1:]),
     )
 

@@ -13,6 +13,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
+from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
@@ -24,11 +25,12 @@ FAMILIES = {
     "qwen2_vl": qwen2_family,
     "qwen3_vl": qwen3_family,
     "internvl": internvl_family,  # scenes are five tiles of four visual tokens
+    "smolvlm": idefics_family,  # ten tiles of four
     "llava_onevision": onevision_family,  # nine tiles, scaled down to four
     "llava_next": next_family,  # five tiles of 3 x 3 patches
     "llava_next_llama": partial(next_family, "llama"),
 }
-LAYERS = {"internvl": 3, "llava_next": 3, "llava_next_llama": 3}
+LAYERS = {"internvl": 3, "smolvlm": 3, "llava_next": 3, "llava_next_llama": 3}
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
@@ -45,6 +47,8 @@ FITS = [
     ("llava_onevision", IN_TOWER_BF16),
     ("qwen3_vl", [VISIONZIP]),
     ("llava_next", IN_TOWER_BF16),
+    ("smolvlm", IN_TOWER_BF16),
+    ("smolvlm", ["--model.reducer.name=fastv"]),
 ]
 
 
@@ -77,6 +81,7 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
         ("internvl", [VISIONZIP], 3000),
         ("llava_onevision", [VISIONZIP], None),
         ("llava_next", [VISIONZIP], None),
+        ("smolvlm", [DECODER], 5000),
     ],
     every=3,
 )
@@ -92,6 +97,8 @@ def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
         assert backbone.family.visual_tokens((20, 60)) == backbone.family.visual_tokens((60, 60))
     elif kind == "internvl":
         assert backbone.family.most_tiles == 2
+    elif kind == "smolvlm":
+        assert backbone.family.longest == 64
     elif kind == "llava_next":
         assert backbone.family.chat.template == "mistral_instruct"
 

@@ -28,7 +28,7 @@ from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
 from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
-from subtoken_train.families.towers import class_attention
+from subtoken_train.families.towers import class_attention, merged_statistics
 from subtoken_train.forks import undoing
 from subtoken_train.types import Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
@@ -184,10 +184,9 @@ class InternVLFamily(Family):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return every tile's merged patches, an entry per tile; statistics are the last layer's.
+        """Return every tile's merged patches, an entry per tile; statistics are the last layer's (``towers``).
 
-        Our reading, as of Qwen's merge groups: a merged token receives what its four patches do, on average, and its
-        key is the mean of theirs. The class token has no place among merged tokens: no reducer is given it to emit.
+        The class token has no place among merged tokens: no reducer is given it to emit.
         """
         if batch.pixel_values is None:
             return None
@@ -201,9 +200,7 @@ class InternVLFamily(Family):
             return VisualStates(list(merged_ITC))
         heads = 1 if statistics == "unsplit" else None
         received_IP, keys_IPd = class_attention(last.attention, last.layernorm_before(calls[0]), heads)
-        received_IT = self.merged(received_IP[..., None]).mean(-1)
-        keys_ITd = torch.stack(self.merged(keys_IPd).chunk(4, -1)).mean(0)
-        return VisualStates(list(merged_ITC), None, list(received_IT), list(keys_ITd))
+        return VisualStates(list(merged_ITC), None, *merged_statistics(self.merged, received_IP, keys_IPd))
 
     def merged(self, patches_IPc: Tensor) -> Tensor:
         """Merge each tile's patches 2 x 2 by transformers' own pixel shuffle, [I, T, 4 * c]."""
