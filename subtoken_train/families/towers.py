@@ -134,5 +134,6 @@ def merged_statistics(
         received_IP: of the patches.
         keys_IPd: of the patches.
     """
-    keys_ITd = merge(keys_IPd).unflatten(-1, (-1, keys_IPd.shape[-1])).mean(-2)
+    merged_ITC = merge(keys_IPd)
+    keys_ITd = merged_ITC.view(*merged_ITC.shape[:2], -1, keys_IPd.shape[-1]).mean(-2)
     return list(merge(received_IP[..., None]).mean(-1)), list(keys_ITd)
