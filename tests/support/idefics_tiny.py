@@ -15,8 +15,8 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditiona
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGeneration
 
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.idefics3 import Idefics3Family, SmolVLMFamily
-from subtoken_train.families.idefics3 import Idefics3Processor as OwnProcessor
+from subtoken_train.families.idefics3.model import Idefics3Family, SmolVLMFamily
+from subtoken_train.families.idefics3.model import Idefics3Processor as OwnProcessor
 from tests.support.qwen_tiny import qwen_tokenizer
 from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
 
