@@ -180,17 +180,17 @@ def added(each: Iterable[Needs]) -> Needs:
 
 def grid_needs(checked: DryRun) -> Needs:
     """Return what a grid's evaluation needs: prompts' passes and records, without answers' tokens and adapters."""
-    counts = [task.samples for task in checked.tasks]
+    counts = [task.samples for task in checked.tasks if task.samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
     downloads = tuple(
         (f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path))
         for path, size in backbones.items()
         if is_hub_id(path) and not _is_cached(path)
     )
-    if None in counts:
+    if len(counts) < len(checked.tasks):
         return Needs("the number of samples of a task", None, downloads=downloads)
-    samples = sum(filter(None, counts))
-    flops = samples * sum(arm.flops for arm in checked.arms)
+    samples = sum(counts)
+    flops = sum(count * each for arm in checked.arms for count, each in zip(counts, arm.flops, strict=True))
     work = f"compressed regions of {samples * len(checked.arms):,} nominal prompts; answers come on top"
     return Needs(
         work, (flops, flops), disk=(("records", RECORD_BYTES * samples * len(checked.arms)),), downloads=downloads

@@ -6,13 +6,15 @@ calibrations of evictions, is listed and no mistake. An adapter that was not tra
 (``planned_adapter``). A token reducer's calibration must be there: it says what stays. ``check_lines`` is all of it in
 words, for ``subtoken-train evaluate --check``.
 
-What it does not say: seconds, and how many tokens the prompts really have (budgets are of the nominal prompt).
+What it does not say: seconds, and how many tokens the prompts really have: a nominal prompt of text is as long as its
+task's option says (in words, where the task counts words), else 1,024 tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.pool import ModelPool, with_selection
+from subtoken_train.kernels.formats import FORMATS, Part
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
-from subtoken_train.ledger.kv_budget import entry_bytes, share_words
+from subtoken_train.ledger.kv_budget import entry_bytes, kept_count, share_words
 from subtoken_train.reducers import DEFAULT_REDUCER, build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.resources import recipe_text, shipped_recipe
@@ -140,16 +143,20 @@ class PlannedArm:
     Attributes:
         arm: the arm.
         laid_out: its model's size.
-        dense: bytes of a nominal prompt's dense cache.
-        kept: of them, what stays.
-        flops: operations of the pass over the compressed region of a nominal prompt.
+        tokens: of the longest task's nominal prompt, in its compressed region.
+        dense: bytes of their dense cache.
+        kept: of them, what stays in the model's dtype.
+        stored: what that takes in the arm's kv_dtype, see ``stored_bytes``; None: not known beforehand.
+        flops: by task, operations of the pass over the compressed region of its nominal prompt.
     """
 
     arm: Arm
     laid_out: LaidOut
+    tokens: int
     dense: int
     kept: int
-    flops: float
+    stored: int | None
+    flops: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -192,7 +199,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     ]
     wanted += [(f"for {task.name}", words) for task in tasks if (words := _required(task)) is not None]
     return DryRun(
-        [_planned_arm(arm, pool) for arm in arms],
+        [_planned_arm(arm, pool, tasks) for arm in arms],
         [_planned_task(task, grid.limit) for task in tasks],
         wanted,
         notes,
@@ -260,14 +267,48 @@ def _planned_task(task: Task, limit: int | None) -> PlannedTask:
     return PlannedTask(task, source, min(asked, default=None))
 
 
-def _planned_arm(arm: Arm, pool: LayoutPool) -> PlannedArm:
+def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
     spec = arm.spec
     path = str(spec.backbone) if spec.adapter is None else str(pool.folder(spec.adapter))
     laid_out = pool.laid_out[path, spec.dtype]
     layers = arm.shape.num_layers
-    dense = layers * entry_bytes(arm.shape) * arm.tokens
-    flops = TrainingFlops(laid_out.decoder, [0] * layers).sample(arm.reducer.running_tokens(arm.tokens, layers))
-    return PlannedArm(arm, laid_out, dense, round(dense * arm.facts.nominal_kv), flops)
+    lengths = [arm.tokens if task.length_option is None else getattr(task, task.length_option) for task in tasks]
+    dense = layers * entry_bytes(arm.shape) * max(lengths)
+    work = TrainingFlops(laid_out.decoder, [0] * layers)
+    flops = tuple(work.sample(arm.reducer.running_tokens(length, layers)) for length in lengths)
+    stored = stored_bytes(arm, max(lengths))
+    return PlannedArm(arm, laid_out, max(lengths), dense, round(dense * arm.facts.nominal_kv), stored, flops)
+
+
+def stored_bytes(arm: Arm, tokens: int) -> int | None:
+    """Return what an arm stores of a text or picture of ``tokens``, rounded numbers and their scales; without an index.
+
+    It is counted by the format (``kernels/formats.py``) as if the prompt were nothing else. None where a prompt
+    decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget of keys and groups;
+    and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
+    """
+    compression, routing, shape = arm.compression(), arm.routing, arm.shape
+    form, method, share = FORMATS[compression.kv_dtype], compression.eviction, compression.share
+    if share is None or compression.threshold is not None or compression.scope == "all" or compression.key_channels < 1:
+        return None
+    if routing is not None and (routing.fill != "zero" or routing.budget == "bytes"):
+        return None
+    if form.run > 1 and (method is not None or (routing is not None and routing.budget != "per_token")):
+        return None
+    share = 1.0 if method is not None and method.reads else share
+    channels = shape.value_dim if routing is None else shape.value_dim * routing.kept_groups // routing.num_groups
+    parts: tuple[Part, Part] = ("keys", "values" if routing is None else "pieces")
+    total = shape.num_layers * 2 * 2 * shape.value_dim if form.rotates else 0  # the basis: centre and size, fp16
+    for held in arm.reducer.layer_tokens(tokens, shape.num_layers):
+        count = kept_count(held, share, compression.round_up)
+        rounded = int(form.rounded(torch.tensor(count)))
+        lead = 1, shape.num_kv_heads, rounded
+        if form.rounds:
+            scales = sum(prod(form.scale_shape(lead, shape.head_dim, part)) for part in parts)
+            total += rounded * (form.code_width(shape.value_dim) + form.code_width(channels)) + 2 * scales
+            count -= rounded
+        total += count * (shape.value_dim + channels) * shape.element_bytes
+    return total
 
 
 def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
@@ -288,11 +329,12 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         where = task.source or "not here yet"
         lines.append(f"  {task.task.name}: {count}, {where}" + (f" ({options})" if options else ""))
         lines.append(f"    asked: {task.task.asks}")
-    lines += ["", "arms (KV: share of the compressed region that the ledger promises, before numbers are rounded)"]
+    lines += ["", "arms (KV: share of the compressed region that the ledger promises; stored: bytes, after rounding)"]
     lines += [f"  {_arm_words(arm)}" for arm in checked.arms]
     lines += [
         "",
-        "memory (weights, and the nominal compressed region of one batch, unrounded, before and after compression)",
+        "memory (weights, and the longest nominal compressed region of one batch, before and after compression; "
+        "rounded where its bytes are known)",
     ]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
@@ -316,13 +358,16 @@ def _arm_words(planned: PlannedArm) -> str:
         if record is not None:
             share, data = share_words(facts.nominal_kv), record.data
             kept = f"measured, {share} on average of {data.samples:,} prompts of {data.name}"
+    if compression.kv_dtype != "model":
+        share = "not known before a prompt" if planned.stored is None else share_words(planned.stored / planned.dense)
+        kept += f", stored {share}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
     """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
-    first, sizes = arms[0].arm, [arm.kept for arm in arms]
+    first, sizes = arms[0], [arm.kept if arm.stored is None else arm.stored for arm in arms]
     weights, dense, least, most = (
         f"{size / GIB:.2f}"
         for size in (
@@ -334,7 +379,7 @@ def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
     )
     kept = least if least == most else f"{least} to {most}"
     tokens = f"{batch_size} x {first.tokens:,} tokens"
-    return f"{first.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {kept} GiB kept"
+    return f"{first.arm.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {kept} GiB kept"
 
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:

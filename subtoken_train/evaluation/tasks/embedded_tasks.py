@@ -47,6 +47,7 @@ class Recall(Task):
     scored_by = RecallScore
     allowed: ClassVar = {"split": SPLITS}
     ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
+    length_option = "context_length"
     where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
     contexts: int = 200

@@ -93,6 +93,7 @@ class Ruler(LongContext):
     scored_by = RulerMatch
     allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
+    length_option = "length"
     where = (
         "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
         "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
@@ -372,6 +373,7 @@ class RulerSynthetic(LongContext):
     needs_files = False
     allowed: ClassVar = {"tasks": tuple(MAKERS)}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
+    length_option = "length"
     where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
 
     @property

@@ -94,6 +94,8 @@ class Task(ABC):
     """The values that an option, or each member of it, may have, for options that are names or small counts."""
     ranges: ClassVar[Mapping[str, tuple[int, int]]] = {}
     """Least and greatest value of options that are numbers."""
+    length_option: ClassVar[str | None] = None
+    """Name of the option that says how long its prompts are; None: no option does."""
 
     source: str | Path | None = field(default=None, kw_only=True)
 
