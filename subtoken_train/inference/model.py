@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
@@ -223,6 +224,12 @@ class SubTokenModel:
         """The dtype of the model's weights."""
         dtype: torch.dtype = self.backbone.model.dtype
         return dtype
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The backbone's defaults of ``generate``; a pipeline of transformers reads them."""
+        config: GenerationConfig = self.backbone.family.model.generation_config
+        return config
 
     @property
     def processor(self) -> Any:
