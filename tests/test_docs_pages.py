@@ -6,6 +6,11 @@ import runpy
 import pytest
 
 from benchmarks import front_table
+from subtoken_train import calibrations
+from subtoken_train.artifact import config
+from subtoken_train.evaluation import results
+from subtoken_train.inference import cache_file
+from subtoken_train.training import checkpoints
 from tests.kernels import test_interpreter
 from tests.support.page_runs import Reader
 from tests.support.places import ROOT
@@ -24,6 +29,15 @@ REAL = [
     for block in blocks(path)
     if "smollm2" in (block.words or "")
 ]
+
+
+def test_the_versions_of_files_are_those_that_are_written():
+    said = (DOCS / "status.md").read_text(encoding="utf-8").partition("| file | version |")[2]
+    versions = [int(number) for number in re.findall(r"^\| .+? \| (\d+) \|", said, re.MULTILINE)]
+    assert versions == [
+        *(config.SCHEMA_VERSION, cache_file.VERSION, checkpoints.SCHEMA_VERSION),
+        *(results.SCHEMA_VERSION, calibrations.SCHEMA_VERSION),
+    ]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -64,7 +78,7 @@ def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
 
 def test_all_of_a_page_is_code_that_runs():
     own = [block for block in blocks(DOCS / "python.md") if block.mark != "needs"]
-    assert len(CODE) == len(own) + 1 == 5
+    assert len(CODE) == len(own) + 1 == 6
 
 
 def test_counts_of_decoding_are_those_of_the_tests():
