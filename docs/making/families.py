@@ -20,7 +20,8 @@ FAMILIES_HEAD = """# Backbone families
 
 A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
 name, so that `check --offline` and `evaluate --check` need no network; others of the same `model_type` load
-alike. *Reducers* are those that fit the model (`none` and `random` always do).
+alike. *Reducers* are those that fit the model (`none` and `random` always do). Gemma 3 with images (`gemma3`) is
+refused: its image tokens attend in both directions, and every prompt is read causally here.
 
 | backbone | model_type | pictures | licence | reducers |
 |---|---|---|---|---|

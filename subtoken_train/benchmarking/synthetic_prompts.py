@@ -159,9 +159,9 @@ def _pictures(family: Family, count: int, together: int, generator: torch.Genera
         grid = torch.tensor([[1, *(side // vision.patch_size for side in sides)]]).repeat(count, 1)
         channels = 3 * vision.temporal_patch_size * vision.patch_size**2
         return torch.randn(int(grid.prod(-1).sum()), channels, generator=generator), grid
-    if family.in_tiles:
+    if family.in_tiles or "image_sizes" in family.image_inputs:
         raise ValueError(
-            f"pictures of {family.name} are cut by its processor, and there is none for a backbone that is drawn at "
+            f"pictures of {family.name} are scaled by its processor, and there is none for a backbone that is drawn at "
             "random by its Hub id; give the folder of one, or leave --random out"
         )
     size = family.model.config.vision_config.image_size

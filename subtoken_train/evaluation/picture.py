@@ -76,7 +76,8 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
     check_drawable(family)
     tokens = int((batch.regions_BN[0] == Region.VISUAL).sum())
     if batch.image_grid_I3 is not None:
-        merge = family.model.config.vision_config.spatial_merge_size
+        config = family.model.config  # Mistral3 has it beside its tower's
+        merge = getattr(config, "spatial_merge_size", None) or config.vision_config.spatial_merge_size
         _, height, width = batch.image_grid_I3[0].tolist()
         return height // merge, width // merge
     side = math.isqrt(tokens)

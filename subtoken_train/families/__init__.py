@@ -33,6 +33,7 @@ FAMILIES: Registry[Family] = Registry(
         "internvl": "internvl:InternVLFamily",
         "idefics3": "idefics3:Idefics3Family",
         "smolvlm": "idefics3:SmolVLMFamily",
+        "mistral3": "mistral3:Mistral3Family",
         "llama": "text:TextFamily",
         "qwen2": "text:TextFamily",
         "qwen3": "text:TextFamily",

@@ -415,8 +415,14 @@ def named_family(model_type: str) -> type[Family]:
     """Return the family of a model type: of any other causal language model of transformers, ``TextFamily``.
 
     Raises:
-        ValueError: transformers has no language model of this type.
+        ValueError: transformers has no language model of this type, or it attends in another way.
     """
+    if model_type == "gemma3":
+        raise ValueError(
+            "gemma3 (Gemma 3 with images) is not supported: an image's tokens attend in both directions there, and "
+            "prompts are read causally here; use a Gemma 3 of texts alone (gemma3_text), or another backbone that sees "
+            "images"
+        )
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextFamily
     return FAMILIES.find(model_type)

@@ -18,6 +18,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
+from tests.support.mistral_tiny import mistral3_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
@@ -51,7 +52,16 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
     checked(text_family(kind), TEXT)
 
 
-SEEING = [qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family, idefics_family]
+SEEING = [
+    qwen_family,
+    qwen2_family,
+    qwen3_family,
+    next_family,
+    onevision_family,
+    internvl_family,
+    idefics_family,
+    mistral3_family,
+]
 
 
 @sampled("make", SEEING, every=3)

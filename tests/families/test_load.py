@@ -164,6 +164,15 @@ def test_a_model_type_that_nobody_knows_is_named(tmp_path):
         load_family(BackboneConfig(path=str(tmp_path)))
 
 
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_gemma3_with_images_is_refused_for_how_its_images_attend(tmp_path, load):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    with pytest.raises(
+        ValueError, match=r"gemma3 .* an image's tokens attend in both directions.*use a Gemma 3 of texts"
+    ):
+        load(BackboneConfig(str(tmp_path)))
+
+
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer_config.json"])
 def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tmp_path, missing):
     folder = save_backbone(tiny_family, tmp_path / "backbone")

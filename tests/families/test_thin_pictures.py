@@ -8,6 +8,7 @@ from PIL import Image
 from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
+from tests.support.mistral_tiny import mistral3_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
@@ -19,6 +20,7 @@ FAMILIES = {
     "llava_onevision": onevision_family,
     "internvl": internvl_family,
     "smolvlm": idefics_family,
+    "mistral3": mistral3_family,
     "qwen2_vl": qwen2_family,
     "qwen2_5_vl": qwen_family,
     "qwen3_vl": qwen3_family,
@@ -31,13 +33,15 @@ TOKENS = {
     "llava_onevision": [21, 13, 13, 15],
     "internvl": [4, 12, 24, 24],
     "smolvlm": [40, 28, 16, 16],
+    "mistral3": [1, 1, 13, 13],
     "qwen2_vl": [4, 6, 29, 29],
     "qwen2_5_vl": [4, 6, 29, 29],
     "qwen3_vl": [4, 6, 29, 29],
 }
 SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377 pixels"
 RATIO = r"an image of 1 x 60000 pixels: Qwen.* takes a longer side of at most 200 times the shorter one"
-REFUSED = {"llava": SQUARE, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}
+SCALED = r"1 x 60000 pixels: mistral3 scales the longer side to 224, which leaves nothing of the shorter one"
+REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}
 """Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""
 
 

@@ -34,6 +34,7 @@ CELLS = {
     "qwen2_5_vl": {"family": "qwen2_5_vl", "reducer": "fastv_decoder", "selector": "gated", "eviction": "none"},
     "qwen3_vl": {"family": "qwen3_vl", "reducer": "visionzip", "selector": "mean", "eviction": "h2o"},
     "internvl": {"family": "internvl", **PLAIN, "eviction": "kvcompose"},
+    "mistral3": {"family": "mistral3", "reducer": "visionzip", "selector": "linear", "eviction": "snapkv"},
     "smolvlm": {"family": "smolvlm", "reducer": "fastv_embeds", "selector": "linear", "eviction": "none"},
     "llava_next": {"family": "llava_next", **PLAIN, "eviction": "expected_attention", "precision": "int4"},
     "llava_onevision": {"family": "llava_onevision", **PLAIN, "eviction": "random"},
@@ -120,7 +121,11 @@ def test_several_pictures_and_a_video_are_one_context():
     assert both == [model.ask(PICTURES, QUESTIONS, max_new_tokens=5), model.ask(video, QUESTIONS[:1], max_new_tokens=5)]
 
 
-@sampled("name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm"], every=3)
+@sampled(
+    "name",
+    ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3"],
+    every=3,
+)
 def test_a_system_prompt_stands_beside_pictures_as_in_a_chat(name):
     """Formats that put pictures before all words have it between them and the question."""
     model, told = asking(family=name, **PLAIN), {"role": "system", "content": "answer in a word ."}
@@ -158,7 +163,7 @@ def test_a_chat_template_stands_around_context_and_question():
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm"]
+    "name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3"]
 )
 def test_a_picture_s_question_is_encoded_as_in_the_whole_prompt(name):
     model = asking(family=name, **PLAIN)

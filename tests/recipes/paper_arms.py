@@ -63,6 +63,9 @@ BACKBONES = {
     "qwen2vl7b": Backbone("Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen2-vl-7b", 144),
     "qwen3vl4b": Backbone("Qwen3-VL-4B", "Qwen/Qwen3-VL-4B-Instruct", "qwen3-vl-4b", 100),
     "qwen3vl8b": Backbone("Qwen3-VL-8B", "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl-8b", 100),
+    "mistralsmall24b": Backbone(
+        "Mistral-Small-3.1-24B", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral-small-24b", 768
+    ),
     # a photograph of 4 : 3 in twelve tiles and its whole
     "smolvlm500m": Backbone("SmolVLM2-500M", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "smolvlm2-500m", 832),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
@@ -84,6 +87,7 @@ FURTHER = {
         "qwen3vl4b",
         "qwen3vl8b",
         "smolvlm500m",
+        "mistralsmall24b",
     ),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""

@@ -15,6 +15,7 @@ from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
+from tests.support.mistral_tiny import mistral3_family
 from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
@@ -26,11 +27,12 @@ FAMILIES = {
     "qwen3_vl": qwen3_family,
     "internvl": internvl_family,  # scenes are five tiles of four visual tokens
     "smolvlm": idefics_family,  # ten tiles of four
+    "mistral3": mistral3_family,
     "llava_onevision": onevision_family,  # nine tiles, scaled down to four
     "llava_next": next_family,  # five tiles of 3 x 3 patches
     "llava_next_llama": partial(next_family, "llama"),
 }
-LAYERS = {"internvl": 3, "smolvlm": 3, "llava_next": 3, "llava_next_llama": 3}
+LAYERS = {"internvl": 3, "smolvlm": 3, "mistral3": 3, "llava_next": 3, "llava_next_llama": 3}
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
@@ -49,6 +51,8 @@ FITS = [
     ("llava_next", IN_TOWER_BF16),
     ("smolvlm", IN_TOWER_BF16),
     ("smolvlm", ["--model.reducer.name=fastv"]),
+    ("mistral3", IN_TOWER_BF16),
+    ("mistral3", ["--model.reducer.name=fastv"]),
 ]
 
 
@@ -82,6 +86,7 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
         ("llava_onevision", [VISIONZIP], None),
         ("llava_next", [VISIONZIP], None),
         ("smolvlm", [DECODER], 5000),
+        ("mistral3", [DECODER], 1100),
     ],
     every=3,
 )
@@ -99,6 +104,8 @@ def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
         assert backbone.family.most_tiles == 2
     elif kind == "smolvlm":
         assert backbone.family.longest == 64
+    elif kind == "mistral3":
+        assert backbone.family.longest == 32
     elif kind == "llava_next":
         assert backbone.family.chat.template == "mistral_instruct"
 

@@ -1,0 +1,282 @@
+"""Mistral Small 3.1 and 3.2 in the transformers 5 format: a Pixtral tower, pictures of any size, 2 x 2 patches a token.
+
+A picture whose longer side has more than 1,540 pixels is scaled down, and its sides are rounded up to whole tokens of
+28 x 28 pixels. In a prompt ``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows
+of text, as in the models, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask
+keeps them apart and has the square of its patches.
+
+Pixels are held as flattened patches, as Qwen's, and put back to the padded pictures that the tower takes.
+
+Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token
+(4 * c), D model width, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Mistral3Config
+from transformers.image_utils import ChannelDimension
+from transformers.models.pixtral.image_processing_pil_pixtral import (
+    PixtralImageProcessorPil,
+    get_resize_output_image_size,
+)
+from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
+
+from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.llava.tiles import pictures_per_sample
+from subtoken_train.families.towers import received_attention
+from subtoken_train.forks import undoing
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+
+_LONGEST = 1540
+"""Pixels of a picture's longer side at most, as published."""
+
+
+def _published() -> Mistral3Config:
+    text = {
+        "model_type": "mistral",
+        "vocab_size": 131072,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
+        "tie_word_embeddings": False,
+    }
+    vision = {"model_type": "pixtral", "image_size": _LONGEST, "patch_size": 14}
+    return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+
+
+class Mistral3Processor(PilProcessor):
+    """Tokenizer and PIL image processor."""
+
+    image_reader: ClassVar[Any] = PixtralImageProcessorPil
+    image_token: ClassVar[str] = "[IMG]"
+
+
+class Mistral3Family(Family):
+    """``Mistral3ForConditionalGeneration`` behind the family interface; layouts are (1, rows, columns) of patches."""
+
+    name = "mistral3"
+    auto_processor = Mistral3Processor
+    # Anchored: the Pixtral tower has q_proj and v_proj too.
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
+    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _published,
+        "mistralai/Mistral-Small-3.2-24B-Instruct-2506": _published,
+    }
+    licences: ClassVar[dict[str, Licence]] = dict.fromkeys(published, APACHE)
+    # a photograph: 24 x 32 visual tokens
+    nominal_image = (672, 896)
+    # our reading, of a question of six tokens: <s>[INST]; the marks of 24 rows and [/INST]
+    paper_text: ClassVar[dict[str, int]] = {"system": 2, "query": 31}
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        config = model.config
+        self.patch, self.merge = int(config.vision_config.patch_size), int(config.spatial_merge_size)
+        if config.vision_feature_layer != -1:
+            raise ValueError(
+                f"mistral3 with vision_feature_layer {config.vision_feature_layer} is not supported; -1 is, as "
+                "published"
+            )
+        self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
+
+    @property
+    def unit(self) -> int:
+        """Return the side of a visual token in pixels."""
+        return self.patch * self.merge
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Scale pictures down so far that a square has at most ``max_pixels``.
+
+        Raises:
+            ValueError: less than one visual token.
+        """
+        if max_pixels < self.unit**2:
+            raise ValueError(f"max_pixels={max_pixels} is below one visual token of mistral3, {self.unit**2} pixels")
+        self.longest = min(self.longest, math.isqrt(max_pixels) // self.unit * self.unit)
+
+    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
+        """Write the published template without its default system text; pictures stand where the prompt has them.
+
+        ``<s>[INST][IMG]question[/INST]answer</s>``, in one piece, without white space beside pictures. The template's
+        own text names the day of the call: who wants it gives it as a system message. An answer's span ends with its
+        ``</s>``.
+        """
+        marker, spans = self.processor.image_token, []
+        text = self.tokenizer.bos_token or ""
+        for turn in turns:
+            text += f"[INST]{marker.join(part.strip() for part in turn.prompt.split('<image>'))}[/INST]"
+            if turn.answer is not None:
+                start = len(text)
+                text += f"{turn.answer.strip()}{self.tokenizer.eos_token}"
+                spans.append((start, len(text)))
+        return RenderedPrompt(text, spans, marker)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns of visual tokens of an image of (height, width) pixels.
+
+        Raises:
+            ValueError: scaled, nothing is left of its shorter side.
+        """
+        shape, unit = torch.empty(3, *size, device="meta"), (self.unit, self.unit)
+        longest = (self.longest, self.longest)
+        height, width = get_resize_output_image_size(shape, longest, unit, ChannelDimension.FIRST)
+        if not height * width:
+            raise ValueError(
+                f"an image of {size[0]} x {size[1]} pixels: mistral3 scales the longer side to {self.longest}, which "
+                "leaves nothing of the shorter one; crop it or drop the record"
+            )
+        return height // self.unit, width // self.unit
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
+        """Count the merged patches of an image of (height, width) pixels after resizing."""
+        rows, columns = self.grid(image_size or self.nominal_image)
+        return rows * columns
+
+    def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
+        """Return an image's placeholders row by row.
+
+        Raises:
+            ValueError: a video.
+        """
+        if isinstance(picture, Video):
+            raise self.no_video()
+        rows, columns = self.grid((picture.height, picture.width))
+        return "[IMG_BREAK]".join([marker * columns] * rows) + "[IMG_END]"
+
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Return all pictures' flattened patches, [P, 3 * pixels], and the grid of each in patches."""
+        options = {"size": {"longest_edge": self.longest}, "patch_size": {"height": self.unit, "width": self.unit}}
+        made = [self.processor.image_processor([image], return_tensors="pt", **options) for image in images]
+        patches = [self._flat(each["pixel_values"][0]) for each in made]
+        return torch.cat(patches), self._grids(torch.cat([each["image_sizes"] for each in made]))
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Read pictures padded to the largest one, [I, 3, height, width], and their sizes in pixels."""
+        pixels, sizes = given.get("pixel_values"), given.get("image_sizes")
+        if pixels is None and sizes is None:
+            return GivenImages(None, None, visual_BN.sum(-1) * 0)
+        whole = sizes is not None and sizes.dim() == 2 and sizes.shape[1] == 2 and not bool((sizes % self.unit).any())
+        if pixels is None or sizes is None or not whole or pixels.dim() != 4 or len(pixels) != len(sizes):
+            raise ValueError(
+                "pixel_values of mistral3 must be [images, 3, height, width] with image_sizes [images, 2] in multiples "
+                f"of {self.unit}; pass the processor's whole output"
+            )
+        each = zip(pixels, sizes.tolist(), strict=True)
+        patches = torch.cat([self._flat(image[:, :height, :width]) for image, (height, width) in each])
+        tokens = [height * width // self.unit**2 for height, width in sizes.tolist()]
+        return GivenImages(patches, self._grids(sizes), pictures_per_sample(tokens, visual_BN))
+
+    def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
+        """Return them as transformers' processor does, padded to the largest picture."""
+        assert grid_I3 is not None
+        return {"pixel_values": self._padded(pixels, grid_I3), "image_sizes": grid_I3[:, 1:] * self.patch}
+
+    def image_bytes(self) -> int:
+        """Return the bytes of the nominal image's flattened patches, fp32."""
+        return FP32_BYTES * 3 * self.unit**2 * self.visual_tokens()
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Return the peak bytes for all pictures together, of P patches.
+
+        That is the pixels in the tower's dtype, flat and padded, the mask of P * P, and a layer's MLP at work: its
+        input, the stream after attention and its norm, and three states around the gate.
+        """
+        vision, element = self.model.config.vision_config, self.shape.element_bytes
+        patches = pixel_bytes // (FP32_BYTES * 3 * self.patch**2)
+        states = 3 * vision.hidden_size + 3 * vision.intermediate_size
+        pixels = copied_bytes(pixel_bytes, element) + pixel_bytes * element // FP32_BYTES
+        return int(pixels + element * patches * (patches + states))
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """Return every picture's normed patches, merged two by two; statistics are from the last layer.
+
+        Our reading, as of Qwen's merge groups: a merged token receives what its four patches do, on average, and its
+        key, taken after the rotary embedding, is the mean of theirs.
+        """
+        if batch.pixel_values is None:
+            return None
+        assert batch.image_grid_I3 is not None
+        model, grid = self.model.model, batch.image_grid_I3.tolist()
+        pixels = self._padded(batch.pixel_values.to(self.model.dtype), batch.image_grid_I3)
+        sizes = [(rows * self.patch, columns * self.patch) for _, rows, columns in grid]
+        attention, calls = model.vision_tower.transformer.layers[-1].attention, []
+        hook = attention.register_forward_pre_hook(
+            lambda _module, _args, options: calls.append(options), with_kwargs=True
+        )
+        with undoing(hook.remove):
+            features_Pc = model.vision_tower(pixels, image_sizes=sizes).last_hidden_state[0]
+        tokens = self.merged(model.multi_modal_projector.norm(features_Pc), grid)
+        if statistics is None:
+            return VisualStates(tokens)
+        lengths = [rows * columns for _, rows, columns in grid]
+        received_P, keys_Pd = _patch_statistics(attention, lengths, calls[0])
+        received = [token_T4.mean(-1) for token_T4 in self.merged(received_P[:, None], grid)]
+        keys = [key_TC.reshape(len(key_TC), keys_Pd.shape[-1], -1).mean(-1) for key_TC in self.merged(keys_Pd, grid)]
+        return VisualStates(tokens, None, received, keys)
+
+    def merged(self, patches_Pc: Tensor, grid: list[list[int]]) -> list[Tensor]:
+        """Merge each picture's patches two by two, [T, C] of each: a channel of all four, then the next."""
+        made = []
+        for own, (_, rows, columns) in zip(torch.split(patches_Pc, [h * w for _, h, w in grid]), grid, strict=True):
+            image_chw = own.T.reshape(1, -1, rows, columns)
+            made.append(F.unfold(image_chw, self.merge, stride=self.merge)[0].T)
+        return made
+
+    def project(self, states_TC: Tensor) -> Tensor:
+        """Apply the patch merger's map and the projector behind it."""
+        projector = self.model.model.multi_modal_projector
+        merged = projector.patch_merger.merging_layer(states_TC)
+        features: Tensor = projector.linear_2(projector.act(projector.linear_1(merged)))
+        return features
+
+    def _grids(self, sizes_I2: Tensor) -> Tensor:
+        """Return (1, rows, columns) of patches for sizes in pixels."""
+        return F.pad(sizes_I2.long() // self.patch, (1, 0), value=1)
+
+    def _flat(self, image_3HW: Tensor) -> Tensor:
+        """Return a picture's patches, [rows * columns, 3 * pixels]."""
+        return F.unfold(image_3HW[None], self.patch, stride=self.patch)[0].T
+
+    def _padded(self, patches: Tensor, grid_I3: Tensor) -> Tensor:
+        """Put patches back to pictures, padded with zeros to the largest one, [I, 3, height, width]."""
+        grid, side = grid_I3.tolist(), self.patch
+        high, wide = (max(row[axis] for row in grid) * side for axis in (1, 2))
+        made, lengths = patches.new_zeros(len(grid), 3, high, wide), [rows * columns for _, rows, columns in grid]
+        for image, own, (_, rows, columns) in zip(made, torch.split(patches, lengths), grid, strict=True):
+            size = (rows * side, columns * side)
+            image[:, : size[0], : size[1]] = F.fold(own.T[None], size, side, stride=side)[0]
+        return made
+
+
+def _patch_statistics(attention: Any, lengths: list[int], options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Recompute the attention that patches receive in a Pixtral layer, [P], and their turned keys, [P, d], in fp32.
+
+    Args:
+        attention: the layer's module.
+        lengths: patches of each picture, which see each other alone.
+        options: what the module was called with.
+    """
+    split = (1, -1, attention.num_heads, attention.head_dim)
+    projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))
+    query, key = (each.transpose(1, 2) for each in projected)
+    query, key = apply_rotary_pos_emb(query, key, *options["position_embeddings"], unsqueeze_dim=0)
+    query_PHd, key_PHd = (each[0].transpose(0, 1) for each in (query, key))
+    return received_attention(query_PHd, key_PHd, lengths, attention.scaling), key_PHd.float().mean(1)
