@@ -1,7 +1,7 @@
-"""Outputs of CAKE's, LOOK-M's, MEDA's and HeadKV's own code on small random inputs, for their tests.
+"""Outputs of CAKE's, LOOK-M's, MEDA's, HeadKV's and SparseMM's own code on small random inputs, for their tests.
 
     git clone https://github.com/antgroup/cakekv; git clone https://github.com/SUSTechBruce/LOOK-M; ...
-    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA HeadKV    # needs torch and safetensors alone
+    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA HeadKV SparseMM    # needs torch and safetensors alone
 
 The functions and classes are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this
 project. One file is written, ``benchmarks/results/eviction_originals.safetensors``: inputs, scores, what stayed, and in
@@ -152,6 +152,22 @@ def headkv(checkout: Path) -> dict[str, Tensor]:
     return {"query": query, "key": key, "score": score, "kept": torch.stack(kept)}
 
 
+def sparsemm(checkout: Path) -> dict[str, Tensor]:
+    """What every key-value head of every layer keeps under head scores that are drawn here, one for each query head."""
+    query, key = prompt()
+    score = torch.rand(LAYERS, HEADS).double() ** 2
+    held = {str(i): [each] for i, each in enumerate(score.flatten().tolist())}
+    told = {"np": numpy, "load_head_score": lambda model: held, "repeat_kv": lambda x, n: x.repeat_interleave(n, 1)}
+    code = taken(checkout, "sparsemm/sparsemm_utils.py", ("SparseMM",), **told)
+    sizes: dict[str, Any] = {"window_size": WINDOW, "base_capacity": SIZE, "ratio": 0.1, "head_score": "visual"}
+    sizes |= {"kernel_size": 5, "pooling": "avgpool", "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    kept = []
+    for layer in range(LAYERS):
+        method = code.SparseMM(**sizes, layer_idx=layer, num_key_value_groups=HEADS // KV_HEADS)
+        kept.append(by_head(method, query[layer], key[layer]))
+    return {"query": query, "key": key, "score": score, "kept": torch.stack(kept)}
+
+
 def by_head(method: Any, query_HNd: Tensor, key_hNd: Tensor) -> Tensor:
     """What a method that gives its heads' entries one after another leaves, bool [h, N]; values hold their numbers."""
     number = torch.arange(ROWS).float()[None, None, :, None].expand(1, len(key_hNd), -1, WIDTH)
@@ -160,7 +176,7 @@ def by_head(method: Any, query_HNd: Tensor, key_hNd: Tensor) -> Tensor:
     return torch.stack([torch.zeros(ROWS, dtype=torch.bool).scatter(0, own, True) for own in heads])
 
 
-CASES = {"cake": cake, "lookm": lookm, "meda": meda, "headkv": headkv}
+CASES = {"cake": cake, "lookm": lookm, "meda": meda, "headkv": headkv, "sparsemm": sparsemm}
 
 
 def main() -> None:

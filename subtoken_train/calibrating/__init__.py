@@ -20,6 +20,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "duo_attention": "head_alphas:DuoCalibrator",
         "headkv": "head_scores:NeedleCalibrator",
         "q_filter": "query_directions:DirectionCalibrator",
+        "sparsemm": "visual_heads:VisualCalibrator",
         "threshold": "thresholds:ThresholdCalibrator",
         "kvzap": "token_scorers:ScorerCalibrator",
         "fitprune": "prune_schedules:PruneCalibrator",

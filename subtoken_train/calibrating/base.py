@@ -153,6 +153,11 @@ class Calibrator(ABC):
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
         return
 
+    def prompts(self, family: Family, data: str | None) -> PromptSource:
+        """Return the prompts to read, see ``calibration_prompts``."""
+        drawn = self.samples, self.batch_size, self.context_length, self.seed, self.answers, self.any_text
+        return calibration_prompts(family, data, *drawn)
+
     def run(
         self,
         backbone: CompressedBackbone,
@@ -163,15 +168,14 @@ class Calibrator(ABC):
     ) -> Calibration[CalibratedNumbers]:
         """A calibration of a backbone in evaluation mode, with or without an adapter.
 
-        ``identity`` is as adapters record it, ``data`` as ``calibration_prompts`` takes it; ``show`` sees the prompts
+        ``identity`` is as adapters record it, ``data`` as ``prompts`` takes it; ``show`` sees the prompts
         that were read, ``show_layers`` the layers that were learned after them.
 
         Raises:
             ValueError: data that does not fit the backbone, or has nothing to calibrate with.
         """
         self.check(backbone)
-        drawn = self.samples, self.batch_size, self.context_length, self.seed, self.answers, self.any_text
-        source = calibration_prompts(backbone.family, data, *drawn)
+        source = self.prompts(backbone.family, data)
         read = [0, 0]
 
         def counted() -> Iterable[Batch]:

@@ -19,6 +19,7 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   headkv          how much each head looks at what an answer says again (language models, on recall)
+  sparsemm        how much each head looks at what an answer tells of a picture (models that take images)
   q_filter        where the queries of each head point
   kvzap           nets that foretell KVzip's scores from what each layer reads
   fitprune        what share of the visual tokens each layer can do with (models that take images)
@@ -32,12 +33,12 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
 
 A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention
 and headkv, on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap also on a text of --data
-FILE.txt; a model that takes images on the records of --data FILE. The file is valid for the backbone that it names,
-with any adapter, and for no other.
+FILE.txt; a model that takes images on the records of --data FILE, but sparsemm on scenes that it draws. The file is
+valid for the backbone that it names, with any adapter, and for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
-  all             samples=10 (duo_attention: 200, kvzap: 16), batch_size=2 (kvzap: 1), context_length=512 (kvzap: 704),
-                  seed=0
+  all             samples=10 (duo_attention: 200, kvzap: 16, sparsemm: 50), batch_size=2 (kvzap: 1),
+                  context_length=512 (kvzap: 704), seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
   kvzap           hidden=0 (512: two layers), normalise=false, ridge=0.1, positions=500, epochs=15,

@@ -27,6 +27,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "pyramidkv": "pyramidkv:PyramidKV",
         "cake": "cake:CAKE",
         "headkv": "headkv:HeadKV",
+        "sparsemm": "sparsemm:SparseMM",
         "knorm": "knorm:KNorm",
         "random": "random:RandomEviction",
         "aircache": "aircache:AirCache",

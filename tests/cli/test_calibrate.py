@@ -86,6 +86,19 @@ def test_images_from_a_file(tmp_path, capsys):
     assert json.loads((tmp_path / "made.json").read_text()) == content  # a refusal leaves what was there
 
 
+def test_heads_of_pictures_are_found_on_scenes_that_are_drawn(tmp_path, capsys):
+    llava, out = ["--backbone", str(CHECKPOINTS / "tiny-llava")], tmp_path / "heads.json"
+    assert main(["calibrate", "sparsemm", *llava, "--option", "samples=2", "--out", str(out)]) == 0
+    assert "2 prompts of scenes" in capsys.readouterr().out
+    picture = ["--image", str(CHECKPOINTS.parent / "data/samples/a.png"), "--prompt", "what is there ?"]
+    asked = ["generate", *llava, *picture, "--max-new-tokens", "1", "--eviction", "sparsemm", "--eviction-keep", "0.25"]
+    assert main([*asked, "--eviction-option", f"calibration={out}"]) == 0
+    assert "sparsemm 0.25" in capsys.readouterr().out
+    assert "calibration names no file of them; 'subtoken-train calibrate sparsemm' writes one" in refused(
+        capsys, *asked
+    )
+
+
 def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
     out = tmp_path / "made.json"
     assert main(["calibrate", "prefixkv", "--adapter", str(text_adapter), "--out", str(out), *SHORT["prefixkv"]]) == 0
@@ -143,6 +156,8 @@ WRONG = [
     (["prefixkv", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "english"], "calibrated on 'recall'"),
     (["kvzap", "--backbone", str(CHECKPOINTS / "tiny-llama"), "--data", "no.txt"], "neither 'recall' nor a file"),
     (["kvzap", "--backbone", "X", "--option", "normalise=1"], "normalise"),
+    (["headkv", "--backbone", str(CHECKPOINTS / "tiny-llava")], "the backbone sees images; use sparsemm"),
+    (["sparsemm", "--backbone", str(CHECKPOINTS / "tiny-llama")], "the backbone sees none; use headkv"),
 ]
 
 

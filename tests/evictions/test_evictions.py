@@ -32,6 +32,7 @@ SETTINGS = {
     "cur": {"sinks": 1, "local": 4},
     "cake": {"window": 4},
     "headkv": {"window": 4},
+    "sparsemm": {"window": 4},
 }
 
 

@@ -20,13 +20,18 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online, OnlineView
-from tests.support.kvzap_files import settings_for
+from tests.support.kvzap_files import NEEDED, settings_for
 from tests.support.online_truth import decoded_online, largest_difference, moved_codes
 from tests.support.sampling import sampled
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 from tests.support.truth_models import family_of
 
-SETTINGS = {"snapkv": {"window": 4, "kernel": 3}, "cake": {"window": 4, "kernel": 3}, "headkv": {"window": 4}}
+SETTINGS = {
+    "snapkv": {"window": 4, "kernel": 3},
+    "cake": {"window": 4, "kernel": 3},
+    "headkv": {"window": 4},
+    "sparsemm": {"window": 4},
+}
 ONLINE = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
 BASE = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "every": "4", "keep": "10"}
 FACTORS = {
@@ -87,7 +92,7 @@ def check(cell: dict[str, str], steps: int = 18) -> None:
             assert layer.tail_length <= int(cell["every"]) + layer.eviction_state.given
         by_head = [x.view(len(run.truths), -1) for x in run.held[-1]]
         held = torch.stack([x.amax(-1) for x in by_head])
-        if cell["eviction"] in ("kvzap", "headkv"):  # heads share a budget, too
+        if cell["eviction"] in NEEDED:  # heads share a budget, too
             assert bool((sum(x.sum(-1) for x in by_head) <= int(cell["keep"]) * sum(x.shape[1] for x in by_head)).all())
             return
         assert bool((held.sum(0) <= int(cell["keep"]) * len(held)).all())

@@ -64,7 +64,7 @@ def numbers_of(method: str):
         return LayerShares([KEEP], [draw[:, 0, 0].abs().tolist()])
     if method == "kvzap":
         return drawn_nets(LAYERS, HEADS, MODEL)
-    if method == "headkv":
+    if method in ("headkv", "sparsemm"):
         return drawn_heads(LAYERS, HEADS)
     return HeadDirections(draw.tolist())
 
@@ -83,7 +83,7 @@ CASES = {str(case): case for case in EVERY}
 def test_every_text_eviction_and_every_wrapper_has_a_case():
     names = {name for case in CASES.values() for name in notation_names(case.notation)}
     assert names == {*METHODS, *WRAPPERS}
-    assert sum(case.calibrated for case in CASES.values()) == 5
+    assert sum(case.calibrated for case in CASES.values()) == 6
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from subtoken_train.types import Identity
 from tests.support.calibration_files import NOBODY, written
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL
 
-NEEDED = ("kvzap", "headkv")
+NEEDED = ("kvzap", "headkv", "sparsemm")
 
 
 def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int = 0) -> TokenScorers:
