@@ -162,6 +162,7 @@ _INTO = {
     "artifact/fetch.py": "into new_folder, and the parts of a file together, beside it until it stands",
     "artifact/folder.py": "into whole_folder",
     "artifact/whole_folder.py": "into whole_folder",
+    "calibrating/visual_heads.py": "bytes in memory",
     "cli/axes.py": "into new_folder",
     "cli/fit_course.py": "Lightning's loggers, and bytes in memory",
     "cli/generate.py": "into whole_file",
