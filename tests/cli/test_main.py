@@ -96,7 +96,6 @@ def fail_with(error):
     return action
 
 
-ERROR = "subtoken-train: error: "
 NOT_MINE = "this user may not; change its rights, or name another place"
 
 

@@ -12,18 +12,10 @@ import sys
 import openai
 import pytest
 
-from subtoken_train.cli.main import main
+from tests.support.commands import refused
 from tests.support.places import ROOT
 
 MODEL = ["--backbone", "checkpoints/tiny-llama"]
-
-
-def error(capsys, *argv):
-    assert main(["serve", *argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 @pytest.mark.parametrize(
@@ -45,22 +37,26 @@ def error(capsys, *argv):
 )
 def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, argv, words):
     monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
-    assert words in error(capsys, *MODEL, *argv)
+    assert words in refused(capsys, "serve", *MODEL, *argv)
 
 
 def test_a_port_in_use_and_a_key_of_two_lines(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port} of 127.0.0.1 is in use" in error(capsys, *MODEL, "--port", str(port))
+        assert f"--port {port} of 127.0.0.1 is in use" in refused(capsys, "serve", *MODEL, "--port", str(port))
     (tmp_path / "key").write_text("a\nb\n")
-    assert "must hold one line of visible ASCII" in error(capsys, *MODEL, "--api-key-file", str(tmp_path / "key"))
-    assert "give --adapter DIR, or --backbone PATH" in error(capsys)
+    assert "must hold one line of visible ASCII" in refused(
+        capsys, "serve", *MODEL, "--api-key-file", str(tmp_path / "key")
+    )
+    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "serve")
 
 
 def test_without_starlette(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
-    assert "needs starlette, which is not installed: pip install 'subtoken_train[serve]'" in error(capsys, *MODEL)
+    assert "needs starlette, which is not installed: pip install 'subtoken_train[serve]'" in refused(
+        capsys, "serve", *MODEL
+    )
 
 
 def test_it_answers_until_it_is_told_to_end():

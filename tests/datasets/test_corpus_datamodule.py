@@ -10,6 +10,7 @@ import torch
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
 from subtoken_train.types import Region
+from tests.support.module_fits import fit
 from tests.support.sampling import sampled
 
 LENGTHS = {"block_length": 16, "context_length": 8, "prefix_tokens": 3}
@@ -54,21 +55,6 @@ def source(tmp_path, cache):
     texts = [f"document {i:04d} words" for i in range(10)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return CorpusSource(str(tmp_path / "a.jsonl"))
-
-
-def fit(module, data, callback=None, checkpoint=None, **limits):
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[callback] if callback else [],
-        **limits,
-    )
-    trainer.fit(module, data, ckpt_path=checkpoint)
 
 
 def data(source, **options):

@@ -10,6 +10,7 @@ import torch
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.scene_files import write_scene_split
+from tests.support.module_fits import fit
 from tests.support.sampling import sampled
 
 RECORDS, BATCH, STEPS_PER_EPOCH = 21, 4, 5
@@ -72,22 +73,6 @@ def text_file(tmp_path):
     ]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     return str(tmp_path / "train.json")
-
-
-def fit(module, data, callback=None, checkpoint=None, **limits):
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[callback] if callback else [],
-        **(limits or {"max_epochs": 3}),
-    )
-    trainer.fit(module, data, ckpt_path=checkpoint)
-    return trainer
 
 
 # Lightning's counters differ at each of these moments; 5, 10 and (limited) 3, 6 are ends of epochs.

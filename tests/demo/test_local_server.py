@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.cli.main import main
 from subtoken_train.demo.local_server import check_address, serve, served
+from tests.support.commands import refused
 
 ADAPTER = ["--adapter", "checkpoints/adapters/tiny_fastv25_s16k4"]
 
@@ -22,14 +22,6 @@ ADAPTER = ["--adapter", "checkpoints/adapters/tiny_fastv25_s16k4"]
 def taken():
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
-
-
-def error(capsys, *argv):
-    assert main(["demo", *argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_a_port_in_use(taken):
@@ -137,14 +129,14 @@ def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch):
 def test_the_command_without_gradio(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "gradio" else find(name))
-    assert "not installed: pip install 'subtoken_train[demo]'" in error(capsys, *ADAPTER)
+    assert "not installed: pip install 'subtoken_train[demo]'" in refused(capsys, "demo", *ADAPTER)
 
 
 def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, taken):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: name)
     monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
-    assert "the following arguments are required: --adapter" in error(capsys)
-    assert "--port is 70,000; it must be 1 to 65,535" in error(capsys, *ADAPTER, "--port", "70000")
-    assert f"--port {taken} of 127.0.0.1 is in use" in error(capsys, *ADAPTER, "--port", str(taken))
-    assert "nowhere is not an adapter folder" in error(capsys, "--adapter", "nowhere")
-    assert "Did you mean '--anchor'?" in error(capsys, *ADAPTER, "--ancor", "x")
+    assert "the following arguments are required: --adapter" in refused(capsys, "demo")
+    assert "--port is 70,000; it must be 1 to 65,535" in refused(capsys, "demo", *ADAPTER, "--port", "70000")
+    assert f"--port {taken} of 127.0.0.1 is in use" in refused(capsys, "demo", *ADAPTER, "--port", str(taken))
+    assert "nowhere is not an adapter folder" in refused(capsys, "demo", "--adapter", "nowhere")
+    assert "Did you mean '--anchor'?" in refused(capsys, "demo", *ADAPTER, "--ancor", "x")

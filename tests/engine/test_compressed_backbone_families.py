@@ -6,20 +6,12 @@ import pytest
 import torch
 
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress
+from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress
 from tests.support.onevision_tiny import onevision_family, onevision_records
 from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
 
-ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
-ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
-REDUCTIONS = [
-    {"name": "fastv", "stage": "embeds"},
-    {"name": "fastv", "stage": "decoder"},
-    {"name": "visionzip"},
-]
 KINDS = {"qwen": (qwen_family, qwen_records), "onevision": (onevision_family, onevision_records)}
 KEPT = {"qwen": [3, 7, 0], "onevision": [12, 5, 0]}
 """Visual tokens of each record that stay at a keep ratio of 0.25.

@@ -9,19 +9,10 @@ from subtoken_train.families.images import Video
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.reducers.visionzip import zipped
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress
+from tests.support.helpers import ALL_GROUPS, compress
 from tests.support.onevision_tiny import FRAME, noise, onevision_family, onevision_records
 from tests.support.qwen_tiny import qwen_batch
-
-ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
-ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
-REDUCTIONS = [
-    {"name": "fastv", "stage": "embeds"},
-    {"name": "fastv", "stage": "decoder"},
-    {"name": "visionzip"},
-]
 
 
 @pytest.fixture

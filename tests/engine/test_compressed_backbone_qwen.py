@@ -9,18 +9,9 @@ from subtoken_train.engine.attention_rows import attention_row
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress, unread
+from tests.support.helpers import REDUCTIONS, ROUTED, compress, unread
 from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
-
-ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
-ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
-REDUCTIONS = [
-    {"name": "fastv", "stage": "embeds"},
-    {"name": "fastv", "stage": "decoder"},
-    {"name": "visionzip"},
-]
 
 
 @pytest.fixture

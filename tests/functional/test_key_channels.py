@@ -65,16 +65,21 @@ def test_ties_go_to_the_lower_channel():
     assert best_channels(torch.zeros(1, 1, 4), 3)[0, 0].tolist() == [True, True, True, False]
 
 
+def chosen(params, tensors, rows, ratio):
+    """Channels that stay of recorded keys, by as many last rows of queries as ``params`` says under ``rows``."""
+    query, key = tensors["queries"], tensors["keys"]
+    length, width = key.shape[2:]
+    asks = torch.arange(length)[None].expand(len(key), -1) >= length - params[rows]
+    all_rows, kept = torch.arange(length).expand(len(key), -1), torch.ones(*key.shape[:3], dtype=torch.bool)
+    scores = query_energy(query, asks, key.shape[1]) * key_energy(key, all_rows, kept)
+    return best_channels(scores, kept_channels(width, 1 - params[ratio]))
+
+
 def test_golden_of_the_authors(shared):
     """Keys of the release are repeated for its query heads; its last ``recent_size`` keys stay whole."""
     params, tensors = load(shared, "think_official")
-    query, key = tensors["queries"], tensors["keys"]
-    length, width = key.shape[2:]
-    asks = torch.arange(length)[None].expand(len(key), -1) >= length - params["query_rows"]
-    rows, kept = torch.arange(length).expand(len(key), -1), torch.ones(*key.shape[:3], dtype=torch.bool)
-    scores = query_energy(query, asks, key.shape[1]) * key_energy(key, rows, kept)
-    stays = best_channels(scores, kept_channels(width, 1 - params["ratio"]))
-    old = key[:, :, : length - params["recent_size"]]
+    key, stays = tensors["keys"], chosen(params, tensors, "query_rows", "ratio")
+    old = key[:, :, : key.shape[2] - params["recent_size"]]
     ours = old.transpose(2, 3)[stays].view(*key.shape[:2], -1, old.shape[2]).transpose(2, 3)
     named = type("ThinK", (), {"name": "think"})
     close(named, "think_official: cut keys", ours, tensors["keys_pruned"], rtol=0, atol=0)
@@ -84,12 +89,7 @@ def test_golden_of_the_authors(shared):
 def test_golden_of_kvpress(shared):
     """Which zeroes the channels of all keys, and chooses by the same scores."""
     params, tensors = load(shared, "kvpress_think")
-    query, key = tensors["queries"], tensors["keys"]
-    length, width = key.shape[2:]
-    asks = torch.arange(length)[None].expand(len(key), -1) >= length - params["window_size"]
-    rows, kept = torch.arange(length).expand(len(key), -1), torch.ones(*key.shape[:3], dtype=torch.bool)
-    scores = query_energy(query, asks, key.shape[1]) * key_energy(key, rows, kept)
-    stays = best_channels(scores, kept_channels(width, 1 - params["key_channel_compression_ratio"]))
+    key, stays = tensors["keys"], chosen(params, tensors, "window_size", "key_channel_compression_ratio")
     record("think", "kvpress_think: channels that differ", int((stays == tensors["zeroed"]).sum()))
     assert torch.equal(stays, ~tensors["zeroed"])
     assert torch.equal(key * stays[:, :, None], tensors["keys_out"])

@@ -32,7 +32,6 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 NUMBERS_ONLY = tuple(value for value in ODD_VALUES if not isinstance(value, int | float))
 """Where a number belongs, none of these."""
-TEXTS_ONLY = tuple(value for value in ODD_VALUES if not isinstance(value, str | None))
 
 
 def paths_of(tree: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

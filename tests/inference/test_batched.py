@@ -19,19 +19,9 @@ from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.truth_cells import backbone_of, compression_of, decoded
+from tests.support.truth_cells import CELL, backbone_of, compression_of, decoded
 from tests.support.truth_models import family_of, prompts
 
-CELL = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "none",
-    "precision": "fp32",
-}
 CELLS = [
     {},
     {"reducer": "fastv_decoder", "budget": "global", "eviction": "shared_set"},

@@ -18,6 +18,7 @@ from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import (
+    CELL,
     FACTORS,
     allowed,
     backbone_of,
@@ -32,19 +33,7 @@ from tests.support.truth_models import TEXT
 PAIRWISE = pairwise(FACTORS, allowed)
 EXACT = [{**cell, "precision": "fp32"} for cell in PAIRWISE if cell["precision"] != "fp32"]
 STEPS = 32
-BASE = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "none",
-    "scope": "context",
-    "batch": "three_left",
-    "protocol": "query_aware",
-    "precision": "fp32",
-}
+BASE = {**CELL, "scope": "context", "batch": "three_left", "protocol": "query_aware"}
 
 
 ENDS = [

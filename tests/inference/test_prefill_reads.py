@@ -14,7 +14,6 @@ from tests.support.host_reads import host_reads
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
-SPLIT = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
 OWN_SETS = build_eviction("ada(knorm)")
 BATCH = [(30, 5, 0), (21, 4, 0)]
 

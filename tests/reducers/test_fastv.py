@@ -17,8 +17,6 @@ from subtoken_train.types import Batch, Region
 from tests.support.golden_record import alike, near
 from tests.support.helpers import compress, make_batch, only_sample, sharpen
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
-
 
 class GoldenFamily(Family):
     """The golden's bare Llama, whose "visual features" are its recorded input embeddings."""

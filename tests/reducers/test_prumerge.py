@@ -13,7 +13,7 @@ from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
 from tests.support.golden_record import near
-from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
+from tests.support.helpers import check_alone, compress, make_batch, random_scores, unread
 from tests.support.places import recipe
 from tests.support.sampling import sampled
 from tests.support.truth_cells import difference
@@ -189,15 +189,8 @@ def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_
 @torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, kind, pad_left):
     """In the release the images of a batch share one count."""
-    batch = make_batch(MIXED, pad_left)
     backbone = compress(tiny_family, name="prumerge", keep_ratio=0.25, **kind)
-    together = backbone.run(batch, pad_left=pad_left)
-    logits = backbone.logits(together)
-    for index in range(len(MIXED)):
-        alone = backbone.run(only_sample(batch, index))
-        seen = together.rows.visible_BM[index]
-        assert together.rows.position[index][seen].tolist() == list(range(int(seen.sum())))
-        torch.testing.assert_close(logits[index][seen], backbone.logits(alone)[0], rtol=1e-4, atol=1e-4)
+    together = check_alone(backbone, make_batch(MIXED, pad_left), pad_left)
     if not kind["adaptive"]:
         assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
 

@@ -8,7 +8,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.types import Region, VisualStates
 from tests.support.greedy import generate_greedy
-from tests.support.helpers import compress, make_batch, only_sample, unread
+from tests.support.helpers import check_alone, compress, make_batch, unread
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 
@@ -80,16 +80,9 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
-    batch = make_batch(MIXED, pad_left)
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
-    together = backbone.run(batch, pad_left=pad_left)
+    together = check_alone(backbone, make_batch(MIXED, pad_left), pad_left)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
-    logits = backbone.logits(together)
-    for index in range(len(MIXED)):
-        alone = backbone.run(only_sample(batch, index))
-        seen = together.rows.visible_BM[index]
-        assert together.rows.position[index][seen].tolist() == list(range(int(seen.sum())))
-        torch.testing.assert_close(logits[index][seen], backbone.logits(alone)[0], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

@@ -10,20 +10,11 @@ from transformers import GenerationConfig, LogitsProcessorList
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch, Region
+from tests.support import truth_cells
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, prompts
 
-CELL = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "own_sets",
-    "batch": "three_left",
-    "precision": "fp32",
-}
+CELL = {**truth_cells.CELL, "eviction": "own_sets", "batch": "three_left"}
 PLAIN = {"reducer": "none", "selector": "none", "eviction": "none"}
 SERVED_CALLS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True},

@@ -20,6 +20,7 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
@@ -34,6 +35,14 @@ from subtoken_train.types import Batch, Region, VisualStates
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
 from tests.support.tiny_parts import assembled
+
+ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
+ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
+REDUCTIONS = [
+    {"name": "fastv", "stage": "embeds"},
+    {"name": "fastv", "stage": "decoder"},
+    {"name": "visionzip"},
+]
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
@@ -85,6 +94,18 @@ def compress(family: Family, routing: RoutingConfig | None = None, **reducer: ob
     config = build_reducer(**{"name": "none", **reducer})
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     return CompressedBackbone(family, config, bank)
+
+
+def check_alone(backbone: CompressedBackbone, batch: Batch, pad_left: bool) -> PromptPass:
+    """Assert that each sample of a batch has the logits and closed-up positions that it has alone; the batch's pass."""
+    together = backbone.run(batch, pad_left=pad_left)
+    logits = backbone.logits(together)
+    for index in range(len(batch.record_ids)):
+        alone = backbone.run(only_sample(batch, index))
+        seen = together.rows.visible_BM[index]
+        assert together.rows.position[index][seen].tolist() == list(range(int(seen.sum())))
+        torch.testing.assert_close(logits[index][seen], backbone.logits(alone)[0], rtol=1e-4, atol=1e-4)
+    return together
 
 
 def unread(states: VisualStates) -> list[Tensor]:

@@ -38,6 +38,17 @@ from tests.support.truth_bounds import Difference
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
+CELL = {
+    "family": "llava_gqa",
+    "reducer": "fastv_embeds",
+    "selector": "linear",
+    "layout": "contiguous",
+    "groups": "8/3",
+    "budget": "per_token",
+    "eviction": "none",
+    "precision": "fp32",
+}
+"""A cell to change a level of; who reads more factors adds theirs."""
 KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
 REDUCERS = {
     "none": {},

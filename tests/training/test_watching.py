@@ -21,7 +21,6 @@ from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.tiny_fits import tiny_fit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
-STEPS = 6
 LAYERS = 4
 
 
