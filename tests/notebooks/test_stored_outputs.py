@@ -37,4 +37,4 @@ def test_is_light_and_says_nothing_of_where_it_ran(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_starts_on_colab(path):
     first = next(cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code")
-    assert '"pip", "install", "-q", "subtoken_train"' in "".join(first["source"])
+    assert '"pip", "install", "-q", "subtoken_train[report]"' in "".join(first["source"])
