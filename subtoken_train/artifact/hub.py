@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from subtoken_train.artifact.published import check_fetched
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
 from subtoken_train.families.backbone_config import check_revision, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
@@ -222,8 +223,9 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
 
     Raises:
         ValueError: the Hub has no such repository or revision, does not give it to this token, or cannot be reached and
-            the cache does not hold it either; or a revision of a folder.
+            the cache does not hold it either; a revision of a folder; or a model that ``data`` has not fetched yet.
     """
+    check_fetched(str(name))
     if not is_hub_id(str(name)):
         if revision is not None:
             raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")

@@ -37,6 +37,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.artifact.published import check_fetched
     from subtoken_train.cli.check_data import Reading, data_lines
     from subtoken_train.cli.check_lines import (
         budget_lines,
@@ -47,7 +48,7 @@ def run_raw(argv: list[str]) -> int:
         settings_lines,
         training_lines,
     )
-    from subtoken_train.cli.needs import check_fetched, fit_needs, needs_lines
+    from subtoken_train.cli.needs import fit_needs, needs_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 
-from subtoken_train.artifact.fetch import MODELS
+from subtoken_train.artifact.published import check_fetched
 from subtoken_train.cli.check_data import Reading, plan_of
 from subtoken_train.cli.check_lines import size_words, training_step
 from subtoken_train.cli.recipe import RecipeCLI
@@ -24,7 +24,7 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.backbone_config import is_hub_id, resolve
+from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
 from subtoken_train.training.memory import Step, checkpoint_bytes, estimate_memory, record_rows
@@ -228,13 +228,3 @@ def _is_cached(name: str) -> bool:
     if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
         return True
     return (Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}").is_dir()
-
-
-def check_fetched(path: str) -> None:
-    """Raise ``ValueError`` with the command that fetches a backbone, if its folder is absent and one does."""
-    model = MODELS.get(Path(path).name)
-    if model is not None and not Path(resolve(path)).exists():
-        raise ValueError(
-            f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
-            f"subtoken-train data {Path(path).name} --out {path}"
-        )

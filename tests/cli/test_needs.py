@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from subtoken_train.artifact.published import check_fetched
 from subtoken_train.cli.check_data import Reading
 from subtoken_train.cli.check_lines import training_step
 from subtoken_train.cli.main import main
@@ -173,9 +174,11 @@ def test_missing_data_name_their_command(path, hint):
 
 def test_a_missing_model_names_its_command(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = "subtoken-train data smollm2 --out models/smollm2"
-    words = f"backbone models/smollm2 is not on this machine; get it (92 MB): {command}"
+    command = "subtoken-train data smollm2 --out my/models/smollm2"
+    words = f"backbone my/models/smollm2 is not on this machine; get it (92 MB): {command}"
     name = "recipes/real/smollm2_kvzip25_s16k12.yaml"
-    assert refused(capsys, "check", "--config", name, "--model.backbone.path", "models/smollm2") == words
+    assert refused(capsys, "check", "--config", name, "--model.backbone.path", "my/models/smollm2") == words
     with pytest.raises(ValueError, match="get it"):
-        recipe_needs(RecipeCLI(["--config", name, "--model.backbone.path", "models/smollm2"]).source)
+        recipe_needs(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]).source)
+    assert refused(capsys, "generate", "--backbone", "my/models/smollm2", "--prompt", "hi") == words
+    check_fetched("mine/smollm2")  # an id of the Hub

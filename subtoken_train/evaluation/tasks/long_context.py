@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from subtoken_train.artifact.published import check_fetched
 from subtoken_train.errors import clipped
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
@@ -24,6 +25,7 @@ def read_tokenizer(name: str) -> Any:
     """
     from transformers import AutoTokenizer
 
+    check_fetched(name)
     try:
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
     except Exception as error:  # whatever the readers of broken files raise
