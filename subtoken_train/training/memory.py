@@ -27,7 +27,7 @@ where cross-entropy turns back: log-probabilities, their gradient, and that of t
 
 The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
 
-*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``, one record of one image), and with
+*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``, one image a record), and with
 distillation the teacher's pass over all rows. They count where one needs more than everything that follows. The
 teacher's logits stay until the loss.
 
@@ -218,7 +218,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         backward += step.batch_size * sizes.layer(max(rows))
     kept *= step.batch_size
     working = max(step.batch_size * sizes.loss(), backward)
-    tower = step.batch_size * (parts.family.tower_bytes(step.pixel_bytes) if step.pixel_bytes else 0)
+    tower = parts.family.tower_bytes(step.batch_size * step.pixel_bytes) if step.pixel_bytes else 0
     phases: tuple[tuple[str, int], ...] = (("kept for backward", kept), ("loss or backward", working))
     before = ("vision tower", tower)
     if step.distilled:

@@ -130,7 +130,10 @@ def test_published_models(name):
     assert sum(parameter.numel() for parameter in family.model.parameters()) == 24_011_361_280
     assert family.visual_tokens() == 24 * 32
     assert family.visual_tokens((3080, 1540)) == 55 * 28
-    assert family.image_bytes() == 3 * 672 * 896 * 4
+    one = family.image_bytes()
+    assert one == 3 * 672 * 896 * 4
+    # the mask of two pictures spans both
+    assert family.tower_bytes(2 * one) - 2 * family.tower_bytes(one) == 2 * 2 * (48 * 64) ** 2
     family.limit_pixels(900_000)
     assert (family.longest, family.visual_tokens((2000, 2000))) == (924, 33 * 33)
 

@@ -87,13 +87,14 @@ class LlavaFamily(Family):
         return int(FP32_BYTES * 3 * self.model.config.vision_config.image_size**2)
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return the peak bytes for one image of P patches, with C channels and an MLP of I.
+        """Return the peak bytes for images, or tiles, of P patches, with C channels and an MLP of I.
 
         CLIP returns every layer's hidden states, e C each; at work is an MLP: its input to the quick GELU, the sigmoid
         and their product, e I each; beside them the pixels (fp32 in ``pixel_bytes``) in the tower's own dtype.
         """
         vision, element = self.model.config.vision_config, self.shape.element_bytes
-        patches = (vision.image_size // vision.patch_size) ** 2 + 1
+        images = pixel_bytes // (FP32_BYTES * 3 * vision.image_size**2)
+        patches = images * ((vision.image_size // vision.patch_size) ** 2 + 1)
         states = (vision.num_hidden_layers + 1) * vision.hidden_size
         return int(copied_bytes(pixel_bytes, element) + patches * element * (states + 3 * vision.intermediate_size))
 

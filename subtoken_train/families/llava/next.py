@@ -134,11 +134,6 @@ class LlavaNextFamily(LlavaFamily):
         """Return the bytes of the nominal picture's tiles, fp32."""
         return self.layout.tiles(self.nominal_image) * super().image_bytes()
 
-    def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return LLaVA's for each tile: they run through the tower together."""
-        tile = super().image_bytes()
-        return pixel_bytes // tile * super().tower_bytes(tile)
-
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
         """Return CLIP's hidden states of every picture in the order of its placeholders, newlines among them.
