@@ -109,7 +109,7 @@ METHODS: dict[str, dict[str, Any]] = {
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
-HALVES = "8 of 16 value groups by norm, values turned"
+HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))
 BRIEF = {
     "full cache": "everything in bf16",
     "int8 of everything": "everything in int8",
@@ -127,6 +127,7 @@ BRIEF = {
     f"kvzip 30.9% in int8, {HALVES}": "**KVzip, 31 % int8, half of turned values**",
     "kvzip 46.5% in int4_rotated": "KVzip, 47 % in 4 bits, keys rotated",
     f"kvzip 57.8% in int4_rotated, {HALVES}": "**KVzip, 58 %, 4 bits, half of turned values**",
+    f"kvzip 50.5% in int4_rotated, {TWELVE}": "**KVzip, 51 %, 4 bits, 12 of 16 turned groups**",
     "kvzip 12.5%": "KVzip, 12.5 %",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "**KVzip, 47 %, 4 bits, half of turned values**",
     f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",

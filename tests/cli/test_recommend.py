@@ -18,6 +18,7 @@ from tests.support.commands import printed, refused
 
 NAMES, ARMS = read_measured("text")
 TASK_ARMS = read_measured("tasks")[1]
+TURNED = "value groups by norm, values turned"
 
 
 def arm(name, **on):
@@ -69,7 +70,8 @@ def test_every_spelling_means_what_was_measured(measured):
 def test_what_is_said_on_every_model(capsys):
     out = printed(capsys, "recommend", "--budget", "0.2")
     first, heads, qwen, smol, *_ = out.splitlines()
-    assert first == "For facts and for text: kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned"
+    assert first == f"For facts that are asked for later: kvzip 57.8% in int4_rotated, 8 of 16 {TURNED}"
+    assert f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n" in out
     assert heads.split("  ")[1:2] == ["measured on"]
     assert qwen.startswith("  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.3 [-0.6, +1.4]")
     assert smol.startswith("  SmolLM2-135M        12.4%  -0.08 [-0.20, +0.04]")

@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +39,10 @@ def check_tokenizer() -> None:
     check_package("pycocoevalcap", "eval", "CIDEr")
     if shutil.which("java") is None:
         raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")
-    folder = Path(str(files("pycocoevalcap"))) / "tokenizer"
+    found = find_spec("pycocoevalcap")
+    assert found is not None
+    assert found.submodule_search_locations  # a namespace: importlib.resources gives no folder of it
+    folder = Path(next(iter(found.submodule_search_locations))) / "tokenizer"
     if not os.access(folder, os.W_OK):
         raise ValueError(f"CIDEr's PTB tokenizer writes to {folder}, which is read-only; install the package elsewhere")
 
