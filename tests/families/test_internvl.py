@@ -22,6 +22,7 @@ from tests.support.internvl_tiny import (
     internvl_records,
     transformers_processor,
 )
+from tests.support.own_forward import check_answers, check_logits
 
 PROMPTS = [
     "<|im_start|>user\n<IMG_CONTEXT>\nwhere is it?<|im_end|>\n<|im_start|>assistant\n",
@@ -121,23 +122,13 @@ def test_tiles_are_those_of_the_originals(family, images):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@torch.no_grad()
 def test_logits_are_transformers_own(family, images, side):
     given = processed(images, side)
-    batch, seen = batch_of(family, given), given["attention_mask"].bool()
-    position_ids = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    expected = family.model(**given, position_ids=position_ids).logits[seen]
-    backbone = compress(family)
-    assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
-    forced = compress(family, name="fastv", keep_ratio=1.0)
-    got = forced.logits(forced.run(batch, pad_left=side == "left", force_gather=True))[seen]
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    check_logits(family, given, batch_of(family, given), side)
 
 
 def test_answers_are_transformers_own(family, images):
-    given, settings = processed(images, "left"), {"max_new_tokens": 8, "do_sample": False}
-    expected = family.model.generate(**given, **settings)
-    assert torch.equal(SubTokenModel.around(compress(family)).generate(**given, **settings), expected)
+    check_answers(family, processed(images, "left"))
 
 
 def test_a_video_is_a_line_per_frame(family, images):

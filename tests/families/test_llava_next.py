@@ -11,11 +11,11 @@ from subtoken_train.families.decoder import layer_windows
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava.next import LlavaNextFamily
 from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress, save_backbone
 from tests.support.next_tiny import SIDE, SIZES, TOKENS, next_batch, next_family, next_images, next_records
+from tests.support.own_forward import check_answers, check_logits
 
 PROMPTS = [
     "<s>[INST] <image>\nwhat is left ? [/INST]",
@@ -124,26 +124,16 @@ def test_tiles_are_read_padded_and_one_after_another(family, images):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-@torch.no_grad()
 def test_logits_are_transformers_own(images, kind, side):
     family = next_family(kind)
     given = processed(family, images, side)
-    batch, seen = batch_of(family, given), given["attention_mask"].bool()
-    position_ids = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    expected = family.model(**given, position_ids=position_ids).logits[seen]
-    backbone = compress(family)
-    assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
-    forced = compress(family, name="fastv", keep_ratio=1.0)
-    got = forced.logits(forced.run(batch, pad_left=side == "left", force_gather=True))[seen]
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    check_logits(family, given, batch_of(family, given), side)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_answers_are_transformers_own(images, kind):
     family = next_family(kind)
-    given, settings = processed(family, images, "left"), {"max_new_tokens": 8, "do_sample": False}
-    expected = family.model.generate(**given, **settings, pad_token_id=0)
-    assert torch.equal(SubTokenModel.around(compress(family)).generate(**given, **settings, pad_token_id=0), expected)
+    check_answers(family, processed(family, images, "left"), pad_token_id=0)
 
 
 @torch.no_grad()

@@ -8,11 +8,10 @@ from transformers.models.pixtral import modeling_pixtral
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family
-from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
-from tests.support.helpers import compress
 from tests.support.mistral_tiny import GRIDS, SIZES, mistral3_family, mistral3_records, their_inputs
+from tests.support.own_forward import check_answers, check_logits
 from tests.support.tiny_parts import noises, padded
 
 PROMPTS = [
@@ -75,23 +74,13 @@ def test_marks_of_rows_are_text_that_stays(family, tmp_path):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@torch.no_grad()
 def test_logits_are_transformers_own(family, images, side):
     given = their_inputs(family, [*PROMPTS], images, side)
-    batch, seen = batch_of(family, given), given["attention_mask"].bool()
-    position_ids = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    expected = family.model(**given, position_ids=position_ids).logits[seen]
-    backbone = compress(family)
-    assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
-    forced = compress(family, name="fastv", keep_ratio=1.0)
-    got = forced.logits(forced.run(batch, pad_left=side == "left", force_gather=True))[seen]
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    check_logits(family, given, batch_of(family, given), side)
 
 
 def test_answers_are_transformers_own(family, images):
-    given, settings = their_inputs(family, [*PROMPTS], images, "left"), {"max_new_tokens": 8, "do_sample": False}
-    expected = family.model.generate(**given, **settings)
-    assert torch.equal(SubTokenModel.around(compress(family)).generate(**given, **settings), expected)
+    check_answers(family, their_inputs(family, [*PROMPTS], images, "left"))
 
 
 @torch.no_grad()
