@@ -21,7 +21,7 @@ import yaml
 from benchmarks import version_bounds
 from benchmarks.version_bounds import counts, direct_dependencies
 from subtoken_train.version import __version__
-from tests.support.places import ROOT
+from tests.support.places import ON_AN_INDEX, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -43,6 +43,14 @@ def test_the_version_stands_in_one_place():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert "version" not in citation
     assert citation["preferred-citation"]["identifiers"][0]["value"] == "arXiv:2604.21335"
+
+
+def test_pages_install_the_package_from_where_it_is():
+    for page in (ROOT / "README.md", ROOT / "docs/install.md"):
+        assert f"pip install {'subtoken_train' if ON_AN_INDEX else '.'}" in page.read_text(encoding="utf-8"), page
+    from_an_index = re.compile(r"pip install (-\S+ )*'?subtoken_train(?![\w\[])")
+    pages = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "CHANGELOG.md"]
+    assert ON_AN_INDEX or [page for page in pages if from_an_index.search(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("bundled", BUNDLED)

@@ -17,6 +17,7 @@ made here:
                embedded handwritten digits, the same files for the same seed
   english      the embedded English (prose of Python's reference manual) as train, dev and test.jsonl, one document a
                line, for the perplexity of the tiny language model; --train, --dev, --test and --seed do not apply here
+  samples      copies the pictures and texts that README and pages name as data/samples (a checkout has them there)
 
 downloaded whole (to --out FOLDER, by default checkpoints/NAME; an existing one is left alone; prints the licence):
   smollm2      SmolLM2-135M-Instruct, 92 MB (qwen05, qwen15: Qwen2.5-Coder-Instruct, 478 and 1,093 MB; gemma3-270m:
@@ -31,7 +32,7 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
 
 data/README.md explains all of it."""
 
-_MADE = ("scenes", "english")
+_MADE = ("scenes", "english", "samples")
 
 _MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
 
@@ -69,6 +70,12 @@ def run(args: argparse.Namespace) -> int:
 
         out = args.out or "data/english_text"
         write_english(out, overwrite=args.overwrite)
+        print(f"written to {out}")
+    elif args.name == "samples":
+        from subtoken_train.datasets.samples import write_samples
+
+        out = args.out or "data/samples"
+        write_samples(out, overwrite=args.overwrite)
         print(f"written to {out}")
     elif args.name == "scenes":
         check_range("--seed", args.seed, 0, MAX_SEED)

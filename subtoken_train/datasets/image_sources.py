@@ -14,6 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
 from subtoken_train.errors import SubTokenWarning, UncutError
 from subtoken_train.families.images import PixelError, rgb_pixels
@@ -178,7 +179,9 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
             check_regular(content)
         return _decoded(content, max_pixels, f"{of_record}image {place}")
     except FileNotFoundError:
-        hint = "check image_folder, or fetch the images the data set lists" if of_record else "check the path"
+        if not of_record:
+            raise absent("image", place) from None
+        hint = "check image_folder, or fetch the images the data set lists"
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
     except Exception as error:  # Pillow's readers raise many kinds for broken files
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,4 +1,4 @@
-"""Commands that make or fetch the data files that shipped recipes name, and what a download of them holds."""
+"""Commands that make or fetch the data files that shipped recipes and pages name, and what a download of them holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fetch_command(path: str | Path) -> str | None:
     path = Path(path)
     if path.name == MIX665K:
         return f"subtoken-train data llava665k --root {path.parent}"
-    made = {"data/scenes": "scenes", "data/english_text": "english"}
+    made = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}
     return next((f"subtoken-train data {name}" for place, name in made.items() if place in path.as_posix()), None)
 
 

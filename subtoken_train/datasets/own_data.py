@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
+from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
 from subtoken_train.datasets.record_format import image_names, said_turns, used_turns, video_names
 from subtoken_train.datasets.unknown_tokens import spread
@@ -55,7 +56,9 @@ def look_into(folder: Path) -> OwnFolder:
         OSError: it, or a folder in it, cannot be read.
     """
     if not folder.exists():
-        raise ValueError(f"{folder} does not exist; name the folder of your data")
+        command = fetch_command(folder)
+        hint = f"get it: {command}" if command else "name the folder of your data"
+        raise ValueError(f"{folder} does not exist; {hint}")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = {}

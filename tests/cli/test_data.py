@@ -7,6 +7,7 @@ import json
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.english import documents
 from tests.support.commands import refused
+from tests.support.places import ROOT
 
 
 def scenes(folder, *extra: str) -> list[str]:
@@ -41,6 +42,24 @@ def test_english_documents(tmp_path, capsys):
     assert main([*command, "--overwrite"]) == 0
     (folder / "train.jsonl.bak").write_text("mine")
     assert "train.jsonl.bak" in refused(capsys, *command, "--overwrite")
+
+
+def test_samples_are_those_of_a_checkout(tmp_path, monkeypatch, capsys):
+    """In an empty folder, where an installed package is asked as a checkout would be."""
+    monkeypatch.chdir(tmp_path)
+    ask = ["generate", "--adapter", "checkpoints/adapters/tiny_lora_only", "--prompt", "is there a 7 ?"]
+    words = refused(capsys, *ask, "--image", "data/samples/a.png")
+    assert words.endswith("image data/samples/a.png does not exist; get it: subtoken-train data samples")
+    assert "get it: subtoken-train data samples" in refused(capsys, "init", "data/samples/mydata")
+    assert main(["data", "samples"]) == 0
+    shipped, made = ROOT / "data/samples", tmp_path / "data/samples"
+    names = [path.relative_to(shipped) for path in shipped.rglob("*") if path.is_file()]
+    assert len(names) > 30
+    assert all((made / name).read_bytes() == (shipped / name).read_bytes() for name in names)
+    assert "exists; choose another folder or pass --overwrite" in refused(capsys, "data", "samples")
+    assert main(["data", "samples", "--overwrite"]) == 0
+    (made / "mydata/mine.csv").touch()
+    assert "mydata/mine.csv" in refused(capsys, "data", "samples", "--overwrite")
 
 
 def test_a_seed_that_is_none(tmp_path, capsys):

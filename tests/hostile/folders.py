@@ -167,7 +167,7 @@ def made(draw: random.Random, place: Place) -> Case:
     what = occupy(draw, place.work / "out")
     data = ["--adapter", adapter, "--data", "scenes/dev.json"]
     words = draw.choice((
-        ["data", draw.choice(("english", "scenes")), "--out", "out", *draw.choice(([], ["--overwrite"]))],
+        ["data", draw.choice(("english", "samples", "scenes")), "--out", "out", *draw.choice(([], ["--overwrite"]))],
         ["diagnose", *data, "--out", "out"],
         ["evaluate", *data, "--limit", "1", "--out", "diary.txt"],
         ["generate", "--adapter", adapter, "--image", image, "--prompt", "what ?", "--max-new-tokens", "1", "--show",
