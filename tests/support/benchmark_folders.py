@@ -70,9 +70,9 @@ MMBENCH_ROW = {
 }
 
 
-def mmbench_parquet(folder: Path, documents: Sequence[Row]) -> Path:
+def mmbench_parquet(folder: Path, documents: Sequence[Row], language: str = "en") -> Path:
     rows = [{"index": n, **MMBENCH_ROW, **document} for n, document in enumerate(documents)]
-    return write_rows(folder, "en/dev-00000-of-00001", rows)
+    return write_rows(folder, f"{language}/dev-00000-of-00001", rows)
 
 
 def mmbench_table(folder: Path, documents: Sequence[Row], name: str = "mmbench_dev_20230712.tsv") -> Path:

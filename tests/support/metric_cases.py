@@ -55,6 +55,20 @@ def _local() -> Answered:
     return [(text, {"answers": ["a cat"], "metric": metric}) for metric, text in rows]
 
 
+def _letters(task: str) -> Answered:
+    return [(text, {"task": task, "answer": letter}) for text, letter in [("B", "B"), ("b. x", "A"), ("It is C", "C")]]
+
+
+def _mmstar() -> Answered:
+    rows = [("A", "geometry"), ("B.", "geometry"), ("the answer is A", "localization"), ("", "recognition")]
+    return [(text, {"answer": "A", "l2_category": axis}) for text, axis in rows]
+
+
+def _mmmu() -> Answered:
+    rows = [("B", ["x", "y"], ["B"]), ("It is 1,000", [], ["1000"]), ("no", [], ["7", "seven"]), ("?", ["x"], ["A"])]
+    return [(text, {"options": options, "answers": answers}) for text, options, answers in rows]
+
+
 def _mathvista() -> Answered:
     rows = [("float", "1.23", 1.0, "1.2"), ("integer", "it is 7", None, "7"), ("list", "none", None, "[1, 2]")]
     kinds = {"choices": None, "question_type": "free_form"}
@@ -79,6 +93,7 @@ def _scenes(kind: str, *answers: str) -> Answered:
 
 
 CASES: dict[str, Answered] = {
+    "ai2d": _letters("ai2d"),
     "chartqa": _chartqa(),
     "coco_caption": _captions(),
     "docvqa": _people(),
@@ -89,10 +104,15 @@ CASES: dict[str, Answered] = {
     "longbench": _longbench(),
     "mathvista": _mathvista(),
     "mmbench": _mmbench(),
+    "mmbench_cn": _mmbench(),
     "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
     "mme": _mme(),
     "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
+    "mmmu": _mmmu(),
+    "mmstar": _mmstar(),
+    "ocrbench": [(text, {"answers": ["Cafe 24"], "formula": formula}) for text, formula in (("cafe 24!", 0), ("x", 1))],
     "pope": _pope(),
+    "realworldqa": _letters("realworldqa"),
     "recall": [
         (" baran amber falcon.", {"codes": {"baran": "amber falcon", "calek": "icy owl"}}),
         ("", {"codes": {"a": "b"}}),
@@ -105,6 +125,7 @@ CASES: dict[str, Answered] = {
     "scenes_mmbench": _scenes("choice", "A", "B"),
     "scenes_pope": _scenes("exists", "yes", "no"),
     "scenes_textvqa": _scenes("read", "red 7", "red 8"),
+    "seedbench": _letters("seedbench"),
     "textcaps": _captions(),
     "textvqa": _people(),
     "video_tt": [("A", {}), ("", {})],

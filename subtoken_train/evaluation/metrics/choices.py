@@ -12,7 +12,7 @@ Legend: N samples, G questions, R readings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from subtoken_train.evaluation.metrics.metric import GroupedMetric, MeanScores, Prediction, bits_of, groups_of
 
 LETTERS = "ABCDE"
-_LETTER = re.compile(r"\(?([A-E])(?:[.:,)].*)?", re.DOTALL)
+_LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
 _LMMS_FRAMES = (
     ("", "."), ("", ","), ("", ":"), ("", ")"), ("", ")."), ("(", ")"), ("(", ")."),
     (":", ""), (":", ","), (":", "."), (":", ")"), (":", ")."),
@@ -30,6 +30,7 @@ _STATIC_PHRASES = (
     *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
     *(f"{before}{what} is" for what in ("answer", "choice") for before in ("", "the ", "my ")),
     *(f"i {verb}" for verb in ("choose", "select", "pick")),
+    *("옵션", "정답은", "답은", "답:", "答案是", "答案为", "选", "答えは"),
 )
 _STATIC_FRAMES = ((3, "{})"), (4, "{}:"), (5, "{}."), (6, "({})"), (2, "{} "))
 _REFUSALS = (
@@ -54,11 +55,8 @@ def lmms_letter(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def lmms_static_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """Read as lmms-eval's task ``mmbench_en_dev_static``: ``can_infer``, else the best-placed letter of an option.
-
-    Of that fallback's phrases, those in other languages than English are left out.
-    """
-    return lmms_letter(text, options) or _best_placed(text, options)
+    """Read as lmms-eval's task ``mmbench_en_dev_static``: ``can_infer``, else the best-placed letter of an option."""
+    return lmms_letter(text, options) or best_placed_letter(text, options)
 
 
 def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
@@ -106,14 +104,17 @@ def _among(words: list[str], before: str, after: str) -> list[str]:
     return [letter for letter in LETTERS if before + letter + after in words]
 
 
-def _best_placed(text: str, options: Mapping[str, str]) -> str | None:
-    """Return the letter in the most telling place, and among equals the last: start, end, phrase, frame, any word."""
+def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
+    """Return the letter in the most telling place, and among equals the last: start, end, phrase, frame, any word.
+
+    The rule of lmms-eval's ``extract_mcq_answer``; None where none of ``letters`` is in the text.
+    """
     text = text.strip()
     for mark in ",.!?;:'\"":
         text = text.strip(mark)
     padded, bare = f" {text} ", text.strip()
-    places: list[tuple[int, int, str]] = []
-    for letter in options:
+    letters, places = tuple(letters), list[tuple[int, int, str]]()
+    for letter in letters:
         frames = ((rank, frame.format(letter)) for rank, frame in _STATIC_FRAMES)
         places += [(rank, padded.rfind(framed), letter) for rank, framed in frames if framed in padded]
         after = (padded.lower().find(phrase) + len(phrase) for phrase in _STATIC_PHRASES if phrase in padded.lower())
@@ -122,7 +123,7 @@ def _best_placed(text: str, options: Mapping[str, str]) -> str | None:
             places.append((10, 0, letter))
         if bare.endswith(letter) and not bare[-2:-1].isalpha():
             places.append((9, len(padded) - 1, letter))
-    places = places or [(0, padded.rfind(letter), letter) for letter in options if letter in padded]
+    places = places or [(0, padded.rfind(letter), letter) for letter in letters if letter in padded]
     return max(places)[2] if places else None
 
 

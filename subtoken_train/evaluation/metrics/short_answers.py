@@ -95,7 +95,7 @@ class ExactMatch(MeanScores):
         answer = reference["answer"]
         return {
             "accuracy": float(gqa_answer(prediction) == answer),
-            "lmms_exact_match": float(_plain(prediction) == _plain(answer)),
+            "lmms_exact_match": float(without_punctuation(prediction) == without_punctuation(answer)),
         }
 
 
@@ -104,7 +104,8 @@ def gqa_answer(text: str) -> str:
     return text.rstrip(".").lower()
 
 
-def _plain(text: str) -> str:
+def without_punctuation(text: str) -> str:
+    """Return a text in lower case, without ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
 
 
@@ -143,6 +144,30 @@ def _number(text: str) -> float | None:
         return float(text.rstrip("%")) / 100 if percent else float(text)
     except ValueError:
         return None
+
+
+_FULL_WIDTH = {0x3000: " "} | {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+
+
+class ContainsAnswer(MeanScores):
+    """``accuracy``: OCRBench's, the share of answers that contain one of the accepted texts (``answers``).
+
+    Case does not count, and a full-width character is its ASCII one; of formulas (``formula``) case counts, and space
+    does not. Source: ``tasks/ocrbench/utils.py`` of lmms-eval.
+    """
+
+    names = ("accuracy",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        """Return 1 or 0."""
+
+        def read(text: str) -> str:
+            text = text.strip().replace("\n", " ")
+            return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
+
+        said = read(prediction)
+        return {"accuracy": float(any(read(answer) in said for answer in reference["answers"]))}
 
 
 class Answered(MeanScores):

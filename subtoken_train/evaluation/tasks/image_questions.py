@@ -9,7 +9,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.short_answers import ANLS, RelaxedAccuracy
+from subtoken_train.evaluation.metrics.short_answers import ANLS, ContainsAnswer, RelaxedAccuracy
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
 from subtoken_train.evaluation.tasks.table_files import read_split
@@ -189,3 +189,28 @@ class VizWiz(ImageQuestions):
         text = row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
         kind = row.values["category"] or "question"
         return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128, kind=kind)
+
+
+@dataclass
+class OCRBench(ImageQuestions):
+    """OCRBench (Liu et al., arXiv:2305.07895): reading text, questions about it, forms, and formulas by hand.
+
+    ``accuracy`` times 1,000 is the benchmark's score. A sample's id is its place in the files, from 0.
+    """
+
+    name = "ocrbench"
+    hub_id = "echo840/OCRBench"
+    rows = 1000
+    primary = "accuracy"
+    scored_by = ContainsAnswer
+    answered = "test"
+    columns = ("dataset", "question", "question_type", "answer")
+    where = "hf download echo840/OCRBench --repo-type dataset --local-dir DIR"
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        """Return the sample of a row."""
+        if not row.values["answer"]:
+            raise self.without_answer(row)
+        reference = {"answers": row.texts("answer"), "formula": row.values["dataset"] == "HME100k"}
+        kind = row.text("question_type")
+        return self.ask(row, number, row.text("question").strip(), reference, max_new_tokens=128, kind=kind)

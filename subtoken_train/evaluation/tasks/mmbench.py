@@ -1,13 +1,13 @@
-"""MMBench, English development set (Liu et al., arXiv:2307.06281): multiple choice, every question in all rotations.
+"""MMBench, development set (Liu et al., arXiv:2307.06281), English and Chinese: multiple choice in all rotations.
 
 Read from lmms-eval's Parquet form (4,329 rows, what the paper scores), or from the benchmark's own TSV with base64
-images: the release of July 2023 has 4,377 rows. The rotations of a question are rows of their own in all of them, with
-the same index modulo one million, so vanilla and circular accuracy come from the same answers.
+images: the English release of July 2023 has 4,377 rows. The rotations of a question are rows of their own in all of
+them, with the same index modulo one million, so vanilla and circular accuracy come from the same answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,24 +19,21 @@ from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, Image
 from subtoken_train.evaluation.tasks.table_files import read_table
 from subtoken_train.evaluation.tasks.task import Sample
 
-TABLES = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
-"""Rows by name; the first that is in the source folder is read."""
-
-
 PROMPTS = {
-    "llava": ("{}\n", f"{{question}}\n{{options}}{LETTER_ANSWER}"),
-    "lmms": ("{} ", f"{{question}} There are several options:\n{{options}}\n{LETTER_ANSWER}"),
+    "llava": ("{}\n", "{question}\n{options}{ending}"),
+    "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
     "vlmevalkit": (
         "Hint: {}\n",
         "Question: {question}\nOptions:\n{options}\nPlease select the correct answer from the options above. \n",
     ),
 }
-"""Words of LLaVA-1.5, lmms-eval and VLMEvalKit: for a hint, and for the question. Odd spaces and lines are theirs."""
+"""Words of LLaVA-1.5, lmms-eval and VLMEvalKit, whose own are English for Chinese questions too: for a hint, and for
+the question. Odd spaces and lines are theirs."""
 
 
 @dataclass
 class MMBench(ImageQuestions):
-    """All rows of the development set, in the words of ``prompt``: ``llava``, ``lmms`` or ``vlmevalkit``."""
+    """All English rows of the development set, in the words of ``prompt``: ``llava``, ``lmms`` or ``vlmevalkit``."""
 
     name = "mmbench"
     hub_id = "lmms-lab/MMBench"
@@ -53,6 +50,10 @@ class MMBench(ImageQuestions):
     )
 
     allowed: ClassVar = {"prompt": tuple(PROMPTS)}
+    tables: ClassVar[Mapping[str, int]] = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
+    """Rows by name; the first that is in the source folder is read."""
+    endings: ClassVar[Mapping[str, str]] = {"llava": LETTER_ANSWER, "lmms": LETTER_ANSWER}
+    """Words that ask for the letter, by ``prompt``."""
 
     prompt: str = "llava"
 
@@ -60,8 +61,8 @@ class MMBench(ImageQuestions):
     def expected_rows(self) -> int:
         """Number of rows of the Parquet form, or of the TSV in the source folder."""
         source = task_source(self)
-        table = _table(source) if isinstance(source, Path) else None
-        return self.rows if table is None else TABLES[table.name]
+        table = self._table(source) if isinstance(source, Path) else None
+        return self.rows if table is None else self.tables[table.name]
 
     def sample(self, row: FileRow, number: int) -> Sample:
         """Return the sample of a row."""
@@ -72,8 +73,9 @@ class MMBench(ImageQuestions):
         if answer not in found:
             raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
         before, words = PROMPTS[self.prompt]
-        hint = _present(row.values["hint"])
-        asked = words.format(question=row.text("question"), options=lettered(found))
+        hint = self.hint(row)
+        ending = self.endings.get(self.prompt, "")
+        asked = words.format(question=row.text("question"), options=lettered(found), ending=ending)
         reference = {"index": index, "answer": answer, "options": found}
         if nan := "".join(letter for letter in "ABCD" if letter not in found and row.values[letter] is not None):
             reference["nan_options"] = nan
@@ -83,12 +85,41 @@ class MMBench(ImageQuestions):
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Return the rows of the benchmark's own table."""
-        table = _table(folder)
+        table = self._table(folder)
         return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
 
+    def hint(self, row: FileRow) -> str | None:
+        """Return what stands before the question; None where a row has none."""
+        return _present(row.values["hint"])
 
-def _table(folder: Path) -> Path | None:
-    return next((folder / name for name in TABLES if (folder / name).is_file()), None)
+    def _table(self, folder: Path) -> Path | None:
+        return next((folder / name for name in self.tables if (folder / name).is_file()), None)
+
+
+@dataclass
+class MMBenchCN(MMBench):
+    """The same questions in Chinese.
+
+    As lmms-eval asks (``prompt: lmms``), the text "nan" in the place of a hint is one. Its score is a judge's
+    (``gpt_eval_score``), so none here is its own; ``lmms_static_circular`` is that of its English task without one.
+    """
+
+    name = "mmbench_cn"
+    config = "cn"
+    where = (
+        "Parquet: hf download lmms-lab/MMBench --repo-type dataset --local-dir DIR --include 'cn/dev-*'. TSV, in DIR: "
+        "https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_CN.tsv"
+    )
+    tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}
+    endings: ClassVar = {
+        "llava": "\n请直接回答选项字母。",
+        "lmms": "\n请直接使用所提供的选项字母作为答案回答。",
+    }
+
+    def hint(self, row: FileRow) -> str | None:
+        """Return what stands before the question; a table's empty cells are "nan" in the Hub's file."""
+        given: str | None = row.values["hint"]
+        return super().hint(row) if self.prompt != "lmms" else "nan" if given == "" else given
 
 
 def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
-from datasets import Dataset, Image, load_dataset
+from datasets import Dataset, Image, List, load_dataset
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 from pyarrow import ArrowInvalid
 
@@ -135,6 +135,8 @@ def read_split(
 ) -> list[FileRow]:
     """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
 
+    An image may be the one entry of a list.
+
     ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
     ``check_complete`` names them.
 
@@ -175,6 +177,10 @@ def _rows(dataset: Dataset, places: list[str], columns: Sequence[str], images: S
 
 def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
     value = dataset[row][column]
+    if isinstance(value, list):
+        if len(value) != 1:
+            raise ValueError(f"the row holds {len(value)} images, where one belongs; fetch the files again")
+        value = value[0]
     if isinstance(value, dict):
         value = value.get("bytes")
     if value is None:
@@ -221,6 +227,9 @@ def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Datase
 
 
 def _encoded(dataset: Dataset) -> Dataset:
-    for name in [name for name, feature in dataset.features.items() if isinstance(feature, Image)]:
-        dataset = dataset.cast_column(name, Image(decode=False))
+    for name, feature in list(dataset.features.items()):
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+        elif isinstance(feature, List) and isinstance(feature.feature, Image):
+            dataset = dataset.cast_column(name, List(Image(decode=False)))
     return dataset

@@ -13,9 +13,18 @@ SHORT = "\nAnswer the question using a single word or phrase."
 WORD = "\nAnswer the question with a single word."
 UNANSWERABLE = "\nWhen the provided information is insufficient, respond with 'Unanswerable'."
 FILES = {
+    "ai2d": ("data/test", {"options": ["x", "y"], "answer": "1"}, None),
     "chartqa": ("data/test", {"type": "human_test", "answer": "14"}, None),
     "docvqa": ("DocVQA/validation", {"answers": ["x"], "question_types": ["form", "layout"]}, "questionId"),
     "infographicvqa": ("InfographicVQA/validation", {"answers": ["x"], "answer_type": ["form", "x"]}, "questionId"),
+    "mmstar": ("data/val", {"answer": "A", "category": "math", "l2_category": "geometry"}, "index"),
+    "ocrbench": ("data/test", {"answer": ["x"], "dataset": "IIIT5K", "question_type": "Doc-oriented VQA"}, None),
+    "realworldqa": ("data/test", {"answer": "0"}, None),
+    "seedbench": (
+        "data/test",
+        {"answer": "A", "data_type": "image", "question_type_id": 1, **{f"choice_{letter}": "x" for letter in "abcd"}},
+        "question_id",
+    ),
     "textvqa": ("data/validation", {"answers": ["x"] * 10, "ocr_tokens": ["a"]}, "question_id"),
     "vizwiz": ("data/val", {"answers": ["unsuitable"] * 6 + ["soda"] * 4, "category": "unanswerable"}, "question_id"),
     "vqav2": ("data/validation", {"answers": people(*["yes"] * 10), "answer_type": "other"}, "question_id"),
@@ -85,6 +94,9 @@ def test_what_no_file_may_be(tmp_path, name):
         ),
         ("chartqa", {"type": "val"}, "type 'val'; allowed: human_test, augmented_test"),
         ("chartqa", {"answer": None}, "no answers, so this is another split's file; use that of 'test'"),
+        ("ocrbench", {"answer": []}, "no answers, so this is another split's file; use that of 'test'"),
+        ("ai2d", {"answer": "2"}, "the answer is '2', which is none of the 2 options"),
+        ("seedbench", {"question_type_id": 10}, "question_type_id '10'; allowed for images: 1 to 9"),
         ("vizwiz", {"answers": None}, "no answers, so this is another split's file; use that of 'val'"),
     ],
 )
