@@ -69,6 +69,11 @@ def _mmmu() -> Answered:
     return [(text, {"options": options, "answers": answers}) for text, options, answers in rows]
 
 
+def _mathematics(harness: str) -> Answered:
+    rows = [(r"So it is $\boxed{\frac{1}{2}}$.", "0.5"), ("$7$", "7"), ("It is 70.", "70"), ("", "3")]
+    return [(text, {"answer": right, "solution": rf"\boxed{{{right}}}", "harness": harness}) for text, right in rows]
+
+
 def _mathvista() -> Answered:
     rows = [("float", "1.23", 1.0, "1.2"), ("integer", "it is 7", None, "7"), ("list", "none", None, "[1, 2]")]
     kinds = {"choices": None, "question_type": "free_form"}
@@ -88,12 +93,19 @@ def _longbench() -> Answered:
     return [(text, {"set": name, "answers": [answer, "?"]}) for name, text, answer in rows]
 
 
+def _longbench_v2() -> Answered:
+    rows = [("(B).", "easy", "short"), ("B", "hard", "long"), ("", "easy", "long")]
+    groups = [{"answer": "B", "difficulty": group, "length": size} for _, group, size in rows]
+    return [(f"The correct answer is {said}", group) for (said, *_), group in zip(rows, groups, strict=True)]
+
+
 def _scenes(kind: str, *answers: str) -> Answered:
     return [(answers[0], {"kind": kind, "answer": answer}) for answer in answers]
 
 
 CASES: dict[str, Answered] = {
     "ai2d": _letters("ai2d"),
+    "aime25": _mathematics("aime"),
     "chartqa": _chartqa(),
     "coco_caption": _captions(),
     "docvqa": _people(),
@@ -102,6 +114,8 @@ CASES: dict[str, Answered] = {
     "local": _local(),
     "local_text": _local(),
     "longbench": _longbench(),
+    "longbench_v2": _longbench_v2(),
+    "math500": _mathematics("hendrycks_math"),
     "mathvista": _mathvista(),
     "mmbench": _mmbench(),
     "mmbench_cn": _mmbench(),

@@ -40,6 +40,7 @@ from subtoken_train.inference.cache_report import Measured
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import (
     EncodedText,
+    check_template,
     encode_chat,
     encode_messages,
     encode_text,
@@ -91,6 +92,8 @@ def model_inputs(
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
     try:
         if sample.messages:
+            if sample.chat:
+                check_template(family.tokenizer)
             return replace(encode_messages(family, sample.messages), record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:

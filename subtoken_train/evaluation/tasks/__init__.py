@@ -21,6 +21,7 @@ TASKS: Registry[Task] = Registry(
     named=True,
     builtin={
         "ai2d": "image_choices:AI2D",
+        "aime25": "math_problems:AIME25",
         "chartqa": "image_questions:ChartQA",
         "coco_caption": "captions:CocoCaption",
         "docvqa": "image_questions:DocVQA",
@@ -29,6 +30,8 @@ TASKS: Registry[Task] = Registry(
         "local": "local:Local",
         "local_text": "local:LocalText",
         "longbench": "longbench:LongBench",
+        "longbench_v2": "longbench_v2:LongBenchV2",
+        "math500": "math_problems:Math500",
         "mathvista": "mathvista:MathVista",
         "mmbench": "mmbench:MMBench",
         "mmbench_cn": "mmbench:MMBenchCN",

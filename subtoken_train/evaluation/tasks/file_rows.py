@@ -116,16 +116,17 @@ def benchmark_json(path: Path) -> Any:
     return _parsed(benchmark_text(path), str(path))
 
 
-def read_entries(path: Path, key: str, columns: Sequence[str] = ()) -> list[FileRow]:
-    """Read the objects of the list that a JSON file holds under a key; ``columns`` are those that each must have.
+def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> list[FileRow]:
+    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns.
 
     A file that is missing or holds something else raises a ``ValueError`` with its place, here and below.
     """
     content = benchmark_json(path)
-    entries = content.get(key) if isinstance(content, dict) else None
+    entries = content if key is None else content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f"{path} has no list {key!r}; is it another file?")
-    return [_object(values, f"{path}, {key}[{number}]", columns) for number, values in enumerate(entries)]
+        lacks = "is no list" if key is None else f"has no list {key!r}"
+        raise ValueError(f"{path} {lacks}; is it another file?")
+    return [_object(values, f"{path}, {key or 'entry'}[{number}]", columns) for number, values in enumerate(entries)]
 
 
 def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:

@@ -12,7 +12,7 @@ looked at; its fallback for an answer that names no class is never reached; all 
 Not kept: ``rouge`` recurses, so that its original gives 0 to pairs of long sentences. Chinese is cut into words by
 ``jieba``, an optional dependency.
 
-Not here: LongBench-E and LongBench v2; the wrappings of single models (a tokenizer's own chat template takes their
+Not here: LongBench-E; the wrappings of single models (a tokenizer's own chat template takes their
 place); that ``samsum`` must say one token before a line break may end its answer; kvpress's form, whose instruction
 after the context is compressed and whose answer prefix stands after the template's end.
 """

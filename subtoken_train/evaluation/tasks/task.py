@@ -41,7 +41,7 @@ class Sample:
         kind: what scores are also shown by (subtask, category, question type).
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
         cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
-        chat: text tasks: the tokenizer's chat template is put around the prompt.
+        chat: text tasks: the tokenizer's chat template is put around the prompt; one without it is refused.
         prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer and stand after the template's
             end; None: all of it is the user's.
         keep_space: the answer is kept with the space around it.
