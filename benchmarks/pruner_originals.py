@@ -1,11 +1,12 @@
-"""Outputs of the visual pruners' own code on small random inputs, for ``tests/functional/test_diversity.py``.
+"""Outputs of the visual pruners' own code on small random inputs, which tests compare with.
 
     git clone https://github.com/vbdi/divprune; git clone https://github.com/Theia-4869/CDPruner; ...
-    python benchmarks/pruner_originals.py divprune CDPruner DART VisPruner    # needs torch and safetensors alone
+    python benchmarks/pruner_originals.py --divprune divprune --cdpruner CDPruner --dart DART --vispruner VisPruner \
+        --vidcom2 VidCom2 --evs vllm --vidcom2_vllm vllm    # needs torch and safetensors alone
 
-The functions are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this project.
-One file is written, ``benchmarks/results/pruner_originals.safetensors``: inputs, what was chosen, and in its header the
-commits.
+The functions are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this project. An
+unpacked wheel is as good as a checkout. One file is written, ``benchmarks/results/pruner_originals.safetensors``:
+inputs, what was chosen, and in its header the commits; what is not named there stays as it was.
 """
 
 from __future__ import annotations
@@ -21,40 +22,77 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 OUT = Path(__file__).resolve().parent / "results" / "pruner_originals.safetensors"
 ARCH = "llava/model/llava_arch.py"
+PRUNE = "vllm/multimodal/video_prune/"
+COUNT_AND_MASK = ("compute_retained_tokens_count", "compute_retention_mask")
 FILES = {
     "divprune": ("LLaVA/" + ARCH, ("pairwise_cosine_similarity", "DivPrune")),
     "cdpruner": (ARCH, ("encode_images",)),
     "dart": ("llava/model/language_model/modeling_llama_self.py", ("get_retained_image_token",)),
     "vispruner": (ARCH, ("encode_images",)),
+    "evs": (PRUNE + "evs.py", COUNT_AND_MASK),
+    "vidcom2": (
+        "token_compressor/vidcom2/vidcom2.py",
+        (
+            "select_low_var_channels",
+            "compute_gaussian_scores",
+            "_multi_scale_gaussian",
+            "compute_scales",
+            "select_outlier_indices",
+        ),
+    ),
+    "vidcom2_vllm": (
+        PRUNE + "vidcom2.py",
+        (*COUNT_AND_MASK, "_multi_scale_gaussian", "_ALPHAS", "_LOW_VAR_CHANNEL_RATIO", "_SOFTMAX_TEMPERATURE"),
+    ),
 }
 IMAGES, TOKENS, WIDTH = 3, 60, 24
+FRAMES, HIGH, WIDE = 6, 4, 5
+RATIOS = (0.25, 0.5, 0.875)
+"""Of the videos' tokens that stay: exact in binary."""
 
 
 def taken(checkout: Path, file: str, names: tuple[str, ...], **told: Any) -> SimpleNamespace:
-    """The named functions and classes of a file; ``told`` is what they find under names that they do not import."""
+    """The named functions, classes and annotated constants of a file, told what they do not import."""
     found: dict[str, Any] = {"torch": torch, "nn": nn, "F": functional, "math": math, **told}
     left = set(names)
     for node in ast.walk(ast.parse((checkout / file).read_text())):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in left:
-            left.remove(node.name)
+        name = node.target if isinstance(node, ast.AnnAssign) else node
+        name = name.id if isinstance(name, ast.Name) else getattr(node, "name", None)
+        if name in left and isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign):
+            left.remove(name)
             exec(compile(ast.Module([node], []), file, "exec"), found)  # annotations stay texts, as in this file
     return SimpleNamespace(**{name: found[name] for name in names})
 
 
-def write(out: Path, cases: dict[str, tuple[Callable[[Path], dict[str, Tensor]], Path]]) -> None:
-    """Run cases on their checkouts, each from its own seed, and write all tensors to one file."""
-    tensors, about = {}, {"torch": torch.__version__}
+def version(checkout: Path) -> str:
+    """The commit of a checkout, or the release of an unpacked wheel."""
+    if found := next(checkout.glob("*.dist-info"), None):
+        return found.stem
+    done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def write(out: Path, cases: dict[str, tuple[Callable[[Path], dict[str, Tensor]], Path | None]]) -> None:
+    """Run cases on their checkouts, each from its own seed, and write their tensors to a file; without one, none."""
+    tensors: dict[str, Tensor] = {}
+    about = {"torch": torch.__version__}
+    if out.is_file():
+        with safe_open(out, "pt") as file:
+            about |= file.metadata()
+        tensors = load_file(out)
     for seed, (name, (case, checkout)) in enumerate(cases.items()):
+        if checkout is None:
+            continue
         torch.manual_seed(seed)
         tensors |= {f"{name}.{key}": value.contiguous() for key, value in case(checkout).items()}
-        done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        about[name] = done.stdout.strip()
+        about[name] = version(checkout)
     save_file(tensors, out, metadata=about)
     print(f"{out}: {about}")
 
@@ -109,14 +147,40 @@ def vispruner(code: SimpleNamespace) -> dict[str, Tensor]:
     return {"features": features, "attention": attention, "kept": code.encode_images(owner, features)[1]}
 
 
+def film() -> Tensor:
+    """Tokens of one video, frame after frame: each changes by a step of its own, and each frame by another."""
+    start, steps = drawn(HIGH * WIDE, WIDTH), torch.rand(FRAMES, 1, 1) * torch.rand(FRAMES, HIGH * WIDE, 1)
+    return (start + (steps * torch.randn(FRAMES, HIGH * WIDE, WIDTH)).cumsum(0)).flatten(0, 1)
+
+
+def by_vllm(code: SimpleNamespace) -> dict[str, Tensor]:
+    """One video, kept at several ratios: marks of what stays."""
+    features, size = film(), (FRAMES, 2 * HIGH, 2 * WIDE)
+    kept = [code.compute_retention_mask(features, size, 2, 1 - ratio) for ratio in RATIOS]
+    return {"features": features, "kept": torch.stack(kept), "ratios": torch.tensor(RATIOS)}
+
+
+def vidcom2(code: SimpleNamespace) -> dict[str, Tensor]:
+    """One video at several ratios: marks of what stays, whose count is its own."""
+    features = film()
+    of_video, of_frame = code.compute_gaussian_scores(code.select_low_var_channels(features), HIGH * WIDE)
+    kept = torch.zeros(len(RATIOS), FRAMES, HIGH * WIDE, dtype=torch.bool)
+    for marks, ratio in zip(kept, RATIOS, strict=True):
+        shares = code.compute_scales(-of_video.mean(dim=-1), ratio)
+        for frame, rows in enumerate(code.select_outlier_indices(of_video + of_frame, shares, HIGH * WIDE)):
+            marks[frame, rows] = True
+    return {"features": features, "kept": kept.flatten(1), "ratios": torch.tensor(RATIOS)}
+
+
 CASES = {"divprune": divprune, "cdpruner": cdpruner, "dart": dart, "vispruner": vispruner}
+CASES |= {"evs": by_vllm, "vidcom2": vidcom2, "vidcom2_vllm": by_vllm}
 
 
 def main() -> None:
-    """Run all four and write the file."""
+    """Run those whose checkouts are given, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in CASES:
-        parser.add_argument(name, type=Path, help=f"checkout of {name}")
+        parser.add_argument(f"--{name}", type=Path, help=f"checkout of {name}")
     args = vars(parser.parse_args())
     write(OUT, {name: (partial(run, name), args[name]) for name in CASES})
 

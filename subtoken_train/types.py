@@ -192,6 +192,19 @@ class Batch:
             )
 
 
+class Frames(NamedTuple):
+    """The visual tokens of a video: number of its frames (Qwen: layers of two), tokens of each, and after the last."""
+
+    number: int
+    tokens: int
+    after: int = 0
+
+    @property
+    def total(self) -> int:
+        """Count them all."""
+        return self.number * self.tokens + self.after
+
+
 TowerStatistics = Literal["received", "class", "unsplit"]
 """Statistics that a tower reducer reads beside the tokens; each kind is computed for one layer of the tower.
 

@@ -15,7 +15,7 @@ from making.originals import beside_original
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, check_served
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import SELECTORS, RoutingConfig
@@ -211,9 +211,8 @@ def _on_scenes() -> Iterator[str]:
 
 def unfit(method: type[Reducer], family: type[Family], config: Any) -> str | None:
     """Why a reducer does not serve a model of a family, in the words of its refusal; None where it does."""
-    depth, tower = config.get_text_config(decoder=True).num_hidden_layers, family.tower_statistics(config)
     try:
-        sample(method).check_fit(family.name, family.sees_images, depth, tower)
+        check_served(sample(method), family, config)
     except ValueError as error:
         said = str(error).partition(";")[0].partition(", and this is")[0].replace(family.name, "the family")
         return said.removeprefix(f"reducer {method.name!r} ")

@@ -262,7 +262,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
     yield f"{data.train_file}: {len(records):,} records{mixed}"
     if data.val_file is not None:
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
-    if folders := data.check_images(type(parts.family)):
+    if folders := data.check_images(type(parts.family), parts.reducer):
         yield f"below {data.image_folder}: all {count_named(folders)} are there"
     if records.unread:
         names = clipped(", ".join(map(repr, records.unread)), 200)

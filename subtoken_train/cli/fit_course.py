@@ -235,7 +235,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
         check_target(cli.output_dir / "adapter", overwrite=True)  # which the run writes anew at its end
     check_fit(cli.trainer, cli.model)
     cli.datamodule.read()
-    cli.datamodule.check_images(family_class(cli.model.backbone_config))
+    cli.datamodule.check_images(family_class(cli.model.backbone_config), cli.model.reducer_config)
     module = cli.model
     if shares_weights(cli.trainer.strategy):  # no process loads weights before the others are there to share them
         parts = lay_out(module)

@@ -18,7 +18,8 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.datasets.video_sources import MAX_FRAMES, MOST_FRAMES
 from subtoken_train.errors import check_range
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, only_videos
+from subtoken_train.reducers.base import Reducer
 
 
 class InstructionDataModule(OrderedDataModule[Record]):
@@ -73,7 +74,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         if self.val_file is not None and self._val is None:
             self._val = InstructionRecords(self.val_file, self.image_folder, self.images_outside_folder)
 
-    def check_images(self, family: type[Family]) -> list[FolderImages]:
+    def check_images(self, family: type[Family], reducer: Reducer) -> list[FolderImages]:
         """Compare the images that the files name with the listings of their folders; no image is opened.
 
         Returns:
@@ -81,13 +82,15 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
         Raises:
             ValueError: images are missing: how many, and what lists them; or a record has a video and ``family`` takes
-                none.
+                none, or an image and ``reducer`` takes none.
         """
         found: list[FolderImages] = []
         for records in (self._val, self._train):
             if isinstance(records, InstructionRecords):
                 if not family.takes_videos and (record := records.first_video()) is not None:
                     raise ValueError(f"{records.path}, record {record!r}: {family.no_video()}")
+                if reducer.reads_frames and (record := records.first_image()) is not None:
+                    raise ValueError(f"{records.path}: {only_videos(record)}")
                 found = records.compare_images()
                 if missing := missing_images(found, records.path, records.image_folder):
                     raise missing

@@ -26,6 +26,7 @@ from subtoken_train.datasets.image_sources import FolderImages
 from subtoken_train.datasets.unknown_tokens import SomeTexts
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range
 from subtoken_train.families.family import Family
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch
 
 _GROUPED_BATCHES = 50  # batches that are filled together when records are grouped by length, as in transformers
@@ -298,11 +299,11 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             ValueError: the data are missing or wrong.
         """
 
-    def check_images(self, family: type[Family]) -> list[FolderImages]:
+    def check_images(self, family: type[Family], reducer: Reducer) -> list[FolderImages]:
         """Look for the images that the records of ``read`` name; a command calls it before it builds the model.
 
         Raises:
-            ValueError: images are missing, or records have videos and ``family`` takes none.
+            ValueError: images are missing, or ``family`` or ``reducer`` does not take what the records show.
         """
         return []
 

@@ -133,7 +133,14 @@ class InstructionRecords(Dataset[Record]):
 
     def first_video(self) -> str | None:
         """Return the id of the first record with a video; None where none has one."""
-        found = np.flatnonzero(self._index.videos_R)
+        return self._first(self._index.videos_R)
+
+    def first_image(self) -> str | None:
+        """Return the id of the first record with an image; None where none has one."""
+        return self._first(self._index.images_R - self._index.videos_R)
+
+    def _first(self, count_R: NDArray[np.int64]) -> str | None:
+        found = np.flatnonzero(count_R)
         return self[int(found[0])].id if len(found) else None
 
     def sizes(self) -> NDArray[np.int64]:

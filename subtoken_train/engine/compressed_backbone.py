@@ -213,7 +213,9 @@ class CompressedBackbone(nn.Module):
             frozen=reducer.frozen_scout,
         )
         marks = run.batch.regions_BN, run.protected, run.batch.rank_position_B
-        keep_BN, run.rank_BN, joins_BN = reducer.select(ReducerView(*marks, run.sample_seeds, scout, run.embeds_BND))
+        videos = partial(self.family.video_frames, run.batch)
+        view = ReducerView(*marks, run.sample_seeds, scout, run.embeds_BND, videos)
+        keep_BN, run.rank_BN, joins_BN = reducer.select(view)
         if joins_BN is not None:
             run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
         run.keep(run.embeds_BND, keep_BN)

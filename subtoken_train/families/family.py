@@ -9,6 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -23,7 +24,7 @@ from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import PositionPolicy, Reducer
-from subtoken_train.types import Batch, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.types import Batch, Frames, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
 class PilProcessor:
@@ -78,6 +79,8 @@ class Family(DecoderStack, ABC):
     """False for a language model."""
     takes_videos: ClassVar[bool] = False
     """True where a prompt may show videos."""
+    tells_frames: ClassVar[bool] = False
+    """True where a batch tells videos from images, and their frames (``picture_frames``)."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -147,6 +150,23 @@ class Family(DecoderStack, ABC):
         """Return the error for a video where a family takes none."""
         takes = "images and no videos; give its frames as images, one <image> each" if cls.sees_images else "text alone"
         return ValueError(f"{cls.name} takes {takes}")
+
+    def picture_frames(self, batch: Batch) -> list[Frames | None]:
+        """Return the tokens of each video of a batch, in order; None for an image."""
+        raise AssertionError("refused before the family is built")
+
+    def video_frames(self, batch: Batch) -> list[list[Frames]]:
+        """Return the tokens of each sample's videos.
+
+        Raises:
+            ValueError: a sample shows an image.
+        """
+        pictures, found = iter(self.picture_frames(batch)), []
+        for record, count in zip(batch.record_ids, batch.images_per_sample_B.tolist(), strict=True):
+            found.append([video for video in islice(pictures, count) if video is not None])
+            if len(found[-1]) < count:
+                raise only_videos(record)
+        return found
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
         """Return ``Batch.seconds_I`` of a batch's pictures; None if positions do not depend on time."""
@@ -300,8 +320,27 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
         calibration.check_backbone(model_type, shapes_digest(family), *sizes)
 
 
+def only_videos(record: str) -> ValueError:
+    """Return the error for an image where the reducer chooses among frames."""
+    return ValueError(
+        f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave images out, or "
+        "name a reducer that takes them (divprune, dart)"
+    )
+
+
+def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
+    """Raise ``ValueError`` if a reducer does not serve models of a family's configuration."""
+    depth = config.get_text_config(decoder=True).num_hidden_layers
+    reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(config))
+    if reducer.reads_frames and not family.tells_frames:
+        why = "does not tell the frames of a video from images" if family.takes_videos else "takes no videos"
+        raise ValueError(
+            f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}; use divprune or "
+            "dart"
+        )
+
+
 def check_reducer(reducer: Reducer, family: Family) -> None:
     """Raise ``ValueError`` if a reducer does not fit a backbone, or its calibration is another one's."""
-    tower = family.tower_statistics(family.model.config)
-    reducer.check_fit(family.name, family.image_token_id is not None, family.shape.num_layers, tower)
+    check_served(reducer, type(family), family.model.config)
     check_calibration(reducer.calibrated, family)

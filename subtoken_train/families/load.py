@@ -38,7 +38,7 @@ from subtoken_train.families.backbone_files import (
     whole_numbers,
 )
 from subtoken_train.families.decoder import check_window_runs, layer_windows
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, check_served
 from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import prove
@@ -136,8 +136,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
         model_config = _read_config(config)
         family = _family_of(model_config, config)
         if reducer is not None:
-            depth = model_config.get_text_config().num_hidden_layers
-            reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(model_config))
+            check_served(reducer, family, model_config)
         model = load_weights(family, config, memory)
         loaded = _put_together(family, model, _read_processor(family, config), config)
         if model_config.model_type not in FAMILIES:

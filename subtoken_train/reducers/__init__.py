@@ -58,6 +58,8 @@ REDUCERS = Reducers(
         "cdpruner": "cdpruner:CDPruner",
         "dart": "dart:DART",
         "vispruner": "vispruner:VisPruner",
+        "evs": "evs:EVS",
+        "vidcom2": "vidcom2:VidCom2",
     },
 )
 DEFAULT_REDUCER = "fastv"

@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from subtoken_train.ledger.kv_budget import (
     matched_count,
     ratio_above_cut,
 )
-from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.types import Frames, MergedStates, Region, TowerStatistics, VisualStates
 from subtoken_train.view.view import Need, View
 
 
@@ -87,6 +87,13 @@ def last_ranked(rank_BN: Tensor, kept_BN: Tensor, slot_BN: Tensor) -> Tensor:
     return torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
 
 
+def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
+    """Share ``kept`` tokens out over pictures of these tokens, exactly; the last of any has one at least."""
+    total, passed = sum(sizes), accumulate(sizes[:-1], initial=0)
+    upto = [min((2 * kept * before + total) // (2 * total), kept - 1) for before in passed if total]
+    return [after - before for before, after in pairwise([*upto, kept])]
+
+
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
@@ -103,6 +110,7 @@ class ReducerView:
         sample_seed_B: a number per sample, int64.
         attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
         embeds_BND: input embeddings, projected features at visual tokens.
+        videos: () -> the tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image.
     """
 
     regions_BN: Tensor
@@ -111,6 +119,7 @@ class ReducerView:
     sample_seed_B: Tensor
     attention_row: Callable[[int], Tensor]
     embeds_BND: Tensor
+    videos: Callable[[], list[list[Frames]]]
 
     @property
     def visual(self) -> Tensor:
@@ -148,6 +157,8 @@ class Reducer:
     """True where its scores order the tokens that stay, which a ranked budget reads."""
     reads_question: ClassVar[bool] = False
     """True where the question's rows choose; a context then cannot be compressed before its question is there."""
+    reads_frames: ClassVar[bool] = False
+    """True where it chooses among the frames of videos, and takes no images."""
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -356,10 +367,7 @@ class TowerReducer(Reducer, ABC):
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):
-            total = sum(sizes[first:end])
-            kept, passed = self.kept_tokens(total), accumulate(sizes[first : end - 1], initial=0)
-            upto = [min((2 * kept * before + total) // (2 * total), kept - 1) for before in passed if total]
-            counts += [after - before for before, after in pairwise([*upto, kept])]
+            counts += shared_out(sizes[first:end], self.kept_tokens(sum(sizes[first:end])))
         return counts
 
     @abstractmethod

@@ -11,6 +11,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.video_sources import VideoSource, first_frame, open_picture, open_video
 from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
 
 
@@ -150,7 +151,7 @@ def test_a_family_that_takes_none_says_so_before_anything_is_opened(tmp_path):
     data = InstructionDataModule(str(write(tmp_path, *ROWS)))
     data.read()
     with pytest.raises(ValueError, match=r"record 'folder': llava takes images and no videos; give its frames as"):
-        data.check_images(LlavaFamily)
+        data.check_images(LlavaFamily, build_reducer("none"))
 
 
 def test_a_collator_of_such_a_family_refuses_too(tiny_family, tmp_path):

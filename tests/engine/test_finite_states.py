@@ -22,7 +22,7 @@ from tests.support.helpers import compress
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import REDUCERS as LEVELS
-from tests.support.truth_cells import backbone_of, compression_of
+from tests.support.truth_cells import backbone_of, compression_of, shows_videos
 from tests.support.truth_evictions import CHAINS
 from tests.support.truth_models import OF_TEXT, TEXT, prompts
 
@@ -64,7 +64,7 @@ def _tensors(family):
 def refused(kind: str, chunk: int | None = None, **levels: str) -> None:
     cell = {**CELL, **PLAIN, **levels}
     backbone, compression = backbone_of(cell), replace(compression_of(cell), prefill_chunk=chunk)
-    batch = prompts(backbone.family, "three", pad_left=True)
+    batch = prompts(backbone.family, "three", pad_left=True, videos=backbone.reducer.reads_frames)
     with broken(backbone.family, kind):
         if kind == "half" and batch.pixel_values is not None:
             batch = replace(batch, pixel_values=batch.pixel_values.half())
@@ -93,8 +93,9 @@ def test_every_eviction(name):
 def test_every_reducer(level):
     """By a scout, in a layer, and in the tower, whose NaN it would rank."""
     seeing = level not in OF_TEXT
+    family = "llava_onevision" if shows_videos(level) else "llava_gqa" if seeing else TEXT[0]
     for kind in ("half", "infinite", *(["tower"] if seeing else [])):
-        refused(kind, family="llava_gqa" if seeing else TEXT[0], reducer=level)
+        refused(kind, family=family, reducer=level)
 
 
 def test_all_reducers_are_among_them():

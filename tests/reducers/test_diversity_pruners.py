@@ -77,7 +77,7 @@ def look(embeds, codes, read=(), last=None):
     regions = torch.tensor([codes])
     marks = torch.tensor([[place in read for place in range(len(codes))]])
     last = torch.tensor([len(codes) - 1 if last is None else last])
-    return ReducerView(regions, marks, last, torch.tensor([0]), None, embeds)
+    return ReducerView(regions, marks, last, torch.tensor([0]), None, embeds, None)
 
 
 S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))

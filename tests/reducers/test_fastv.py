@@ -133,11 +133,9 @@ def test_ranks_by_the_layer_below_the_cut(layer):
         return torch.tensor([[0.9, 0.1, 0.3, 0.2, 0.8]])
 
     regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
-    kept = reducer.select(
-        ReducerView(
-            regions, torch.zeros_like(regions).bool(), torch.tensor([4]), torch.tensor([0]), row, torch.zeros(1, 5, 2)
-        )
-    )[0]
+    unread, embeds = torch.zeros_like(regions).bool(), torch.zeros(1, 5, 2)
+    view = ReducerView(regions, unread, torch.tensor([4]), torch.tensor([0]), row, embeds, None)
+    kept = reducer.select(view)[0]
     assert asked == [layer - 1]
     assert kept.tolist() == [[True, False, True, False, True]]
 

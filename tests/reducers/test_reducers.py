@@ -19,7 +19,7 @@ def look(regions_BN, scores_BN=None, seeds=None):
     batch = len(regions_BN)
     seeds = torch.arange(batch) + 1 if seeds is None else seeds
     unread, embeds = torch.zeros_like(regions_BN).bool(), torch.zeros(*regions_BN.shape, 2)
-    return ReducerView(regions_BN, unread, torch.zeros(batch).long(), seeds, lambda layer: scores_BN, embeds)
+    return ReducerView(regions_BN, unread, torch.zeros(batch).long(), seeds, lambda layer: scores_BN, embeds, None)
 
 
 @settings(max_examples=50, deadline=None)
@@ -179,6 +179,6 @@ def test_reducers_score_without_a_graph():
 
     regions = torch.full((1, 6), int(Region.VISUAL))
     unread, embeds = torch.zeros_like(regions).bool(), torch.zeros(1, 6, 2)
-    view = ReducerView(regions, unread, torch.tensor([5]), torch.tensor([0]), row, embeds)
+    view = ReducerView(regions, unread, torch.tensor([5]), torch.tensor([0]), row, embeds, None)
     assert build_reducer("fastv", 0.5).select(view)[0].sum() == 3
     assert graphs == [False]

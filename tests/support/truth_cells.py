@@ -71,6 +71,8 @@ REDUCERS = {
     "dart": {"name": "dart", "keep_ratio": 0.5},
     "dart_decoder": {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "vispruner": {"name": "vispruner", "keep_ratio": 0.5},
+    "evs": {"name": "evs", "keep_ratio": 0.6},
+    "vidcom2": {"name": "vidcom2", "keep_ratio": 0.5},
 }
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
@@ -111,7 +113,7 @@ def allowed(cell: Cell) -> bool:
         sees = family not in TEXT
         if reducer in TINY[family].without or (reducer != "none" and sees == (reducer in OF_TEXT)):
             return False
-        if not tower_serves(family, reducer):
+        if not serves(family, reducer):
             return False
     fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
     if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
@@ -123,13 +125,20 @@ def allowed(cell: Cell) -> bool:
 
 
 @cache
-def tower_serves(family: str, reducer: str) -> bool:
-    """Whether a tiny model's tower gives what a reducer (a level of the matrix) reads."""
+def serves(family: str, reducer: str) -> bool:
+    """Whether a tiny model gives what a reducer (a level of the matrix) reads of its tower, or tells it frames."""
     method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
-    if not isinstance(method, TowerReducer):
+    if not isinstance(method, TowerReducer) and not method.reads_frames:
         return True
     built = family_of(family)
+    if method.reads_frames:
+        return built.tells_frames
     return method.statistics in built.tower_statistics(built.model.config)
+
+
+def shows_videos(reducer: str) -> bool:
+    """Whether prompts for a reducer (a level of the matrix) show videos alone."""
+    return REGISTERED.find(REDUCERS[reducer].get("name", "none")).reads_frames
 
 
 def _protocol_fits(cell: Cell) -> bool:
@@ -321,7 +330,7 @@ def compression_of(cell: Cell) -> Compression:
 def batch_of(cell: Cell) -> Batch:
     """A cell's prompts."""
     kind, _, side = cell["batch"].partition("_")
-    return prompts(family_of(cell["family"]), kind, side == "left")
+    return prompts(family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none")))
 
 
 def difference(cell: Cell, steps: int, compression: Compression | None = None) -> Difference:

@@ -35,8 +35,8 @@ def family_of(name: str, dtype: torch.dtype = torch.float32) -> Family:
     return family
 
 
-def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0) -> Batch:
-    """Prompts without answers, see ``SAMPLES``; the tokens are at random."""
+def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0, videos: bool = False) -> Batch:
+    """Prompts without answers, see ``SAMPLES``; the tokens are at random. ``videos``: of a family that tells frames."""
     generator = torch.Generator().manual_seed(seed)
     draw = TINY[family.name].picture if family.name in TINY else None
     rows, codes, pictures = [], [], []
@@ -47,7 +47,8 @@ def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0) -> Batch:
                 ids += _drawn(generator, CONTEXT + 9 * sample)
                 regions += [Region.CONTEXT] * (CONTEXT + 9 * sample)
                 continue
-            shown = draw(family, generator, sample, image, images)
+            number = (1, 0) if videos else (sample, image)  # in these places they draw one
+            shown = draw(family, generator, *number, images)
             after = shown.after if text or image + 1 < images else []
             ids += shown.before + shown.visual + after
             regions += [Region.QUERY if image else Region.SYSTEM] * len(shown.before)

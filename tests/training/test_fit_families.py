@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.next_tiny import next_family
 from tests.support.onevision_tiny import onevision_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 from tests.support.sampling import sampled
+from tests.support.tiny_parts import noise
 
 FAMILIES = {
     "qwen2_5_vl": qwen_family,
@@ -130,3 +132,25 @@ def test_steps_hold_what_was_predicted(monkeypatch, tmp_path, checkpointing):
     monkeypatch.setitem(memory_models.FURTHER, "internvl", larger_internvl)
     case = training_memory.Case("internvl", reducer="fastv", checkpointing=checkpointing)
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
+
+
+@sampled("kind, name", [("qwen2_vl", "evs"), ("llava_onevision", "vidcom2"), ("qwen3_vl", "evs")], every=2)
+def test_reducers_of_videos_train_on_videos_and_refuse_scenes(seeing_run, tmp_path, capsys, kind, name):
+    asked = seeing_run(kind, f"--model.reducer.name={name}", "--model.reducer.keep_ratio=0.6", "--data.val_file=null")
+    assert "shows an image, and its reducer chooses among the frames of videos" in refused(capsys, *asked)
+    turns = [{"from": "human", "value": "<video>\nwhere ?"}, {"from": "gpt", "value": "left"}]
+    for number in range(4):
+        (tmp_path / f"v{number}").mkdir()
+        for frame in range(3):
+            noise(40, 60, seed=4 * number + frame).save(tmp_path / f"v{number}" / f"{frame}.png")
+    rows = [{"id": str(number), "video": f"v{number}", "conversations": turns} for number in range(4)]
+    (tmp_path / "videos.json").write_text(json.dumps(rows))
+    cli = RecipeCLI(
+        [
+            *asked[1:],
+            "--data.batch_size=2",
+            f"--data.train_file={tmp_path / 'videos.json'}",
+            f"--data.image_folder={tmp_path}",
+        ]
+    )
+    assert {f"compressed.{name}" for name in moved_by_fit(cli)} == set(cli.model.trained())

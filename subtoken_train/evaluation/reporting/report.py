@@ -26,6 +26,8 @@ METHODS = {
     "cdpruner": "CDPruner",
     "dart": "DART",
     "vispruner": "VisPruner",
+    "evs": "EVS",
+    "vidcom2": "VidCom2",
     "quest": "Quest",
     "aircache": "AirCache",
     "h2o": "H2O",

@@ -27,7 +27,7 @@ from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, copied_bytes
 from subtoken_train.families.llava.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.types import APACHE, Batch, Frames, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 IMAGE, VIDEO = 1, 2
 Row = tuple[int, int, int]
@@ -50,7 +50,7 @@ class LlavaOnevisionFamily(Family):
 
     name = "llava_onevision"
     auto_processor = OnevisionProcessor
-    takes_videos = True
+    takes_videos = tells_frames = True
     in_tiles = True
     # Anchored: the SigLIP tower has q_proj and v_proj too.
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
@@ -221,8 +221,17 @@ class LlavaOnevisionFamily(Family):
         """Count the visual tokens of a picture, by its row of ``image_grid_I3``."""
         count, height, width = row
         if not height:
-            return count * ((self.layout.patches + 1) // 2) ** 2 + 1
+            return self.frames_of(count).total
         return self.layout.placeholders((height, width), cut=count > 1)
+
+    def frames_of(self, number: int) -> Frames:
+        """Return the tokens of a video of as many frames: pooled patches, and a newline behind the last one."""
+        return Frames(number, ((self.layout.patches + 1) // 2) ** 2, after=1)
+
+    def picture_frames(self, batch: Batch) -> list[Frames | None]:
+        """Return the tokens of videos, by the rows of their grid."""
+        rows = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
+        return [None if height else self.frames_of(count) for count, height, _ in rows]
 
     def _frames(self, video: Video) -> Tensor:
         """Process each frame as the whole of a picture, [frames, 3, side, side]."""

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, check_square, mean_colour, pad_to_square
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Frames, Region
 
 IMAGE, VIDEO = 1, 2
 """Values of ``mm_token_type_ids``."""
@@ -158,7 +158,7 @@ class QwenInputs(Family):
     """Its name in messages."""
     least_pixels: ClassVar[int] = 56 * 56
     """Pixels to which its published processors scale small images up."""
-    takes_videos = True
+    takes_videos = tells_frames = True
     may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (
         "pixel_values",
@@ -334,7 +334,7 @@ class QwenInputs(Family):
         ids_BN, visible_BN = batch.input_ids_BN.cpu(), (batch.regions_BN != Region.PADDING).cpu()
         kinds_BN = self.kinds(ids_BN) * visible_BN.int()
         grid_I3 = None if batch.image_grid_I3 is None else batch.image_grid_I3.cpu()
-        kinds, _ = pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, batch.record_ids)
+        kinds = self._kinds_of_pictures(kinds_BN, grid_I3, batch.record_ids)
         is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
         of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
         seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
@@ -348,6 +348,19 @@ class QwenInputs(Family):
         )
         on_device: Tensor = position_3BN.to(batch.input_ids_BN.device)
         return on_device
+
+    def picture_frames(self, batch: Batch) -> list[Frames | None]:
+        """Return the tokens of videos; a frame is a layer of two."""
+        kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
+        kinds = self._kinds_of_pictures(kinds_BN, batch.image_grid_I3, batch.record_ids)
+        grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
+        return [
+            Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None
+            for kind, grid in zip(kinds, grids, strict=True)
+        ]
+
+    def _kinds_of_pictures(self, kinds_BN: Tensor, grid_I3: Tensor | None, names: list[str]) -> list[int]:
+        return pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, names)[0]
 
     def _check_aspect(self, height: int, width: int) -> None:
         if max(height, width) > _MAX_ASPECT * min(height, width):

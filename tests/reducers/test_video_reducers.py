@@ -1,0 +1,222 @@
+"""EVS and VidCom2 against plain loops, against the originals' choices (``benchmarks``), and in every family."""
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.families import FAMILIES as REGISTERED
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
+from subtoken_train.families.qwen_vl.model import Qwen2VLFamily
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.ledger.kv_budget import kept_count
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.base import ReducerView
+from subtoken_train.types import Frames, Region
+from tests.support.golden_record import alike
+from tests.support.helpers import compress, only_sample, random_scores
+from tests.support.internvl_tiny import internvl_family
+from tests.support.plain_diversity import cosine
+from tests.support.qwen_tiny import qwen2_family, qwen_video
+from tests.support.sampling import sampled
+from tests.support.tiny_parts import noise
+from tests.support.truth_models import FAMILIES, family_of, prompts
+
+NAMES = ["evs", "vidcom2"]
+TELLING = [name for name in FAMILIES if name in REGISTERED and REGISTERED[name].tells_frames]
+
+
+def by_evs(frames):
+    """(frame, token) from the first that stays to the last."""
+    unlike = {(0, token): math.inf for token in range(len(frames[0]))}
+    for frame in range(1, len(frames)):
+        for token, (now, before) in enumerate(zip(frames[frame], frames[frame - 1], strict=True)):
+            unlike[frame, token] = 1 - cosine(now, before)
+    return sorted(unlike, key=lambda each: (-(unlike[each] if unlike[each] > 1e-6 else 0), each))
+
+
+def by_vidcom2(frames, ratio):
+    """(frame, token) from the first that stays to the last, in fp64."""
+    number, tokens = frames.shape[:2]
+    values = frames.double().flatten(0, 1)
+    spread = [float(column.var(unbiased=False)) for column in values.T]
+    steady = sorted(range(len(spread)), key=lambda channel: (spread[channel], channel))[: max(1, len(spread) // 2)]
+    unit = torch.nn.functional.normalize(frames.double()[..., steady], dim=-1)
+
+    def like(row, rows):
+        square = float((row - rows.mean(0)).square().sum())
+        return sum(math.exp(-square / (2 * 2.0**power)) for power in range(-3, 2))
+
+    of_video = [[like(row, unit.flatten(0, 1)) for row in frame] for frame in unit]
+    both = {(f, t): of_video[f][t] + like(unit[f, t], unit[f]) for f, t in product(range(number), range(tokens))}
+    weights = [-sum(own) / tokens / 0.01 for own in of_video]
+    parts = [math.exp(weight - max(weights)) for weight in weights]
+    inside = set()
+    for f, part in enumerate(parts):
+        share = min(1, ratio * (1 + part / sum(parts) - 1 / number))
+        count = min(tokens, max(1, round(share * tokens)))
+        inside |= set(sorted(((f, t) for t in range(tokens)), key=lambda each: (both[each], each))[:count])
+    return sorted(both, key=lambda each: (each not in inside, both[each], each))
+
+
+def expected(name, frames, ratio):
+    """Indices of the tokens in the order in which they stay."""
+    order = by_evs(frames) if name == "evs" else by_vidcom2(frames, ratio)
+    return [frame * frames.shape[1] + token for frame, token in order]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.tuples(st.integers(1, 5), st.integers(1, 6)), ratio=st.floats(0.05, 1), seed=st.integers(0, 10_000))
+def test_the_order_is_that_of_the_loops(name, sizes, ratio, seed):
+    frames = random_scores(seed, *sizes, 8)
+    assert build_reducer(name, ratio).order(frames).tolist() == expected(name, frames, ratio)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ORIGINALS = ROOT / "benchmarks" / "results" / "pruner_originals.safetensors"
+
+
+@pytest.mark.parametrize("case", ["evs", "vidcom2", "vidcom2_vllm"])
+def test_what_stays_is_the_originals_choice(case):
+    """vLLM's counts are exact, too; those of VidCom2's own code are rounded frame by frame."""
+    features, kept, ratios = (load_file(ORIGINALS)[f"{case}.{name}"] for name in ("features", "kept", "ratios"))
+    name, ours = case.partition("_")[0], torch.zeros_like(kept)
+    for marks, golden, ratio in zip(ours, kept, ratios.tolist(), strict=True):
+        reducer, count = build_reducer(name, ratio), int(golden.sum())
+        assert case == "vidcom2" or reducer.kept_tokens(len(golden)) == count
+        marks[reducer.order(features.view(6, 20, -1))[:count]] = True
+    alike(name, f"pruner_originals {case}", ours, kept)
+
+
+S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))
+
+
+def look(embeds, codes, videos, read=()):
+    """A view of one sample; asking for attention is an error."""
+    marks = torch.tensor([[place in read for place in range(len(codes))]])
+    return ReducerView(
+        torch.tensor([codes]), marks, torch.tensor([0]), torch.tensor([0]), None, embeds, lambda: [videos]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(
+    videos=st.lists(st.builds(Frames, st.integers(1, 4), st.integers(1, 5), st.integers(0, 1)), max_size=3),
+    thousandths=st.integers(1, 1000),
+    round_up=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_counts_are_exact_and_each_video_keeps_its_share(name, videos, thousandths, round_up, seed):
+    """Padding on both sides, words between the videos, alike frames, one frame, one token."""
+    ratio, codes, places = thousandths / 1000, [P, S], []
+    for video in videos:
+        places.append(list(range(len(codes), len(codes) + video.total)))
+        codes += [V] * video.total + [Q]
+    reducer = build_reducer(name, ratio, round_up)
+    view = look(random_scores(seed, 1, len(codes) + 1, 4, levels=2), [*codes, P], videos)
+    keep = reducer.select(view)[0][0]
+    total = sum(video.total for video in videos)
+    assert int(keep[torch.tensor([*codes, P]) == V].sum()) == kept_count(total, ratio, round_up) * bool(total)
+    assert keep.tolist()[0 :: len(codes)] == [False, False]
+    assert all(keep[place] for place, code in enumerate(codes) if code in (S, Q))
+    for video, rows in zip(videos, places, strict=True):
+        kept = int(keep[rows].sum())
+        exact = kept_count(total, ratio, round_up) * video.total / total
+        assert abs(kept - exact) <= 1 or video is videos[-1]
+        assert not video.after or keep[rows[-1]] == (kept > 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ties_go_to_the_lower_index(name):
+    alike_rows, videos = torch.ones(1, 8, 4), [Frames(3, 2)]
+    keep = build_reducer(name, 0.5).select(look(alike_rows, [S, *[V] * 6, Q], videos))[0]
+    kept = {"evs": [1, 2, 3], "vidcom2": [1, 3, 5]}[name]  # VidCom2: of every frame as many
+    assert keep[0].nonzero()[:, 0].tolist() == [0, *kept, 7]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_a_token_is_read_from_takes_the_place_of_the_last_choice(name):
+    embeds, codes = random_scores(3, 1, 13, 6), [S, *[V] * 12]
+    order = expected(name, embeds[0, 1:].view(3, 4, 6), 0.5)
+    keep = build_reducer(name, 0.5).select(look(embeds, codes, [Frames(3, 4)], {12}))[0]
+    kept = order[:6] if 11 in order[:6] else [*order[:5], 11]
+    assert keep[0].nonzero()[:, 0].tolist() == [0, *sorted(place + 1 for place in kept)]
+
+
+@sampled("family_name, name, pad_left", product(TELLING, NAMES, [False, True]), every=4)
+@torch.no_grad()
+def test_every_family_keeps_what_the_loops_choose_of_its_embeddings(family_name, name, pad_left):
+    """One or two videos in a prompt, or none; what stays keeps its place, and a sample is the same alone."""
+    family = family_of(family_name)
+    batch = prompts(family, "text", pad_left, videos=True)
+    backbone = compress(family, name=name, keep_ratio=0.55)
+    result, own, embeds = backbone.run(batch, pad_left=pad_left), family.positions(batch), family.embed(batch)
+    for i, videos in enumerate(family.video_frames(batch)):
+        visual = (batch.regions_BN[i] == Region.VISUAL).nonzero()[:, 0]
+        real = result.rows.visible_BM[i]
+        kept = result.rows.index_BM[i, real]
+        wanted: list[int] = []
+        for video, rows in zip(videos, visual.chunk(max(1, len(videos))), strict=False):
+            number, tokens, after = video
+            frames = embeds[i, rows[: number * tokens]].view(number, tokens, -1)
+            count = backbone.reducer.kept_tokens(len(visual)) // len(videos)
+            wanted += rows[expected(name, frames, 0.55)[: count - after]].tolist() + rows[len(rows) - after :].tolist()
+        chosen = kept[batch.regions_BN[i, kept] == Region.VISUAL].tolist()
+        assert len(chosen) == (backbone.reducer.kept_tokens(len(visual)) if len(visual) else 0)
+        assert set(wanted) <= set(chosen)
+        assert len(chosen) - len(wanted) < 2  # what two videos do not share evenly
+        assert torch.equal(result.rows.position[..., i, real], own[..., i, kept])
+        alone = backbone.run(only_sample(batch, i))
+        torch.testing.assert_close(alone.hidden_BMD[0], result.hidden_BMD[i, real], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family_name", TELLING)
+@torch.no_grad()
+def test_everything_kept_is_the_backbone_also_through_the_gather(family_name, name):
+    family = family_of(family_name)
+    batch = prompts(family, "text", pad_left=False, videos=True)
+    whole = compress(family).run(batch).hidden_BMD
+    everything = compress(family, name=name, keep_ratio=1.0)
+    assert torch.equal(everything.run(batch).hidden_BMD, whole)
+    seen = batch.regions_BN != Region.PADDING
+    forced = everything.run(batch, force_gather=True)
+    assert torch.equal(forced.rows.visible_BM, seen)
+    torch.testing.assert_close(forced.hidden_BMD[seen], whole[seen], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_answers_about_videos_and_refuses_images(name):
+    model = SubTokenModel.around(compress(qwen2_family(), name=name, keep_ratio=0.5))
+    video = qwen_video(5)
+    given = model.inputs("<video> where is the 7 ?", [video])
+    assert model.generate(**given, max_new_tokens=3).shape[1] > given["input_ids"].shape[1]
+    mixed = model.inputs("<video> and <image> ?", [video, noise(60, 90)])
+    with pytest.raises(ValueError, match=r"shows an image, and its reducer chooses among the frames of videos; leave"):
+        model.generate(**mixed, max_new_tokens=3)
+
+
+def test_families_and_data_that_do_not_fit_are_refused(tmp_path):
+    for family, why in ((family_of("llava"), "takes no videos"), (internvl_family(), "does not tell the frames of a")):
+        with pytest.raises(ValueError, match=rf"reducer 'evs' chooses among the frames of videos, and \w+ {why}"):
+            compress(family, name="evs", keep_ratio=0.5)
+    with pytest.raises(ValueError, match="llava takes no videos; use divprune or dart"):
+        load_family(BackboneConfig(str(ROOT / "checkpoints" / "tiny-llava")), build_reducer("vidcom2", 0.5))
+    with pytest.raises(ValueError, match="reduces visual tokens and a language model has none"):
+        compress(family_of("llama"), name="vidcom2", keep_ratio=0.5)
+    turns = [{"from": "human", "value": "<image>\nwho?"}, {"from": "gpt", "value": "me"}]
+    (tmp_path / "train.json").write_text(json.dumps([{"id": "one", "image": "1.png", "conversations": turns}]))
+    data = InstructionDataModule(str(tmp_path / "train.json"))
+    data.read()
+    with pytest.raises(ValueError, match=r"train.json: record 'one' shows an image, and its reducer chooses among"):
+        data.check_images(Qwen2VLFamily, build_reducer("evs", 0.5))
