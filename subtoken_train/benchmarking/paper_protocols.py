@@ -31,7 +31,7 @@ from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY, Subject, 
 from subtoken_train.benchmarking.rounds import hold
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
-from subtoken_train.families.family import Family
+from subtoken_train.families.family import Family, check_served
 from subtoken_train.families.load import published_config
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
@@ -61,8 +61,7 @@ def check_protocol(family: Family) -> None:
             "that does (llava-hf/llava-1.5-7b-hf)"
         )
     for name in REDUCERS:
-        tower = family.tower_statistics(family.model.config)
-        build_reducer(name, KEEP_RATIOS[0]).check_fit(family.name, True, family.shape.num_layers, tower)
+        check_served(build_reducer(name, KEEP_RATIOS[0]), type(family), family.model.config)
     with torch.device("meta"):
         RouterBank(RoutingConfig(), family.hidden_size, family.shape)
 
