@@ -29,15 +29,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from benchmarks.arm_training import commit, sha256
+from benchmarks.bf16_products import has_unit, products
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
 from subtoken_train.cache.cache import PackedCache
@@ -133,6 +134,8 @@ BRIEF = {
     f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",
 }
 """Arms of README's table, and their words."""
+SHARED = 6
+"""Methods that share a prompt's pass; their records are written together."""
 GROUPS = (16, 12)
 CUT = 0.125
 """Of a token's bytes, that 12 of 16 value groups or three quarters of the key channels leave out, nearly."""
@@ -316,6 +319,24 @@ def _question(tokenizer: Any, start: str, answer: str) -> Question:
     return Question(begun, whole[len(begun) :])
 
 
+class Watchers:
+    """Several methods' passes over one prompt: each scores what it would score alone; none may read it twice."""
+
+    def __init__(self, passes: Sequence[EvictionPass]) -> None:
+        self.passes, self.tasks = passes, [task for each in passes for task in each.tasks]
+
+    def inputs(self, layer: int, input_BND: torch.Tensor) -> None:
+        """Hand a layer's input to those that read it."""
+        for each in self.passes:
+            if each.inputs is not None:
+                each.inputs(layer, input_BND)
+
+    def observe(self, *states: Any) -> None:
+        """Score one layer, see ``EvictionPass``."""
+        for each in self.passes:
+            each.observe(*states)
+
+
 def compressed(
     backbone: CompressedBackbone, batch: Batch, settings: Sequence[Compression]
 ) -> Iterator[tuple[PackedCache, float]]:
@@ -324,22 +345,25 @@ def compressed(
     Args:
         backbone: in evaluation mode.
         batch: contexts.
-        settings: of one method, which differ in the budget and in the format.
+        settings: which differ in the method, in the budget and in the format; of one method if it reads a prompt twice.
     """
     family, clock = backbone.family, time.perf_counter()
-    eviction = None
-    if settings[0].eviction is not None:
-        eviction = EvictionPass(settings[0], family, batch, backbone.reducer, backbone.group_budget)
+    passes: dict[int, EvictionPass] = {}
+    for own in settings:
+        if own.eviction is not None and id(own.eviction) not in passes:
+            passes[id(own.eviction)] = EvictionPass(own, family, batch, backbone.reducer, backbone.group_budget)
     layers, length = family.shape.num_layers, batch.input_ids_BN.shape[1]
     watches = next((own for own in settings if FORMATS[own.kv_dtype].rotates), settings[0])
     packer = LayerPacker(backbone, watches, PackedCache(layers), length)
-    result = run_whole(backbone, batch, eviction, packer)
+    whole = Watchers(list(passes.values())) if len(passes) > 1 else next(iter(passes.values()), None)
+    result = run_whole(backbone, batch, cast("EvictionPass", whole), packer)
     took = time.perf_counter() - clock
     for own in settings:
         clock = time.perf_counter()
         its = replace(packer, compression=own, cache=PackedCache(layers))
         its.dense.layers, its.key_cut = [copy(layer) for layer in packer.dense.layers], packer.key_cut
         its.moments = None if its.moments is None else packer.moments
+        eviction = passes.get(id(own.eviction))
         if eviction is not None:
             eviction.compression = own
         pack_whole(result, eviction, its)
@@ -360,11 +384,10 @@ def scored(backbone: CompressedBackbone, cache: PackedCache, questions: Sequence
         width = max(map(len, ids))
         rows = torch.tensor([[own[0]] * (width - len(own)) + own for own in ids], device=device)
         missing = torch.tensor([width - len(own) for own in ids], device=device)
-        hidden = append(backbone, rows, branch, missing if bool(missing.any()) else None)
-        logprobs = backbone.family.logits(hidden).float().log_softmax(-1).cpu()
-        for row, each in enumerate(some):
-            first = width - len(each.scored) - 1
-            own = logprobs[row, first : first + len(each.scored)]
+        hidden_BND = append(backbone, rows, branch, missing if bool(missing.any()) else None)
+        asks = [hidden_ND[width - 1 - len(each.scored) : -1] for hidden_ND, each in zip(hidden_BND, some, strict=True)]
+        logprobs = backbone.family.logits(torch.cat(asks)[None])[0].float().log_softmax(-1).cpu()
+        for own, each in zip(logprobs.split([len(each.scored) for each in some]), some, strict=True):
             wanted = torch.tensor(each.scored)
             nats = -own.gather(-1, wanted[:, None]).sum()
             found.append((float(nats), bool((own.argmax(-1) == wanted).all())))
@@ -430,18 +453,16 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
         raise SystemExit(f"{file} holds records of other contexts ({wrong[0]}); move it away")
     if "full cache" in done and done["full cache"]["weights_sha256"] != weights_digest(model):
         raise SystemExit(f"{file} holds records of other weights; move it away")
-    for name in names:
-        left = [arm for arm in arms(model.name).get(name, []) if arm.words not in done]
-        if not left:
-            continue
+    found = arms(model.name)
+    for left in shared([[arm for arm in found.get(name, []) if arm.words not in done] for name in names]):
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
-        machine = {"threads": torch.get_num_threads(), "device": device}
+        machine = {"threads": torch.get_num_threads(), "device": device, "bf16_unit": has_unit()}
         if (folder, left[0].groups) != loaded:
             loaded = folder, left[0].groups
             routing = untrained_routing(left[0].groups)
             backbone = load_backbone(folder, loading={"dtype": dtype}, routing=routing, device=device)
-        with reading_packed(backbone.family.decoder.config), torch.no_grad():
+        with reading_packed(backbone.family.decoder.config), torch.no_grad(), products():
             measured = measure(backbone, left, asked)
         for words, record in measured.items():
             line = {"arm": words, **weights, **about, "commit": commit(), **machine, **record}
@@ -450,6 +471,23 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
             print(
                 f"{words}: {np.mean(record['facts']):.2f} nats a fact, {np.mean(record['exact']):.1%} exact", flush=True
             )
+
+
+def shared(methods: Iterable[list[Arm]]) -> Iterator[list[Arm]]:
+    """Join arms of up to SHARED methods that read a prompt once and hold whole entries as they are."""
+    waiting: dict[bool, list[list[Arm]]] = {False: [], True: []}
+    for some in filter(None, methods):
+        own, compression = some[0], some[0].compression
+        whole = own.groups is None and compression.key_channels == 1 and compression.kv_dtype == "model"
+        if compression.eviction is None or "second_pass" in compression.eviction.needs or not whole:
+            yield some
+            continue
+        together = waiting[own.seen]
+        together.append(some)
+        if len(together) == SHARED:
+            yield list(chain.from_iterable(together))
+            together.clear()
+    yield from (list(chain.from_iterable(together)) for together in waiting.values() if together)
 
 
 def weights_digest(folder: Path) -> str:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.arm_training import commit, sha256
+from benchmarks.bf16_products import has_unit
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
 from benchmarks.real_text import CONTEXTS, ENTRIES, NETS, OUT, PAGE, facts_lost, read, text_lost
@@ -197,7 +198,7 @@ def main() -> None:
         FILE.parent.mkdir(parents=True, exist_ok=True)
         data, done = write_documents(args.source, args.work), {key(each) for each in read(FILE)}
         for seed, arm in product(args.seeds, arms(args.learns, args.starts, args.routers, args.shares)):
-            line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16"}
+            line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit()}
             if key(line) in done or (arm.learns == "untrained" and seed != args.seeds[0]):
                 continue  # nothing of what is untrained hangs on the seed
             line |= said(ModelPool().get(train(arm, seed, data, args.work)), Compression(), args.source, CONTEXTS)

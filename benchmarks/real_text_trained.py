@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.arm_training import commit, recipe_bytes, sha256
+from benchmarks.bf16_products import has_unit, products
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
 from benchmarks.real_text import CONTEXTS, FOLLOWING, PAGE, Arm, contexts, measure, read
@@ -74,7 +75,9 @@ def fitted(folder: Path, recipe: str, argv: list[str], data: str = "") -> None:
         # an anchor is written into the folder's neighbour of this name
         run = folder if "--anchor" not in argv else folder.with_name(f"{folder.name}_anchor")
         flags = ["--config", str(ROOT / f"recipes/real/{recipe}.yaml"), *argv, "--output_dir", str(folder)]
-        if subtoken(["fit", *flags, "--trainer.enable_progress_bar", "false", "--overwrite"]):
+        with products():
+            failed = subtoken(["fit", *flags, "--trainer.enable_progress_bar", "false", "--overwrite"])
+        if failed:
             raise SystemExit(f"{folder.name} did not train")
         if run != folder:
             run.rename(folder)
@@ -96,7 +99,7 @@ def ask(arm: str, way: str, adapter: Path, source: Path, count: int) -> dict[str
 def said(backbone: CompressedBackbone, compression: Compression, source: Path, count: int) -> dict[str, Any]:
     """Return what a trained model says of the contexts in ``source``, see ``real_text.measure``."""
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
-    with reading_packed(backbone.family.decoder.config), torch.no_grad():
+    with reading_packed(backbone.family.decoder.config), torch.no_grad(), products():
         return measure(backbone, [Arm("trained", compression)], asked)["trained"]
 
 
@@ -157,7 +160,7 @@ def main() -> None:
         for seed, loss, arm, way in [cell for cell in cells if cell not in done]:
             found = ask(arm, way, train(loss, arm, seed, args.source, args.work), args.source, CONTEXTS)
             own = {"loss": loss, "way": way, "arm": arm, "seed": seed}
-            line = {**own, "commit": commit(), "dtype": "bfloat16", **found}
+            line = {**own, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit(), **found}
             with OUT.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)

@@ -11,6 +11,7 @@ from benchmarks.real_text import (
     FACTS,
     OUT,
     PAGE,
+    SHARED,
     Arm,
     arms,
     brief,
@@ -18,6 +19,7 @@ from benchmarks.real_text import (
     contexts,
     measure,
     read,
+    shared,
     tables,
 )
 from subtoken_train.cache.cache import PackedCache
@@ -42,15 +44,16 @@ def backbone():
     return CompressedBackbone(tiny_families()["llama"].build(), build_reducer("none")).eval()
 
 
-@pytest.mark.parametrize("notation", ["kvzip", "pooled(knorm)", "snapkv"])
-def test_budgets_of_one_pass_keep_what_each_keeps_alone(backbone, notation):
+@pytest.mark.parametrize("notations", [["kvzip"], ["pooled(knorm)"], ["snapkv", "cur", "pooled(h2o)"]])
+def test_what_shares_a_pass_keeps_what_each_keeps_alone(backbone, notations):
     ids = torch.randint(10, 60, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     batch = contexts_of(text_batch(backbone.family, [EncodedText((*ids, ids[-1]), len(ids))]))
-    method = build_eviction(notation, **({"window": 4} if notation == "snapkv" else {}))
-    settings = [Compression(method, 0.5), Compression(method, 0.2), Compression(method, 0.3, kv_dtype="int8")]
+    methods = [build_eviction(name, **({"window": 4} if name == "snapkv" else {})) for name in notations]
+    kinds = (0.5, "model"), (0.2, "model"), (0.3, "int8")
+    settings = [Compression(method, keep, kv_dtype=kind) for method in methods for keep, kind in kinds]
     with reading_packed(backbone.family.decoder.config), torch.no_grad():
-        shared = [cache for cache, _ in compressed(backbone, batch, settings)]
-        for own, cache in zip(settings, shared, strict=True):
+        caches = [cache for cache, _ in compressed(backbone, batch, settings)]
+        for own, cache in zip(settings, caches, strict=True):
             alone = PackedCache(backbone.family.shape.num_layers)
             prefill(backbone, batch, alone, own)
             assert torch.equal(alone.next_position, cache.next_position)
@@ -74,6 +77,14 @@ def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
     with torch.no_grad():
         logprobs = backbone.family.model(ids).logits[0, -scored - 1 : -1].log_softmax(-1)
     assert whole["facts"][0][0] == pytest.approx(-float(logprobs.gather(-1, ids[0, -scored:, None]).sum()), abs=2e-3)
+
+
+def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
+    found = arms("smollm2")
+    names = ["knorm", "full", "kvzip", "cur", "snapkv seen", "kvzip channels", "random"]
+    joined = [{arm.words.split(" ")[0] for arm in some} for some in shared([*(found[name] for name in names), []])]
+    assert joined == [{"full"}, {"kvzip"}, {"kvzip"}, {"knorm", "cur", "random"}, {"snapkv"}]
+    assert [len(some) for some in shared([found["knorm"]] * (SHARED + 1))] == [3 * SHARED, 3]
 
 
 @pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
