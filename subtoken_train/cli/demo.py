@@ -1,4 +1,4 @@
-"""``subtoken-train demo``: a page in the browser with backbone, anchor and routed model side by side."""
+"""``subtoken-train demo``: a page in the browser with a backbone and what compresses it side by side."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import argparse
 from subtoken_train.demo.local_server import check_address, serve
 from subtoken_train.errors import check_package, check_range
 
-HELP = """Ask backbone, anchor and routed model the same question about a picture, in the browser.
+HELP = """Ask backbone, anchor and routed model the same question about a picture or a text, in the browser.
 
   subtoken-train demo --adapter DIR --anchor DIR
+  subtoken-train demo --backbone checkpoints/smollm2
 
-The page shows the answers as they are made, the tokens and value groups that each layer keeps, and what each cache
-takes in bytes and seconds; an eviction can be put on top. It needs Gradio (pip install 'subtoken_train[demo]'). Only
-this machine can reach it, unless --host says otherwise. Ctrl-C ends it."""
+A backbone alone stands beside itself with the page's compression. The page shows the answers as they are made, the
+tokens and value groups that each layer keeps, and what each cache takes in bytes and seconds; an eviction and fewer
+bits can be put on top. It needs Gradio (pip install 'subtoken_train[demo]'). Only this machine can reach it, unless
+--host says otherwise. Ctrl-C ends it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--adapter", required=True, metavar="DIR|ID", help="the routed model's adapter")
+    parser.add_argument("--adapter", metavar="DIR|ID", help="the routed model's adapter (default: none)")
     parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
     parser.add_argument(
-        "--backbone", metavar="PATH", help="where their backbone is (default: the path in the adapters)"
+        "--backbone", metavar="PATH", help="a backbone alone, or where theirs is (default: the path in the adapters)"
     )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default: 7860")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")

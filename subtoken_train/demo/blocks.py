@@ -12,10 +12,11 @@ from typing import Any
 import gradio as gr
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.demo.drawings import facts_table, group_picture, presets, token_picture
+from subtoken_train.demo.drawings import facts_table, group_picture, presets, token_picture, token_words
 from subtoken_train.demo.side_by_side import SideAnswer, SideBySide
 from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS
+from subtoken_train.kernels.formats import FORMATS, KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
@@ -28,54 +29,68 @@ def build_page(models: SideBySide) -> gr.Blocks:
         gr.Markdown(f"# {TITLE}")
         with gr.Row():
             with gr.Column():
-                picture = gr.Image(
-                    label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture"
-                )
-                # Gradio's own decodes the picture, and has no words for one that it cannot read
-                picture.preprocess = _uploaded
+                about = _picture() if models.sees_images else gr.Textbox(label="text", lines=12, elem_id="text")
             with gr.Column():
                 question = gr.Textbox(label="question", elem_id="question")
-                with gr.Row():
-                    eviction = gr.Dropdown(
-                        [NO_EVICTION, *EVICTIONS],
-                        label="eviction",
-                        info="all but the backbone's; or write ada(snapkv)",
-                        allow_custom_value=True,
-                        elem_id="eviction",
-                    )
-                    keep = gr.Textbox(
-                        "0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep"
-                    )
+                settings = _settings()
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
                 words = gr.Textbox(label="to know", visible=False, elem_id="words")
-        gr.Examples([list(preset) for preset in presets()], [picture, question], label="examples")
+        samples = [list(preset) for preset in presets(models.sees_images)]
+        gr.Examples(samples, [about, question], label="examples")
         texts, tokens = [], []
         with gr.Row():
             for place, side in enumerate(models.sides):
                 with gr.Column():
                     texts.append(gr.Textbox(label=side.title, lines=2, elem_id=f"answer-{place}"))
-                    tokens.append(_drawing(f"tokens-{place}"))
+                    kept = _drawing if models.sees_images else _marked_text
+                    tokens.append(kept(f"tokens-{place}"))
         last = models.num_layers - 1
-        layer = gr.Slider(0, last, last, step=1, label="layer of the pictures", elem_id="layer")
+        layer = gr.Slider(0, last, last, step=1, label="layer that is drawn", elem_id="layer")
         facts = gr.Markdown(elem_id="facts")
         groups = _drawing("groups")
         answers = gr.State([], time_to_live=_HOUR)
 
-        def respond(picture: str | None, question: str, eviction: str, keep: str) -> Iterator[list[Any]]:
-            yield from _respond(models, picture, question, None if eviction == NO_EVICTION else eviction, keep)
+        def respond(
+            about: str | None, question: str, eviction: str, keep: str, kv_dtype: KVDtype
+        ) -> Iterator[list[Any]]:
+            chosen = None if eviction == NO_EVICTION else eviction
+            yield from _respond(models, about, question, chosen, keep, kv_dtype)
 
         def draw(answers: list[SideAnswer], layer: int) -> list[Any]:
-            return _drawings(answers, layer, len(models.sides))
+            return _drawings(answers, layer, models)
 
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
         drawn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
             done = event(
-                respond, [picture, question, eviction, keep], [*texts, facts, words, answers], api_name=False, **asked
+                respond, [about, question, *settings], [*texts, facts, words, answers], api_name=False, **asked
             )
             done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **drawn)
         layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **drawn)
     return page
+
+
+def _picture() -> gr.Image:
+    """A place for the visitor's picture."""
+    picture = gr.Image(label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture")
+    # Gradio's own decodes the picture, and has no words for one that it cannot read
+    picture.preprocess = _uploaded
+    return picture
+
+
+def _settings() -> list[gr.components.Component]:
+    """Eviction, what it keeps, and the numbers of the cache."""
+    with gr.Row():
+        eviction = gr.Dropdown(
+            [NO_EVICTION, *EVICTIONS],
+            label="eviction",
+            info="all but the backbone's; or write ada(snapkv)",
+            allow_custom_value=True,
+            elem_id="eviction",
+        )
+        keep = gr.Textbox("0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
+        kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
+    return [eviction, keep, kinds]
 
 
 def looks() -> gr.themes.Base:
@@ -93,21 +108,27 @@ def _drawing(name: str) -> gr.Image:
     return gr.Image(format="png", interactive=False, show_label=False, buttons=[], elem_id=name)
 
 
+def _marked_text(name: str) -> gr.HighlightedText:
+    """A place for a text whose kept tokens are marked."""
+    return gr.HighlightedText(label="the darker, the more heads of the layer keep it", show_legend=True, elem_id=name)
+
+
 def _respond(
-    models: SideBySide, picture: str | None, question: str, eviction: str | None, keep: str
+    models: SideBySide, about: str | None, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype
 ) -> Iterator[list[Any]]:
     """Values of the answers' texts, the table, the words and the state, again and again."""
     texts, answers, said = [""] * len(models.sides), list[SideAnswer](), list[str]()
 
     def values() -> list[Any]:
-        shown = gr.update(value=plain("\n".join(said)), visible=bool(said))
-        return [*texts, facts_table(answers) if answers else "", shown, list(answers)]
+        told = gr.update(value=plain("\n".join(said)), visible=bool(said))
+        return [*texts, facts_table(answers) if answers else "", told, list(answers)]
 
     yield values()
     try:
-        if picture is None:
+        if about is None:
             raise ValueError("there is no picture; upload one, or use one of the examples")
-        for spoken in models.ask(open_image(Path(picture)), question, eviction, keep):
+        shown = open_image(Path(about)) if models.sees_images else about
+        for spoken in models.ask(shown, question, eviction, keep, kv_dtype):
             texts[spoken.place] = spoken.text
             if spoken.answer is not None:
                 answers.append(spoken.answer)
@@ -120,8 +141,9 @@ def _respond(
         yield values()
 
 
-def _drawings(answers: list[SideAnswer], layer: int, sides: int) -> list[Any]:
-    """A picture for each side that has answered, and the groups of the last one."""
-    tokens: list[Any] = [token_picture(answer, layer) for answer in answers]
-    missing = sides - len(answers)
+def _drawings(answers: list[SideAnswer], layer: int, models: SideBySide) -> list[Any]:
+    """Picture or text of each side that has answered, and the groups of the last one."""
+    kept = token_picture if models.sees_images else token_words
+    tokens: list[Any] = [kept(answer, layer) for answer in answers]
+    missing = len(models.sides) - len(answers)
     return [*tokens, *[None] * missing, None if missing else group_picture(answers[-1], layer)]

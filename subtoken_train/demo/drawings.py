@@ -16,14 +16,19 @@ from torch import Tensor
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.demo.side_by_side import SideAnswer
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, image_of
-from subtoken_train.evaluation.picture import kept_picture
+from subtoken_train.evaluation.picture import kept_picture, kept_tokens
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.resources import resource
-from subtoken_train.types import LayerPlan, Plan, Region, Turn
+from subtoken_train.types import LayerPlan, Plan, Turn, in_compressed_region
+
+TEXT_QUESTION = "What is the code of the moose?"
+"""Asked of the shipped text, which says it once."""
 
 
-def presets() -> list[tuple[str, str]]:
-    """(path of a picture, question) of every shipped sample."""
+def presets(pictures: bool = True) -> list[tuple[str, str]]:
+    """(path of a picture, question) of every shipped sample; or the shipped text and a question."""
+    if not pictures:
+        return [((resource("data/samples") / "long.txt").read_text(encoding="utf-8"), TEXT_QUESTION)]
     records = InstructionRecords(resource("data/samples") / "questions.json")
     found = [records[i] for i in range(len(records))]
     return [(str(record.images[0]), _question(record.turns[-1])) for record in found]
@@ -46,9 +51,9 @@ COLUMNS = (
     "tokens",
 )
 LEGEND = (
-    "Nominal: the share of the picture's keys and values that reducer and routers promise, before an eviction (-: they "
-    "keep all). Realised: what is stored of them. Cache bytes are measured: text, answer and index with them, slack "
-    "left out."
+    "Nominal: the share of the keys and values of picture or text that reducer and routers promise, before an "
+    "eviction (-: they keep all). Realised: what is stored of them. Cache bytes are measured: the whole prompt, answer "
+    "and index with them, slack left out."
 )
 
 
@@ -80,7 +85,7 @@ _matplotlib = threading.Lock()  # its settings are the process's
 
 @dataclass(frozen=True)
 class KeptGroups:
-    """The value groups that a plan keeps of the visual tokens, behind the keys where heads keep tokens of their own.
+    """The value groups that a plan keeps of the tokens of picture or text, behind keys where heads keep their own.
 
     Attributes:
         keys: columns that are key-value heads; 0 where a token has all keys or none.
@@ -105,24 +110,42 @@ def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
         return None
     keys = next((layer.heads_BNh.shape[-1] for layer in plan.layers if layer.heads_BNh is not None), 0)
     marks = [_marks(layer, regions_N, keys, groups) for layer in plan.layers]
-    # a layer that keeps no visual token keeps none of their groups
+    # a layer that keeps no token keeps none of their groups
     return KeptGroups(keys, torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
 
 
 def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tensor:
     valid = layer.entries_BN[0] >= 0
     entries = layer.entries_BN[0][valid].cpu()
-    visual = regions_N.cpu()[entries] == Region.VISUAL
+    shown = in_compressed_region(regions_N.cpu()[entries])
     parts = []
     for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
-        whole = torch.ones(int(visual.sum()), columns, dtype=torch.bool)
-        parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[visual])
+        whole = torch.ones(int(shown.sum()), columns, dtype=torch.bool)
+        parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[shown])
     return torch.cat(parts, -1)
 
 
-def token_picture(answer: SideAnswer, layer: int) -> Image.Image:
+def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:
+    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens.
+
+    Shares are None where tokens have no place in the text (``answer.undrawn``).
+    """
+    shown_N = in_compressed_region(answer.batch.regions_BN[0])
+    shares = kept_tokens(answer.plan.layers[layer], shown_N).share_T.tolist()
+    decode, words = answer.family.tokenizer.decode, list[tuple[str, float | None]]()
+    before, ids, own = list[int](), list[int](), list[float]()
+    for token, share in zip(answer.batch.input_ids_BN[0][shown_N].tolist(), shares, strict=True):
+        ids, own = [*ids, token], [*own, share]
+        piece = decode([*before, *ids])[len(decode(before)) :]  # a piece alone may lose its space
+        if not piece.endswith("\N{REPLACEMENT CHARACTER}"):  # which is half a character
+            words.append((piece, None if answer.undrawn else sum(own) / len(own)))
+            before, ids, own = ids, [], []
+    return words
+
+
+def token_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
     """The picture with the tokens that a layer keeps; as it is where they cannot be drawn (``answer.undrawn``)."""
-    if answer.undrawn is not None:
+    if answer.undrawn is not None or answer.image is None:
         return answer.image
     return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer])
 
@@ -139,7 +162,7 @@ def group_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
         draw_cells(left, kept.shares_LS.tolist(), f"share of the kept tokens that keep {what}", kept.words, "layer")
         title = f"layer {layer}: {'keys and groups' if kept.keys else 'groups'} of its {len(marks_nS)} kept tokens"
         if len(marks_nS):
-            draw_cells(right, marks_nS.float().tolist(), title, kept.words, "kept token, in the picture's order")
+            draw_cells(right, marks_nS.float().tolist(), title, kept.words, "kept token, in the prompt's order")
         else:
             right.set(title=title)
         return image_of(figure)

@@ -1,9 +1,14 @@
-"""Backbone, anchor and routed model on one loaded backbone: asked in turn, answers as they are made."""
+"""Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made.
+
+They are the backbone, an anchor and a routed model, or a backbone alone and the same one compressed. A text is
+compressed before its question is seen, as ``SubTokenModel.ask`` does it, unless what compresses reads the question.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,12 +25,17 @@ from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.cache_report import CacheReport
+from subtoken_train.inference.compressed_context import CompressedContext, context_batches
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.generation import serving
 from subtoken_train.inference.model import ANSWER_TOKENS, SubTokenModel
-from subtoken_train.inference.pool import ModelPool, adapter_backbone, family_named, in_one_place
+from subtoken_train.inference.pool import ModelPool, adapter_backbone, in_one_place
+from subtoken_train.inference.prefill import reader_of_question
+from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
@@ -38,6 +48,7 @@ class SideAnswer:
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
         batch: the prompt, without pixels.
         decode_seconds: of everything after the prompt's pass.
+        image: what was asked about; None where it was a text.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.
         notes: warnings that came with the answer.
     """
@@ -45,7 +56,7 @@ class SideAnswer:
     title: str
     method: str
     tokens: int
-    image: Image.Image
+    image: Image.Image | None
     family: Family
     batch: Batch
     plan: Plan
@@ -74,10 +85,11 @@ def compressed_by(backbone: CompressedBackbone, compression: Compression) -> str
 
 
 def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
-    """Why kept tokens cannot be drawn on the picture; None where they can."""
+    """Why kept tokens cannot be drawn on the picture, or marked in the text; None where they can."""
     try:
         check_places(backbone)
-        visual_grid(backbone.family, batch)
+        if backbone.family.sees_images:
+            visual_grid(backbone.family, batch)
     except ValueError as error:
         return str(error)
     return None
@@ -99,56 +111,61 @@ class SideBySide:
     """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
     The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
-    several askers wait for each other. Without ``backbone`` it is where the adapters say; ``device`` is as
-    ``ModelPool`` takes it.
+    several askers wait for each other. Without ``backbone`` it is where the adapters say; without ``adapter`` it is the
+    one side, and itself under the page's compression the other. ``device`` is as ``ModelPool`` takes it.
 
     Raises:
-        ValueError: no such adapter, one of a language model, or an anchor on another backbone.
+        ValueError: no such adapter, an anchor on another backbone or of no adapter, or neither adapter nor backbone.
     """
 
     def __init__(
-        self, adapter: str, anchor: str | None = None, backbone: str | None = None, device: str | None = "auto"
+        self,
+        adapter: str | None = None,
+        anchor: str | None = None,
+        backbone: str | None = None,
+        device: str | None = "auto",
     ) -> None:
         pool = ModelPool(device)
-        config = pool.adapter(adapter)
-        family = family_named(pool.folder(adapter), backbone)
-        if not family.sees_images:
-            raise ValueError(
-                f"{adapter} is of a language model, and the page shows pictures; ask it with 'subtoken-train generate "
-                f"--adapter {adapter} --prompt -'"
-            )
-        if anchor is not None:
-            _check_backbones(pool, adapter, anchor, backbone)
-        source = adapter_backbone(pool.folder(adapter), config, backbone)
-        whole = partial(pool.get, source.path, revision=source.revision, backbone=source)
-        if config.merged:  # its backbone is in these weights alone
-            whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
-        own = "adapter" if config.routing is None else "routed model"
-        self.sides = [ShownModel("backbone", whole, False)]
-        if anchor is not None:
-            self.sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
-        self.sides.append(ShownModel(own, partial(pool.get, adapter, backbone=backbone), True))
+        self.sides = _of_adapter(pool, adapter, anchor, backbone) if adapter else _of_backbone(pool, anchor, backbone)
         self._turn = threading.Lock()
         for side in self.sides:  # mistakes show before anything is asked
             self._family = side.load().family
-        self.num_layers = self._family.shape.num_layers
+        self.num_layers, self.sees_images = self._family.shape.num_layers, self._family.sees_images
 
-    def ask(self, image: Image.Image, question: str, eviction: str | None, keep: str) -> Iterator[Spoken]:
+    def ask(
+        self, about: Image.Image | str, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype = "model"
+    ) -> Iterator[Spoken]:
         """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
 
-        Eviction (None: none) and what it keeps are as they are written, and of all sides but the backbone. The question
-        has no placeholder, or one ``<image>``. Settings, or a prompt, that a side refuses raise a ``ValueError``.
+        Eviction (None: none), what it keeps and the cache's numbers are as they are written, and of all sides but the
+        backbone. The question about a picture has no placeholder, or one ``<image>``. Settings, or a prompt, that a
+        side refuses raise a ``ValueError``, and so does a text that is longer than the model was made for.
         """
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
-        spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=keep if eviction else None, written="argument")
+        kept = keep if eviction else None
+        spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=kept, kv_dtype=kv_dtype, written="argument")
         spec.compression().check(self._family)  # before the backbone answers for nothing
+        if isinstance(about, str):
+            self._check_text(about, question)
         stopped = threading.Event()
         try:
             for place, side in enumerate(self.sides):
-                yield from self._answer(place, side, partial(self._asked, side, spec, image, question, stopped))
+                yield from self._answer(place, side, partial(self._asked, side, spec, about, question, stopped))
         finally:
             stopped.set()
+
+    def _check_text(self, text: str, question: str) -> None:
+        """Refuse what no side should read: nothing, or more than the model was made for."""
+        if not text.strip() or not question.strip():
+            raise ValueError("text or question is empty; write both, or use the example")
+        bound = position_bound(self._family.model.config)
+        length = len(self._family.tokenizer(text)["input_ids"])
+        if bound is not None and length > bound - ANSWER_TOKENS:
+            raise ValueError(
+                f"the text has {length:,} tokens, and the model was made for {bound:,}, its answer among them; "
+                "shorten the text"
+            )
 
     def _answer(
         self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
@@ -180,7 +197,7 @@ class SideBySide:
         self,
         side: ShownModel,
         spec: ArmSpec,
-        image: Image.Image,
+        about: Image.Image | str,
         question: str,
         stopped: threading.Event,
         say: Callable[[str], None],
@@ -190,28 +207,85 @@ class SideBySide:
             warnings.simplefilter("always", SubTokenWarning)
             backbone = side.load()
             compression = spec.compression(backbone.reducer.round_up) if side.compresses else Compression()
+            stream = AnswerStream(backbone.family.tokenizer, say, stopped.is_set)
             model = SubTokenModel.around(backbone, compression)
-            inputs: dict[str, Any] = model.inputs(question, [image])
-            stream = AnswerStream(model.tokenizer, say, stopped.is_set)
-            model.generate(
-                **inputs, do_sample=False, max_new_tokens=ANSWER_TOKENS, streamer=stream, stopping_criteria=[stream]
-            )
-            last = model.last
-            assert last is not None
+            if isinstance(about, str) and reader_of_question(backbone, compression) is None:
+                made = _blind(model, about, question, stream)
+            else:
+                made = _whole(model, about, question, stream)
+            batch, plan, report, prefill_seconds, decode_seconds = made
             return SideAnswer(
                 side.title,
                 compressed_by(backbone, compression),
                 len(stream.token_ids),
-                image,
+                None if isinstance(about, str) else about,
                 backbone.family,
-                last.batch,
-                last.plan,
-                model.cache_report(),
-                last.prefill_seconds,
-                last.decode_seconds,
-                why_undrawn(backbone, last.batch),
+                batch,
+                plan,
+                report,
+                prefill_seconds,
+                decode_seconds,
+                why_undrawn(backbone, batch),
                 tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning)),
             )
+
+
+Generated = tuple[Batch, Plan, CacheReport, float, float]
+"""A prompt without pixels, what its cache keeps and takes, and the seconds of the prompt and of the answer."""
+
+
+def _settings(stream: AnswerStream) -> dict[str, Any]:
+    return {"do_sample": False, "max_new_tokens": ANSWER_TOKENS, "streamer": stream, "stopping_criteria": [stream]}
+
+
+def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream: AnswerStream) -> Generated:
+    """Answer a prompt that holds its question."""
+    prompt = (f"{about}\n\n{question}",) if isinstance(about, str) else (question, [about])
+    inputs: dict[str, Any] = model.inputs(*prompt)
+    model.generate(**inputs, **_settings(stream))
+    last = model.last
+    assert last is not None
+    return last.batch, last.plan, model.cache_report(), last.prefill_seconds, last.decode_seconds
+
+
+def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream) -> Generated:
+    """Answer a question of a text that was compressed before."""
+    clock = time.perf_counter()
+    batch, frames = context_batches(model.backbone, model.compression, [text])
+    with serving(model.backbone.family):
+        context = CompressedContext.of(model.backbone, model.compression, batch, frames)
+    took = time.perf_counter() - clock
+    _, report = context.generate(question, **_settings(stream))
+    assert context.plan is not None
+    return batch, context.plan, report, took, time.perf_counter() - clock - took
+
+
+def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
+    """Sides of a backbone alone."""
+    if backbone is None:
+        raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
+    if anchor is not None:
+        raise ValueError(
+            f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
+        )
+    load = partial(pool.get, backbone)
+    return [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
+
+
+def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str | None) -> list[ShownModel]:
+    """Sides of an adapter."""
+    config = pool.adapter(adapter)
+    if anchor is not None:
+        _check_backbones(pool, adapter, anchor, backbone)
+    source = adapter_backbone(pool.folder(adapter), config, backbone)
+    whole = partial(pool.get, source.path, revision=source.revision, backbone=source)
+    if config.merged:  # its backbone is in these weights alone
+        whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
+    own = "adapter" if config.routing is None else "routed model"
+    sides = [ShownModel("backbone", whole, False)]
+    if anchor is not None:
+        sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
+    return [*sides, ShownModel(own, partial(pool.get, adapter, backbone=backbone), True)]
 
 
 def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:

@@ -42,18 +42,18 @@ class KeptTokens:
     num_groups: int
 
 
-def kept_tokens(layer: LayerPlan, regions_N: Tensor) -> KeptTokens:
-    """Read the first sample of a layer's plan, beside the ``Region`` codes of the unreduced prompt."""
+def kept_tokens(layer: LayerPlan, shown_N: Tensor) -> KeptTokens:
+    """Read the first sample of a layer's plan: of the tokens of the unreduced prompt that are marked, bool."""
     valid = layer.entries_BN[0] >= 0
-    entries, visual = layer.entries_BN[0][valid].cpu(), regions_N.cpu() == Region.VISUAL
-    share_N = torch.zeros(len(regions_N))
+    entries, shown_N = layer.entries_BN[0][valid].cpu(), shown_N.cpu()
+    share_N = torch.zeros(len(shown_N))
     heads = layer.heads_BNh
     share_N[entries] = torch.ones(len(entries)) if heads is None else heads[0][valid].float().mean(-1).cpu()
     if layer.group_mask_BNS is None:
-        return KeptTokens(share_N[visual], None, 0)
-    groups_N = torch.zeros(len(regions_N), dtype=torch.long)
+        return KeptTokens(share_N[shown_N], None, 0)
+    groups_N = torch.zeros(len(shown_N), dtype=torch.long)
     groups_N[entries] = layer.group_mask_BNS[0][valid].sum(-1).cpu()
-    return KeptTokens(share_N[visual], groups_N[visual], layer.group_mask_BNS.shape[-1])
+    return KeptTokens(share_N[shown_N], groups_N[shown_N], layer.group_mask_BNS.shape[-1])
 
 
 def check_drawable(family: Family) -> None:
@@ -95,8 +95,8 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))
-    regions_N = batch.regions_BN[0].cpu()
-    kept = [kept_tokens(plan.layers[layer], regions_N) for layer in layers]
+    visual_N = batch.regions_BN[0] == Region.VISUAL
+    kept = [kept_tokens(plan.layers[layer], visual_N) for layer in layers]
     panels = [_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)]
     row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), PAPER)
     for place, panel in enumerate(panels):

@@ -57,7 +57,7 @@ from subtoken_train.inference.text_prompts import (
     told_ids,
 )
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Plan
 
 Context = str | Sequence[Picture]
 """The subject of questions: a text, or the pictures of one prompt."""
@@ -228,6 +228,7 @@ class CompressedContext:
         frames: of the questions of each context.
         digests: SHA-256 of each context's token ids and pixels, in hexadecimal.
         report: what the cache takes.
+        plan: what the cache keeps of the contexts; None where it was read from a file.
     """
 
     backbone: CompressedBackbone
@@ -236,6 +237,7 @@ class CompressedContext:
     frames: list[QuestionFrame]
     digests: list[str]
     report: CacheReport
+    plan: Plan | None = None
 
     @classmethod
     def of(
@@ -257,7 +259,7 @@ class CompressedContext:
             warnings.warn(words, SubTokenWarning, stacklevel=3)
         held = replace(batch, pixel_values=None)
         took = report(backbone, held, plan, cache, compression)
-        return cls(backbone, compression, cache, frames, batch.record_ids, took)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan)
 
     def __repr__(self) -> str:
         """Return one line: what is held, and in how many bytes."""

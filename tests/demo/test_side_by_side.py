@@ -10,7 +10,15 @@ import torch
 from PIL import Image
 
 from subtoken_train.cli.main import main
-from subtoken_train.demo.drawings import COLUMNS, facts_table, group_picture, kept_groups, presets, token_picture
+from subtoken_train.demo.drawings import (
+    COLUMNS,
+    facts_table,
+    group_picture,
+    kept_groups,
+    presets,
+    token_picture,
+    token_words,
+)
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
@@ -30,6 +38,14 @@ def models():
 def asked():
     path, question = presets()[1]
     return Image.open(path).convert("RGB"), question
+
+
+TEXT, QUESTION = presets(pictures=False)[0]
+
+
+@pytest.fixture(scope="module")
+def readers():
+    return SideBySide(backbone="checkpoints/tiny-llama", device="cpu")
 
 
 def last_words(spoken):
@@ -130,7 +146,6 @@ def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tm
     for adapter, anchor, words in (
         ("nowhere", None, "nowhere is not an adapter folder"),
         (ROUTED, "nowhere", "nowhere is not an adapter folder"),
-        (text, None, "is of a language model, and the page shows pictures; ask it with 'subtoken-train generate"),
         (ROUTED, str(vlm_adapter), r"are not on one backbone \(path .*tiny-llava and .*backbone\); use an anchor"),
         (ROUTED, text, r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
     ):
@@ -185,3 +200,72 @@ def test_pictures_follow_the_layer(answers):
     groups = [np.array(group_picture(routed, layer)) for layer in (0, 5)]
     assert (groups[0] != groups[1]).any()
     assert group_picture(whole, 0) is None
+
+
+def test_a_text_is_compressed_before_its_question_is_seen(readers):
+    spoken = list(readers.ask(TEXT, QUESTION, "kvzip", "0.2", "int8"))
+    whole, compressed = (each.answer for each in spoken if each.answer)
+    assert (whole.title, whole.method) == ("backbone", "-")
+    assert (compressed.title, compressed.method) == ("compressed", "kvzip 0.2 int8")
+    for answer, settings in (
+        (whole, {}),
+        (compressed, {"eviction": "kvzip", "eviction_keep": 0.2, "kv_dtype": "int8"}),
+    ):
+        alone = SubTokenModel.from_pretrained("checkpoints/tiny-llama", **settings)
+        place = [whole, compressed].index(answer)
+        assert last_words(spoken)[place] == alone.ask(TEXT, [QUESTION])[0]
+        assert answer.report.realised_fraction == alone.cache_report().realised_fraction
+        assert answer.tokens > 0
+    assert compressed.report.total_bytes < whole.report.total_bytes / 3
+
+
+def test_words_of_a_text_say_how_many_heads_keep_them(readers):
+    whole, compressed = (each.answer for each in readers.ask(TEXT, QUESTION, "kvzip", "0.2") if each.answer)
+    for answer in (whole, compressed):
+        words = token_words(answer, 0)
+        assert TEXT.strip() in "".join(piece for piece, _ in words)
+        assert token_picture(answer, 0) is None
+    assert {share for _, share in token_words(whole, 0)} == {1}
+    layers = [[share for _, share in token_words(compressed, layer)] for layer in range(readers.num_layers)]
+    assert all(0 <= share <= 1 for shares in layers for share in shares)
+    assert np.mean(layers) == pytest.approx(0.2, abs=0.02)  # one budget for all layers and heads
+
+
+def test_half_a_character_is_no_word(readers):
+    answer = next(each.answer for each in readers.ask("Grüße an 東京. " * 3, QUESTION, None, "0.5") if each.answer)
+    words = [piece for piece, _ in token_words(answer, 0)]
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(words)
+    assert "Grüße an 東京." in "".join(words)
+
+
+def test_a_router_that_reads_the_question_has_it_in_the_prompt(text_adapter):
+    routed = SideBySide(str(text_adapter), device="cpu")
+    answers = [each.answer for each in routed.ask(TEXT, QUESTION, None, "0.5") if each.answer]
+    assert [answer.title for answer in answers] == ["backbone", "routed model"]
+    assert group_picture(answers[1], 0).width > 100
+    assert sum(share for _, share in token_words(answers[1], 1)) < len(token_words(answers[1], 1))
+
+
+@pytest.mark.parametrize(
+    ("about", "question", "words"),
+    [
+        (" ", QUESTION, "text or question is empty"),
+        (TEXT, "", "text or question is empty"),
+        ("word " * 5000, QUESTION, "the text has [0-9,]+ tokens, and the model was made for"),
+    ],
+)
+def test_a_text_that_is_refused(readers, about, question, words):
+    with pytest.raises(ValueError, match=words):
+        list(readers.ask(about, question, None, "0.5"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "name an adapter"),
+        ({"backbone": "checkpoints/tiny-llama", "anchor": ANCHOR}, "is to be told from an adapter"),
+    ],
+)
+def test_what_is_no_pair_of_sides_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        SideBySide(**given, device="cpu")

@@ -44,12 +44,12 @@ def layer_plan(regions, visual, groups=None, heads=None, device="cpu"):
 def test_kept_tokens_count_groups_and_heads(device):
     regions = make_batch([(1, 6)]).regions_BN[0]
     plan = layer_plan(regions, [3, 63], [[1, 0, 1, 0], [1, 1, 1, 1]], [[1, 0], [1, 1]], device)
-    kept = kept_tokens(plan, regions)
+    kept = kept_tokens(plan, regions == Region.VISUAL)
     assert kept.share_T.nonzero()[:, 0].tolist() == [3, 63]
     assert kept.share_T[[3, 63]].tolist() == [0.5, 1]
     assert kept.groups_T[[3, 63]].tolist() == [2, 4]
     assert (kept.groups_T.sum(), kept.num_groups) == (6, 4)
-    assert kept_tokens(layer_plan(regions, [0], device=device), regions).groups_T is None
+    assert kept_tokens(layer_plan(regions, [0], device=device), regions == Region.VISUAL).groups_T is None
 
 
 @pytest.mark.parametrize("groups", [None, [[1, 0], [1, 1], [1, 0]]])
