@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -30,19 +31,31 @@ def free_port():
 
 
 @pytest.fixture(scope="module")
-def address():
+def serve():
+    """Serves a page that is asked to fetch nothing."""
     find_browser()
     before = dict(os.environ)
-    os.environ["http_proxy"] = "http://127.0.0.1:9"  # where nobody listens
-    with served(SideBySide(ROUTED, f"{ROUTED}_anchor", device="cpu"), "127.0.0.1", free_port()) as url:
-        del os.environ["http_proxy"]
-        yield url
+
+    @contextmanager
+    def serving(models):
+        os.environ["http_proxy"] = "http://127.0.0.1:9"  # where nobody listens
+        with served(models, "127.0.0.1", free_port()) as url:
+            del os.environ["http_proxy"]
+            yield url
+
+    yield serving
     os.environ.clear()
     os.environ.update(before)
 
 
-@pytest.fixture
-def page(address):
+@pytest.fixture(scope="module")
+def address(serve):
+    with serve(SideBySide(ROUTED, f"{ROUTED}_anchor", device="cpu")) as url:
+        yield url
+
+
+@contextmanager
+def opened(address):
     """The page, 1,280 pixels wide; afterwards, what the browser asked for and said."""
     asked, said = [], []
     with playwright.sync_playwright() as program:
@@ -58,6 +71,12 @@ def page(address):
     assert said == []
     assert len(asked) > 10
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+@pytest.fixture
+def page(address):
+    with opened(address) as page:
+        yield page
 
 
 def picture_bytes(page, name):
@@ -106,6 +125,27 @@ def test_ask_and_move_the_slider(page):
     wait_until(page, lambda: digests() == last, "the pictures of layer 5 do not come back")
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=f"{folder}/demo.png", full_page=True)
+
+
+def test_a_text_is_asked_and_its_kept_words_are_marked(serve):
+    with serve(SideBySide(backbone="checkpoints/tiny-llama", device="cpu")) as url, opened(url) as page:
+        page.get_by_text("What is the code of the moose?").first.click()
+        playwright.expect(page.locator("#question textarea")).to_have_value("What is the code of the moose?")
+        page.locator("#eviction input").fill("kvzip")
+        page.locator("#eviction input").press("Enter")
+        page.locator("#keep textarea").fill("0.2")
+        page.wait_for_timeout(500)
+        page.click("#ask")
+        marked = page.locator("#tokens-1")
+        playwright.expect(marked).to_contain_text("golden lemur")
+        assert re.search(r"compressed\tkvzip 0.2\t", page.locator("#facts").inner_text())
+        colours = (
+            "own => new Set([...own.querySelectorAll('span')].map(each => getComputedStyle(each).backgroundColor)).size"
+        )
+        whole, kept = (page.locator(f"#tokens-{place}").evaluate(colours) for place in (0, 1))
+        assert kept > whole
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=f"{folder}/demo_text.png", full_page=True)
 
 
 def test_refusals_are_words(page, tmp_path):
