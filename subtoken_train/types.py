@@ -76,7 +76,7 @@ class Licence:
     link: str | None = None
 
 
-APACHE = Licence("apache-2.0")
+APACHE, MIT = Licence("apache-2.0"), Licence("mit")
 
 
 @dataclass(frozen=True)

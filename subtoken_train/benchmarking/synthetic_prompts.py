@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.families.family import Family
@@ -155,8 +154,7 @@ def _pictures(family: Family, count: int, together: int, generator: torch.Genera
         return family.process_images(images, [together] * count)
     if isinstance(family, QwenInputs):
         vision = family.vision
-        sides = smart_resize(height, width, family.unit, family.min_pixels, family.max_pixels)
-        grid = torch.tensor([[1, *(side // vision.patch_size for side in sides)]]).repeat(count, 1)
+        grid = torch.tensor([[1, *(side // vision.patch_size for side in family.image_size(height, width))]] * count)
         channels = 3 * vision.temporal_patch_size * vision.patch_size**2
         return torch.randn(int(grid.prod(-1).sum()), channels, generator=generator), grid
     if family.in_tiles or "image_sizes" in family.image_inputs:

@@ -279,6 +279,7 @@ GEOMETRIES = {
     "qwen3-vl-4b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
     "qwen3-vl-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
     "mistral-small-24b": KVShape(num_layers=40, num_kv_heads=8, head_dim=128),
+    "glm-4.1v-9b": KVShape(num_layers=40, num_kv_heads=2, head_dim=128),
     "smolvlm2-500m": KVShape(num_layers=32, num_kv_heads=5, head_dim=64),
 }
 """Geometries of well-known models in bf16, so that budgets need neither weights nor a network."""

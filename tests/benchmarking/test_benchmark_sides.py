@@ -16,6 +16,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from tests.support.glm_tiny import glm_family
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
 from tests.support.mistral_tiny import mistral3_family
@@ -61,6 +62,7 @@ SEEING = [
     internvl_family,
     idefics_family,
     mistral3_family,
+    glm_family,
 ]
 
 

@@ -1,4 +1,6 @@
-"""Qwen2-VL: its tower sees whole frames, and VisionZip's statistics of it and of Qwen3-VL's are eager attention's."""
+"""Qwen2-VL: its tower sees whole frames; VisionZip's statistics of it, Qwen3-VL and GLM-4V are eager attention's."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from PIL import Image
 
 from subtoken_train.families.load import published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
+from tests.support.glm_tiny import glm_family
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_video
 
 PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
@@ -25,7 +28,7 @@ def test_published_models_have_the_hubs_shapes():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("build", [qwen2_family, qwen3_family])
+@pytest.mark.parametrize("build", [qwen2_family, qwen3_family, glm_family, partial(glm_family, experts=True)])
 def test_statistics_are_those_of_eager_attention(build, monkeypatch):
     """Frame by frame: the second picture has two layers."""
     family = build()
@@ -44,7 +47,7 @@ def test_statistics_are_those_of_eager_attention(build, monkeypatch):
 
     monkeypatch.setattr(module, "eager_attention_forward", recording)
     tower.set_attn_implementation("eager")
-    tower(batch.pixel_values, grid_thw=batch.image_grid_I3)
+    family.visual_states(batch)
     layers, high, wide = batch.image_grid_I3[1].tolist()
     assert [len(matrix[0]) for matrix in matrices[1:]] == [high * wide] * layers == [high * wide] * 2
     expected = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)

@@ -1,8 +1,11 @@
-"""Qwen's three VLMs on videos and images in mixed order: inputs, positions, logits and answers are transformers'."""
+"""Qwen's VLMs and GLM's on videos and images in mixed order: inputs, positions, logits, answers are transformers'."""
+
+from functools import partial
 
 import pytest
 import torch
 from PIL import Image
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -14,12 +17,24 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
+from tests.support.glm_tiny import glm_family
 from tests.support.helpers import compress
 from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family, qwen_video
 from tests.support.sampling import sampled
 
-BUILD = {"qwen2_vl": qwen2_family, "qwen2_5_vl": qwen_family, "qwen3_vl": qwen3_family}
+BUILD = {
+    "qwen2_vl": qwen2_family,
+    "qwen2_5_vl": qwen_family,
+    "qwen3_vl": qwen3_family,
+    "qwen3_vl_moe": partial(qwen3_family, experts=True),
+    "glm4v": glm_family,
+    "glm4v_moe": partial(glm_family, experts=True),
+}
 PROCESSORS = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}
+PROCESSORS |= {"qwen3_vl_moe": Qwen3VLProcessor, "glm4v": Glm4vProcessor, "glm4v_moe": Glm4vProcessor}
+AROUND = {"glm4v": ("<|begin_of_video|>{}<|end_of_video|>", "<|begin_of_image|>{}<|end_of_image|>")}
+AROUND["glm4v_moe"] = AROUND["glm4v"]
+"""What a chat template has around a video and an image, where ``picture_text`` writes it."""
 PICTURE = Image.effect_noise((100, 70), 60).convert("RGB")
 PICTURES = {
     "images": [PICTURE, PICTURE.resize((64, 150))],
@@ -79,17 +94,21 @@ def test_placeholders_are_what_the_processor_writes(family):
     _, grid = family.process_images([video])
     theirs = object.__new__(PROCESSORS[family.name])
     theirs.video_processor = theirs.image_processor = family.processor.image_processor
-    theirs.video_token, theirs.image_token, theirs.audio_token = "<|video_pad|>", "<|image_pad|>", None
-    theirs.vision_start_token, theirs.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+    theirs.audio_token, theirs.vision_start_token, theirs.vision_end_token = (
+        None,
+        "<|vision_start|>",
+        "<|vision_end|>",
+    )
+    theirs.image_token, theirs.video_token = family.processor.image_token, family.processor.video_token
     metadata = VideoMetadata(total_num_frames=5, fps=2.0, frames_indices=list(range(5)))
     made = theirs.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
-    assert family.picture_text(video, "<|image_pad|>") == made
+    of_video, of_image = AROUND.get(family.name, ("{}", "{}"))
+    assert family.picture_text(video, theirs.image_token) == of_video.format(made)
     layers, high, wide = grid[0].tolist()
-    assert made.count("<|video_pad|>") == layers * high * wide // 4
+    assert made.count(theirs.video_token) == layers * high * wide // 4
     _, image_grid = family.process_images([PICTURE])
-    assert family.picture_text(PICTURE, "<|image_pad|>") == theirs.replace_image_token(
-        {"image_grid_thw": image_grid}, 0
-    )
+    image = theirs.replace_image_token({"image_grid_thw": image_grid}, 0)
+    assert family.picture_text(PICTURE, theirs.image_token) == of_image.format(image)
 
 
 def test_times_of_qwen3():
@@ -120,9 +139,18 @@ def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind)
     assert torch.equal(visual, batch.regions_BN[0] == Region.VISUAL)
 
 
-def one_forward(family, inputs):
+def one_forward(family, inputs, pictures):
+    """Transformers' logits; GLM's forward takes no images beside videos, whose features are given to it then."""
     family.model.model.rope_deltas = None
-    return family.model(**inputs).logits
+    if family.name not in AROUND or len({type(picture) for picture in pictures}) < 2:
+        return family.model(**inputs).logits
+    own, (pixels, grid_I3) = family.model.model, family.process_images(pictures)
+    patches = zip(pixels.split(grid_I3.prod(-1).tolist()), grid_I3, strict=True)
+    features = [own.get_video_features(each, grid[None]).pooler_output[0] for each, grid in patches]
+    ids, names = inputs["input_ids"], ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "attention_mask")
+    embeds = own.get_input_embeddings()(ids).masked_scatter(family.is_visual(ids)[..., None], torch.cat(features))
+    position_ids, _ = own.get_rope_index(ids, **{name: inputs[name] for name in names})
+    return family.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"], position_ids=position_ids).logits
 
 
 @torch.no_grad()
@@ -130,7 +158,7 @@ def one_forward(family, inputs):
 def test_logits_are_transformers_own(family, kind):
     """Bit for bit where its tower runs once; in mixed prompts it runs images and videos apart."""
     inputs = inputs_of(family, PICTURES[kind])
-    expected = one_forward(family, inputs)
+    expected = one_forward(family, inputs, PICTURES[kind])
     family.model.model.rope_deltas = None
     backbone = compress(family)
     batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
@@ -147,7 +175,7 @@ def test_logits_are_transformers_own(family, kind):
 @torch.no_grad()
 @sampled("kind", ["mixed", "text"], every=3)
 def test_greedy_answers_are_transformers_own(family, kind):
-    inputs = inputs_of(family, PICTURES[kind])
+    inputs = inputs_of(family, PICTURES["video" if kind == "mixed" and family.name in AROUND else kind])
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
     expected = family.model.generate(**inputs, **settings)
     family.model.model.rope_deltas = None
@@ -161,13 +189,13 @@ def test_features_are_transformers_in_order(family):
     states = family.visual_states(batch)
     patches = batch.image_grid_I3.prod(-1).tolist()
     for picture, (pixels, grid) in enumerate(zip(batch.pixel_values.split(patches), batch.image_grid_I3, strict=True)):
-        alone = family.model.model.visual(pixels, grid_thw=grid[None])
-        torch.testing.assert_close(states.tokens[picture], alone.pooler_output, rtol=1e-4, atol=1e-5)
+        alone = family.model.model.get_video_features(pixels, grid[None])
+        torch.testing.assert_close(states.tokens[picture], alone.pooler_output[0], rtol=1e-4, atol=1e-5)
         if states.deep is not None:
             torch.testing.assert_close(
-                states.deep[picture], torch.stack(alone.deepstack_features), rtol=1e-4, atol=1e-5
+                states.deep[picture], torch.stack([each[0] for each in alone.deepstack_features]), rtol=1e-4, atol=1e-5
             )
-    assert (states.deep is None) == (family.name != "qwen3_vl")
+    assert (states.deep is None) == (not family.name.startswith("qwen3_vl"))
 
 
 def test_a_video_is_bounded_like_a_few_images(family):

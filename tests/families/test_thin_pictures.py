@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from subtoken_train.inference.prompt_inputs import inputs_of
+from tests.support.glm_tiny import glm_family
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
 from tests.support.mistral_tiny import mistral3_family
@@ -24,6 +25,7 @@ FAMILIES = {
     "qwen2_vl": qwen2_family,
     "qwen2_5_vl": qwen_family,
     "qwen3_vl": qwen3_family,
+    "glm4v": glm_family,
 }
 THIN = [(1, 1), (2, 1), (200, 1), (1, 200)]
 """Widths and heights that every family sees."""
@@ -37,11 +39,13 @@ TOKENS = {
     "qwen2_vl": [4, 6, 29, 29],
     "qwen2_5_vl": [4, 6, 29, 29],
     "qwen3_vl": [4, 6, 29, 29],
+    "glm4v": [4, 6, 200, 200],
 }
 SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377 pixels"
-RATIO = r"an image of 1 x 60000 pixels: Qwen.* takes a longer side of at most 200 times the shorter one"
+RATIO = r"an image of 1 x 60000 pixels: (Qwen|GLM).* takes a longer side of at most 200 times the shorter one"
 SCALED = r"1 x 60000 pixels: mistral3 scales the longer side to 224, which leaves nothing of the shorter one"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}
+REFUSED["glm4v"] = RATIO
 """Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""
 
 

@@ -34,6 +34,7 @@ CELLS = {
     "qwen2_5_vl": {"family": "qwen2_5_vl", "reducer": "fastv_decoder", "selector": "gated", "eviction": "none"},
     "qwen3_vl": {"family": "qwen3_vl", "reducer": "visionzip", "selector": "mean", "eviction": "h2o"},
     "internvl": {"family": "internvl", **PLAIN, "eviction": "kvcompose"},
+    "glm4v": {"family": "glm4v", "reducer": "fastv_embeds", "selector": "linear", "eviction": "knorm"},
     "mistral3": {"family": "mistral3", "reducer": "visionzip", "selector": "linear", "eviction": "snapkv"},
     "smolvlm": {"family": "smolvlm", "reducer": "fastv_embeds", "selector": "linear", "eviction": "none"},
     "llava_next": {"family": "llava_next", **PLAIN, "eviction": "expected_attention", "precision": "int4"},
@@ -123,7 +124,7 @@ def test_several_pictures_and_a_video_are_one_context():
 
 @sampled(
     "name",
-    ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3"],
+    ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3", "glm4v"],
     every=3,
 )
 def test_a_system_prompt_stands_beside_pictures_as_in_a_chat(name):
@@ -163,7 +164,8 @@ def test_a_chat_template_stands_around_context_and_question():
 
 
 @pytest.mark.parametrize(
-    "name", ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3"]
+    "name",
+    ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3", "glm4v"],
 )
 def test_a_picture_s_question_is_encoded_as_in_the_whole_prompt(name):
     model = asking(family=name, **PLAIN)

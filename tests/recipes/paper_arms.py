@@ -66,6 +66,7 @@ BACKBONES = {
     "mistralsmall24b": Backbone(
         "Mistral-Small-3.1-24B", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral-small-24b", 768
     ),
+    "glm41v9b": Backbone("GLM-4.1V-9B", "zai-org/GLM-4.1V-9B-Thinking", "glm-4.1v-9b", 144),
     # a photograph of 4 : 3 in twelve tiles and its whole
     "smolvlm500m": Backbone("SmolVLM2-500M", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "smolvlm2-500m", 832),
     "llama7b": Backbone("LLaMA-2-7B", "meta-llama/Llama-2-7b-hf", "llama-2-7b", 1024, is_text=True),
@@ -88,6 +89,7 @@ FURTHER = {
         "qwen3vl8b",
         "smolvlm500m",
         "mistralsmall24b",
+        "glm41v9b",
     ),
 }
 """Backbones beyond the paper's tables, by the reducer of their recipes."""

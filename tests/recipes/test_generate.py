@@ -77,6 +77,7 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
         ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080),
         ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
         ("mistralsmall24b_fastv25_s16k4", 9_830_400, 3_277_440),
+        ("glm41v9b_fastv25_s16k4", 8_028_160, 2_622_080),
         ("smolvlm500m_fastv25_s16k4", 1_638_400, 492_032),
         ("llama31_quest25_s16k4", 13_631_488, 4_194_816),
         ("qwen38b_quest25_s16k4", 15_335_424, 4_719_168),

@@ -21,7 +21,7 @@ def deep_rows(
 
     ``joins_N``: the place that each place of the prompt joined, whose features are the mean of those that did.
     """
-    if family.name != "qwen3_vl" or not int(prompts.images_per_sample_B[sample]):
+    if not family.name.startswith("qwen3_vl") or not int(prompts.images_per_sample_B[sample]):
         return None
     alone, config = only_sample(prompts, sample), family.model.config
     made = family.model.model.visual(alone.pixel_values.to(family.model.dtype), grid_thw=alone.image_grid_I3)

@@ -22,7 +22,7 @@ def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
     grids = [] if prompts.image_grid_I3 is None else prompts.image_grid_I3[first:].tolist()
     seconds = [0.5] * len(grids) if prompts.seconds_I is None else prompts.seconds_I[first:].tolist()
     shown = [(*grid, int(2 * second)) for grid, second in zip(grids, seconds, strict=True)]
-    if family.name == "qwen3_vl":
+    if family.name.startswith(("qwen3_vl", "glm4v")):
         shown = [(1, high, wide, 1) for layers, high, wide, _ in shown for _ in range(layers)]
     visual = (family.model.config.image_token_id, family.model.config.video_token_id)
     placed: list[tuple[int, int, int]] = []

@@ -15,12 +15,20 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.families.qwen_vl.model import Qwen2VLFamily, Qwen3VLFamily, Qwen25VLFamily, QwenProcessor
+from subtoken_train.families.qwen_vl.model import (
+    Qwen2VLFamily,
+    Qwen3VLFamily,
+    Qwen3VLMoeFamily,
+    Qwen25VLFamily,
+    QwenProcessor,
+)
 from tests.support.tiny_parts import decoder_sizes, padded, records_of
 
 qwen_batch = padded
@@ -97,18 +105,26 @@ def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
     return Qwen2VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
-def qwen3_family(seed: int = 0, kv_heads: int = 2) -> Qwen3VLFamily:
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwen3VLFamily:
     """Qwen3-VL; a tower of four blocks, of which two give deep features, and a grid of 6 x 6 learned positions."""
     tokenizer, ids = _made(seed)
     own = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
-    text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16}
-    config = Qwen3VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
-    model = Qwen3VLForConditionalGeneration(config).eval()
+    text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16, **(EXPERTS if experts else {})}
+    made = (
+        (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeFamily)
+        if experts
+        else (Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLFamily)
+    )
+    config = made[0](text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
+    model = made[1](config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     pictures = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=4 * 32 * 32)
-    return Qwen3VLFamily(model, QwenProcessor(pictures, tokenizer))
+    return made[2](model, QwenProcessor(pictures, tokenizer))
 
 
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:

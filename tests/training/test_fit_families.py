@@ -13,6 +13,7 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from tests.support.commands import refused
+from tests.support.glm_tiny import glm_family
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.idefics_tiny import idefics_family
 from tests.support.internvl_tiny import internvl_family
@@ -27,6 +28,9 @@ FAMILIES = {
     "qwen2_5_vl": qwen_family,
     "qwen2_vl": qwen2_family,
     "qwen3_vl": qwen3_family,
+    "qwen3_vl_moe": partial(qwen3_family, experts=True),
+    "glm4v": glm_family,
+    "glm4v_moe": partial(glm_family, experts=True),
     "internvl": internvl_family,  # scenes are five tiles of four visual tokens
     "smolvlm": idefics_family,  # ten tiles of four
     "mistral3": mistral3_family,
@@ -34,7 +38,15 @@ FAMILIES = {
     "llava_next": next_family,  # five tiles of 3 x 3 patches
     "llava_next_llama": partial(next_family, "llama"),
 }
-LAYERS = {"internvl": 3, "smolvlm": 3, "mistral3": 3, "llava_next": 3, "llava_next_llama": 3}
+LAYERS = {
+    "internvl": 3,
+    "smolvlm": 3,
+    "mistral3": 3,
+    "glm4v": 3,
+    "glm4v_moe": 3,
+    "llava_next": 3,
+    "llava_next_llama": 3,
+}
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
@@ -55,6 +67,9 @@ FITS = [
     ("smolvlm", ["--model.reducer.name=fastv"]),
     ("mistral3", IN_TOWER_BF16),
     ("mistral3", ["--model.reducer.name=fastv"]),
+    ("glm4v", IN_TOWER_BF16),
+    ("glm4v_moe", [DECODER]),
+    ("qwen3_vl_moe", ["--model.reducer.name=fastv"]),
 ]
 
 
@@ -89,6 +104,8 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
         ("llava_next", [VISIONZIP], None),
         ("smolvlm", [DECODER], 5000),
         ("mistral3", [DECODER], 1100),
+        ("glm4v", ["--model.reducer.name=fastv"], 7000),
+        ("glm4v_moe", [VISIONZIP], None),
     ],
     every=3,
 )

@@ -158,6 +158,8 @@ class QwenInputs(Family):
     """Its name in messages."""
     least_pixels: ClassVar[int] = 56 * 56
     """Pixels to which its published processors scale small images up."""
+    counted: ClassVar[int] = 1
+    """Times that its processor counts an image's pixels against its bounds."""
     takes_videos = tells_frames = True
     may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (
@@ -173,11 +175,11 @@ class QwenInputs(Family):
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
         own = None if processor is None else processor.image_processor.size
-        self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"])
+        self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"]) // self.counted
         self.pads = False
         self.max_pixels = CAP_TOKENS * self.unit**2
         if own is not None:
-            self.max_pixels = min(int(own["longest_edge"]), self.max_pixels)
+            self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
 
     @property
     def vision(self) -> Any:
@@ -191,8 +193,8 @@ class QwenInputs(Family):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Return the tokens of images and of videos."""
-        return self.processor.image_token, self.processor.video_token
+        """Return the tokens of images and of videos, which may be one."""
+        return tuple(dict.fromkeys((self.processor.image_token, self.processor.video_token)))
 
     def is_visual(self, ids: Tensor) -> Tensor:
         """Return which ids are placeholders of images or videos."""
@@ -235,9 +237,18 @@ class QwenInputs(Family):
         if self.pads:
             check_square(*size)
             size = (max(size), max(size))
-        self._check_aspect(*size)
-        high, wide = smart_resize(*size, self.unit, self.min_pixels, self.max_pixels)
-        return int(high * wide // self.unit**2)
+        high, wide = self.image_size(*size)
+        return high * wide // self.unit**2
+
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) in pixels that an image of these is scaled to.
+
+        Raises:
+            ValueError: the image is too long for its width, or too wide for its height.
+        """
+        self._check_aspect(height, width)
+        high, wide = smart_resize(height, width, self.unit, self.min_pixels, self.max_pixels)
+        return int(high), int(wide)
 
     def layers(self, video: Video) -> int:
         """Count the layers of a video's grid."""
@@ -274,7 +285,7 @@ class QwenInputs(Family):
         processor = self.processor.image_processor
         if isinstance(picture, Video):
             return video_patches(processor, picture, self.frame_size(picture))
-        size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
+        size = {"shortest_edge": self.counted * self.min_pixels, "longest_edge": self.counted * self.max_pixels}
         made = processor([self.framed(picture)], size=size, return_tensors="pt")
         return made["pixel_values"], made["image_grid_thw"]
 

@@ -1,7 +1,8 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL in the transformers 5 format: chat format, tower, memory.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its MoE in the transformers 5 format: chat format, tower, memory.
 
 Legend: B batch, N positions, D model width, P patches of all images in the tower's window order, T visual tokens of all
-images, C tower output width (= D here), H heads, d head width, n layers that are given features of their own.
+images, C tower output width (= D here), H heads, d head width, L layers of all grids, n decoder layers that are given
+features of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig, Qwen3VLMoeConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
@@ -35,6 +36,8 @@ class QwenProcessor(PilProcessor):
 
 
 HUB = "https://huggingface.co/Qwen"
+_LARGE_TOWER = (1152, 4304, 27, (8, 16, 24))
+"""Width, MLP, blocks and deep blocks of the tower of Qwen3-VL's 8B and larger."""
 
 
 class QwenVLFamily(QwenInputs):
@@ -46,7 +49,7 @@ class QwenVLFamily(QwenInputs):
 
     system_text: ClassVar[str] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     """System text that its template writes where a conversation has none."""
-    auto_processor = QwenProcessor
+    auto_processor: Any = QwenProcessor
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
 
@@ -81,10 +84,12 @@ class QwenVLFamily(QwenInputs):
         assert batch.image_grid_I3 is not None
         tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
         patches, sizes = batch.pixel_values.to(tower.dtype), [self.grid_tokens(grid) for grid in grid_I3.tolist()]
+        layers_L3 = grid_I3.repeat_interleave(grid_I3[:, 0], 0)
+        layers_L3[:, 0] = 1  # a video's layers are pictures to the towers; GLM's takes them as such alone
         if statistics is None:
-            made, received, keys = tower(patches, grid_thw=grid_I3), None, None
+            made, received, keys = tower(patches, grid_thw=layers_L3), None, None
         else:
-            made, *parts = tower_with_statistics(tower, patches, grid_I3)
+            made, *parts = tower_with_statistics(tower, patches, layers_L3)
             received, keys = (list(torch.split(part, sizes)) for part in parts)
         layers = getattr(made, "deepstack_features", None)
         deep = None if layers is None else list(torch.split(torch.stack(list(layers)), sizes, 1))
@@ -220,7 +225,24 @@ def _qwen25(
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
-class Qwen3VLFamily(QwenVLFamily):
+class TimedVLFamily(QwenVLFamily):
+    """A family that shows each layer of a video as a run of its own beside its time, which is text."""
+
+    def frame_size(self, video: Video) -> tuple[int, int]:
+        """Return (height, width) in pixels, by the rule of its video processor: all frames together are bounded."""
+        self._check_aspect(*video.size)
+        depth = int(self.vision.temporal_patch_size)
+        frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
+        least = self.counted * self.min_pixels
+        high, wide = smart_resize(frames, *video.size, depth, self.unit, least, bound)
+        return int(high), int(wide)
+
+    def video_runs(self, grid: list[int]) -> list[int]:
+        """Return a run per layer."""
+        return [self.grid_tokens([1, *grid[1:]])] * grid[0]
+
+
+class Qwen3VLFamily(TimedVLFamily):
     """Qwen3-VL (4B, 8B): deep-stacked visual features, interleaved mRoPE, q/k norms.
 
     Features of three blocks of the tower (``deep``) are added to the visual rows after the first three decoder layers,
@@ -239,19 +261,11 @@ class Qwen3VLFamily(QwenVLFamily):
     least_pixels = 256 * 256
     published: ClassVar[dict[str, Callable[[], Any]]] = {
         "Qwen/Qwen3-VL-4B-Instruct": lambda: _qwen3(2560, 9728, 36, True, (1024, 4096, 24, (5, 11, 17))),
-        "Qwen/Qwen3-VL-8B-Instruct": lambda: _qwen3(4096, 12288, 36, False, (1152, 4304, 27, (8, 16, 24))),
+        "Qwen/Qwen3-VL-8B-Instruct": lambda: _qwen3(4096, 12288, 36, False, _LARGE_TOWER),
     }
     licences: ClassVar[dict[str, Licence]] = {"Qwen/Qwen3-VL-4B-Instruct": APACHE, "Qwen/Qwen3-VL-8B-Instruct": APACHE}
     # 336 x 336 scaled to 320 x 320 is 100 tokens; the same six-token question, and no system text
     paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 12}
-
-    def frame_size(self, video: Video) -> tuple[int, int]:
-        """Return (height, width) in pixels, by the rule of its video processor: all frames together are bounded."""
-        self._check_aspect(*video.size)
-        depth = int(self.vision.temporal_patch_size)
-        frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
-        high, wide = smart_resize(frames, *video.size, depth, self.unit, self.min_pixels, bound)
-        return int(high), int(wide)
 
     def video_text(self, video: Video, tokens: int) -> str:
         """Return the layers' times and placeholders."""
@@ -261,10 +275,6 @@ class Qwen3VLFamily(QwenVLFamily):
         ends = [(start / video.fps, min(start + depth - 1, last) / video.fps) for start in starts]
         return "".join(f"<{(first + end) / 2:.1f} seconds>{run}" for first, end in ends)
 
-    def video_runs(self, grid: list[int]) -> list[int]:
-        """Return a run per layer."""
-        return [self.grid_tokens([1, *grid[1:]])] * grid[0]
-
     def block_bytes(self, element: int) -> int:
         """Return an attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
         channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
@@ -273,8 +283,19 @@ class Qwen3VLFamily(QwenVLFamily):
         return int(max(self.attention_bytes(channels, element) + deep, embedding))
 
 
+class Qwen3VLMoeFamily(Qwen3VLFamily):
+    """Qwen3-VL with experts (30B-A3B, 235B-A22B): all else is Qwen3-VL's."""
+
+    name = "qwen3_vl_moe"
+    published: ClassVar[dict[str, Callable[[], Any]]] = {
+        "Qwen/Qwen3-VL-30B-A3B-Instruct": lambda: _qwen3_moe(2048, 6144, 768, 48, 32),
+        "Qwen/Qwen3-VL-235B-A22B-Instruct": lambda: _qwen3_moe(4096, 12288, 1536, 94, 64),
+    }
+    licences: ClassVar[dict[str, Licence]] = dict.fromkeys(published, APACHE)
+
+
 def _qwen3(
-    width: int, mlp: int, layers: int, tied: bool, tower: tuple[int, int, int, tuple[int, ...]]
+    width: int, mlp: int, layers: int, tied: bool, tower: tuple[int, int, int, tuple[int, ...]], **own: int
 ) -> Qwen3VLConfig:
     text = {
         "vocab_size": 151936,
@@ -292,6 +313,7 @@ def _qwen3(
             "mrope_section": [24, 20, 20],
             "mrope_interleaved": True,
         },
+        **own,
     }
     vision_width, vision_mlp, depth, deep = tower
     vision = {
@@ -301,7 +323,14 @@ def _qwen3(
         "deepstack_visual_indexes": list(deep),
         "out_hidden_size": width,
     }
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    made = Qwen3VLMoeConfig if own else Qwen3VLConfig
+    return made(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+def _qwen3_moe(width: int, mlp: int, expert: int, layers: int, heads: int) -> Qwen3VLConfig:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
+    own = {"num_attention_heads": heads, "num_key_value_heads": 4, **experts}
+    return _qwen3(width, mlp, layers, False, _LARGE_TOWER, **own)
 
 
 @torch.no_grad()

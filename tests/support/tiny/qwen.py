@@ -1,6 +1,8 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL; images of 3 x 4 visual tokens and more, and videos of two layers in turn."""
+"""Qwen's VLMs; images of 3 x 4 visual tokens and more, and videos of two layers in turn."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -21,7 +23,7 @@ def qwen_picture(family: QwenVLFamily, generator: torch.Generator, sample: int, 
     names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     start, end, of_image, of_video = map(family.tokenizer.convert_tokens_to_ids, names)
     visual = [of_video if video else of_image] * (high * wide)
-    if video and family.name == "qwen3_vl":
+    if video and family.name.startswith("qwen3_vl"):
         words = torch.randint(10, 60, (6,), generator=generator).tolist()
         visual = [*words[:3], start, *visual, end, *words[3:], start, *visual]
     else:
@@ -35,4 +37,5 @@ FAMILIES = (
     TinyFamily("qwen2_5_vl", qwen_family, qwen_picture, order=1),
     TinyFamily("qwen2_vl", qwen2_family, qwen_picture, order=10),
     TinyFamily("qwen3_vl", qwen3_family, qwen_picture, order=11),
+    TinyFamily("qwen3_vl_moe", partial(qwen3_family, experts=True), qwen_picture, order=14, crossed=False),
 )
