@@ -20,8 +20,10 @@ FAMILIES_HEAD = """# Backbone families
 
 A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
 name, so that `check --offline` and `evaluate --check` need no network; others of the same `model_type` load
-alike. *Reducers* are those that fit the model (`none` and `random` always do). Gemma 3 with images (`gemma3`) is
-refused: its image tokens attend in both directions, and every prompt is read causally here.
+alike. *Reducers* are those that fit the model (`none` and `random` always do). Refused before weights are read: Gemma 3
+with images (`gemma3`), whose image tokens attend in both directions where every prompt is read causally here; Gemma 4
+(`gemma4`), whose layers have heads of two widths; Qwen3.5 (`qwen3_5`), most of whose layers keep a state instead of
+keys and values; LLaVA-OneVision-1.5 and others that are published with code of their own, which is never run.
 
 | backbone | model_type | pictures | licence | reducers |
 |---|---|---|---|---|
@@ -54,7 +56,7 @@ _HAS = {
     "Glm4": "heads that are turned in part, pairs of channels side by side",
     "Gemma3Text": "windows in most layers, a rotary base for each kind of layer, its own scale of scores",
 }
-_NOT = ("Gemma2", "GptOss", "Qwen3_5Text", "DeepseekV3", "Mamba", "GPT2")
+_NOT = ("Gemma2", "Gemma4Text", "GptOss", "Qwen3_5Text", "DeepseekV3", "Mamba", "GPT2")
 
 
 def families_page() -> str:

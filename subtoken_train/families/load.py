@@ -46,6 +46,7 @@ from subtoken_train.families.quantize import prepare_quantised, quantization_con
 from subtoken_train.families.structure import check_structure
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.typed import shown
 
 WEIGHTS = 0.7
 """Share of a GPU's free memory that weights may take; the rest is for caches and activations."""
@@ -398,16 +399,30 @@ def _read_config(config: BackboneConfig) -> Any:
 def _original_format(source: str, revision: str | None) -> str | None:
     """Return a message for a checkpoint in its authors' own format; None for any other."""
     try:
-        kind = PreTrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
+        content, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     except Exception:  # what cannot be read is said by whoever asks
         return None
+    kind = content.get("model_type")
     known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
-    if not known:
+    if not known and "auto_map" not in content:
         return None
-    return (
-        f"is in its authors' own format (model_type {kind!r}), which needs remote code; use the same model in "
-        f"transformers' format, for instance {known[0]}"
-    )
+    advice = "transformers has no model of this type, so use another backbone"
+    if known:
+        advice = f"use the same model in transformers' format, for instance {known[0]}"
+    return f"is in its authors' own format (model_type {shown(kind)}), which needs remote code; {advice}"
+
+
+_GEMMA4 = (
+    "heads of its layers with full attention are wider than those of its other layers, and a packed cache has heads of "
+    "one width; use a Gemma 3 of texts alone (gemma3_text)"
+)
+_UNSERVED = {
+    "gemma3": "an image's tokens attend in both directions in Gemma 3, and prompts are read causally here; use a Gemma "
+    "3 of texts alone (gemma3_text)",
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
+}
+"""Models that see images and are refused by their name, and why; what is wrong with others is seen in their parts."""
 
 
 def named_family(model_type: str) -> type[Family]:
@@ -416,12 +431,8 @@ def named_family(model_type: str) -> type[Family]:
     Raises:
         ValueError: transformers has no language model of this type, or it attends in another way.
     """
-    if model_type == "gemma3":
-        raise ValueError(
-            "gemma3 (Gemma 3 with images) is not supported: an image's tokens attend in both directions there, and "
-            "prompts are read causally here; use a Gemma 3 of texts alone (gemma3_text), or another backbone that sees "
-            "images"
-        )
+    if (why := _UNSERVED.get(model_type)) is not None:
+        raise ValueError(f"{model_type} is not supported: {why}, or another backbone that sees images")
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextFamily
     return FAMILIES.find(model_type)

@@ -51,6 +51,11 @@ def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
         yield "it caps attention scores (attn_logit_softcapping), which the kernels here cannot do"
     if getattr(config, "use_bidirectional_attention", False):
         yield "it attends in both directions, and what is decoded here sees what came before"
+    attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in model.model.layers]
+    widths = sorted({int(each.head_dim) for each in attentions if hasattr(each, "head_dim")})
+    if len(widths) > 1:
+        several = " and ".join(map(str, widths))
+        yield f"its layers have heads of {several} channels, and a packed cache has heads of one width"
     kinds = rotary_kind(model.model.rotary_emb).split(" and ")
     if len(kinds) > 1 and (found := set(kinds) & set(LENGTH_DEPENDENT)):
         yield f"the rotary frequencies of some layers depend on a sequence's length ({', '.join(found)})"
@@ -64,7 +69,7 @@ def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
         yield f"there is no self_attn: {type(layer).__name__} is of {parts}"
         return
     fused = hasattr(attention, FUSED)
-    missing = [part for part in (*(() if fused else _OWN), "o_proj") if not hasattr(attention, part)]
+    missing = [part for part in (*(() if fused else _OWN), "o_proj") if getattr(attention, part, None) is None]
     if missing or not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
         parts = ", ".join(name for name, _ in attention.named_children())
         yield f"self_attn is of {parts}; expected are q_proj, k_proj, v_proj (or one qkv_proj) and o_proj"

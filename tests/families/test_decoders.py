@@ -90,6 +90,7 @@ REFUSED = {
     "GptOss": "in layer 0 heads have sinks",
     "Gemma2": "it caps attention scores (attn_logit_softcapping)",
     "Qwen3_5Text": "qwen3_5_text with layers of linear_attention is not supported: they keep a state instead of keys",
+    "Gemma4Text": "its layers have heads of 16 and 512 channels, and a packed cache has heads of one width",
     "DeepseekV3": "in layer 0 self_attn is of",
 }
 

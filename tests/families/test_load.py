@@ -164,12 +164,26 @@ def test_a_model_type_that_nobody_knows_is_named(tmp_path):
         load_family(BackboneConfig(path=str(tmp_path)))
 
 
+CODE = {"AutoConfig": "configuration_own.OwnConfig"}
+STATE = "_text with layers of linear_attention is not supported: they keep a state instead of keys and values"
+
+
 @pytest.mark.parametrize("load", [load_family, layout_family])
-def test_gemma3_with_images_is_refused_for_how_its_images_attend(tmp_path, load):
-    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
-    with pytest.raises(
-        ValueError, match=r"gemma3 .* an image's tokens attend in both directions.*use a Gemma 3 of texts"
-    ):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gemma3", "gemma3 is not supported: an image's tokens attend in both directions in Gemma 3"),
+        ("gemma4", "gemma4 is not supported: heads of its layers with full attention are wider"),
+        ("gemma4_unified", "gemma4_unified is not supported: heads of its layers with full attention are wider"),
+        ("qwen3_5", f"qwen3_5{STATE}"),
+        ("qwen3_5_moe", f"qwen3_5_moe{STATE}"),
+        ("llavaonevision1_5", "needs remote code; transformers has no model of this type, so use another backbone"),
+    ],
+)
+def test_a_model_that_sees_images_and_is_not_served_is_refused_before_its_weights(tmp_path, kind, words, load):
+    own = {"auto_map": CODE} if kind == "llavaonevision1_5" else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **own}))  # there are no weights
+    with pytest.raises(ValueError, match=words):
         load(BackboneConfig(str(tmp_path)))
 
 
@@ -202,8 +216,7 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
     [(kind, taken) for family in FAMILIES.values() for kind, taken in family.originals.items()],
 )
 def test_a_checkpoint_in_its_authors_own_format_names_the_one_to_take(tmp_path, kind, taken, load):
-    code = {"AutoConfig": "configuration_own.OwnConfig"}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": CODE}))
     words = rf"in its authors' own format .model_type '{kind}'., which needs remote code; use .*{taken}"
     with pytest.raises(ValueError, match=words):
         load(BackboneConfig(str(tmp_path)))
