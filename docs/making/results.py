@@ -12,6 +12,7 @@ from making.originals import TABLE
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "docs/choosing.md": "which setting to take, by regime",
+    "docs/real_text.md": "facts and text on real language models, every method",
     "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
     "docs/trained_arms.md": "trained arms against their anchors",
     "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
@@ -25,8 +26,8 @@ PAGES = {
 HEAD = """# Results
 
 Every committed table, with the section that says how it was made. Programs write them from the records in
-`benchmarks/results/`, and tests compare. The models are the embedded ones, unless a table names another; no GPU has run
-this, and no 7B model was trained.
+`benchmarks/results/`, and tests compare. The models are the embedded ones, unless a table names another; all ran on
+CPUs but what is [told of GPUs](speed.md#on-gpus), and no 7B model was trained.
 
 | page | what it is about | sections with tables or plots |
 |---|---|---|
