@@ -50,6 +50,19 @@ def tidied(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return output
 
 
+def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs without stderr (progress bars and notes of libraries), pieces of stdout that follow each other as one."""
+    kept: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if output.get("name") == "stderr":
+            continue
+        if output.output_type == "stream" and kept and kept[-1].output_type == "stream":
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
+
+
 def run(path: Path) -> None:
     """Execute a notebook in its folder, and write it with its outputs.
 
@@ -65,8 +78,7 @@ def run(path: Path) -> None:
         if cell.cell_type != "code":
             continue
         cell.metadata = {"ran": digest(cell.source)}
-        # what goes to stderr are progress bars and notes of libraries
-        cell.outputs = [tidied(output) for output in cell.outputs if output.get("name") != "stderr"]
+        cell.outputs = [tidied(output) for output in joined(cell.outputs)]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
