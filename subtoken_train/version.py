@@ -1,3 +1,3 @@
 """The package's version, in the one place that the build, the adapters and the reports read."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
