@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from subtoken_train.demo.drawings import presets
 from subtoken_train.demo.local_server import served
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.resources import resource
@@ -129,15 +130,16 @@ def test_ask_and_move_the_slider(page):
 
 def test_a_text_is_asked_and_its_kept_words_are_marked(serve):
     with serve(SideBySide(backbone="checkpoints/tiny-llama", device="cpu")) as url, opened(url) as page:
-        page.get_by_text("What is the code of the moose?").first.click()
-        playwright.expect(page.locator("#question textarea")).to_have_value("What is the code of the moose?")
+        text, question = presets(pictures=False)[0]
+        page.locator("#text textarea").fill(text)
+        page.locator("#question textarea").fill(question)
         page.locator("#eviction input").fill("kvzip")
         page.locator("#eviction input").press("Enter")
         page.locator("#keep textarea").fill("0.2")
         page.wait_for_timeout(500)
         page.click("#ask")
         marked = page.locator("#tokens-1")
-        playwright.expect(marked).to_contain_text("golden lemur")
+        playwright.expect(marked).to_contain_text("golden lemur", timeout=60_000)
         assert re.search(r"compressed\tkvzip 0.2\t", page.locator("#facts").inner_text())
         colours = (
             "own => new Set([...own.querySelectorAll('span')].map(each => getComputedStyle(each).backgroundColor)).size"

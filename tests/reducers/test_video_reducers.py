@@ -19,7 +19,7 @@ from subtoken_train.families.qwen_vl.model import Qwen2VLFamily
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ReducerView
+from subtoken_train.reducers.base import ReducerView, shared_out
 from subtoken_train.types import Frames, Region
 from tests.support.golden_record import alike
 from tests.support.helpers import compress, only_sample, random_scores
@@ -108,6 +108,16 @@ def look(embeds, codes, videos, read=()):
     )
 
 
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5), thousandths=st.integers(1, 1000))
+def test_shares_are_exact_within_one_but_for_what_the_last_is_left(sizes, thousandths):
+    kept = kept_count(sum(sizes), thousandths / 1000, False)
+    counts, exact = shared_out(sizes, kept), [kept * size / sum(sizes) for size in sizes]
+    assert sum(counts) == kept
+    assert counts[-1] >= 1
+    apart = [abs(count - share) for count, share in zip(counts, exact, strict=True)]
+    assert all(each <= (1 if exact[-1] >= 0.5 else 2) for each in apart)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -126,13 +136,13 @@ def test_counts_are_exact_and_each_video_keeps_its_share(name, videos, thousandt
     view = look(random_scores(seed, 1, len(codes) + 1, 4, levels=2), [*codes, P], videos)
     keep = reducer.select(view)[0][0]
     total = sum(video.total for video in videos)
+    counts = shared_out([video.total for video in videos], kept_count(total, ratio, round_up))
     assert int(keep[torch.tensor([*codes, P]) == V].sum()) == kept_count(total, ratio, round_up) * bool(total)
     assert keep.tolist()[0 :: len(codes)] == [False, False]
     assert all(keep[place] for place, code in enumerate(codes) if code in (S, Q))
-    for video, rows in zip(videos, places, strict=True):
+    for video, rows, count in zip(videos, places, counts if videos else [], strict=True):
         kept = int(keep[rows].sum())
-        exact = kept_count(total, ratio, round_up) * video.total / total
-        assert abs(kept - exact) <= 1 or video is videos[-1]
+        assert kept == count
         assert not video.after or keep[rows[-1]] == (kept > 1)
 
 
