@@ -20,6 +20,8 @@ from subtoken_train.kernels.formats import FORMATS, KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
+NARROW = "#facts { overflow-x: auto; } #facts :is(th, td) { white-space: nowrap; }"
+"""Style for ``launch``: on a phone the table of facts keeps its words whole, and scrolls."""
 _HOUR = 3600  # seconds that a visitor's answers and pictures are kept
 
 

@@ -68,7 +68,7 @@ def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
 
 def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]:
     """The page, which listens, and its address."""
-    from subtoken_train.demo.blocks import build_page, looks
+    from subtoken_train.demo.blocks import NARROW, build_page, looks
 
     page = build_page(models)
     try:
@@ -77,6 +77,7 @@ def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]
             server_name=host,
             server_port=port,
             theme=looks(),
+            css=NARROW,
             share=False,
             ssr_mode=False,
             mcp_server=False,

@@ -106,6 +106,28 @@ def wait_until(page, holds, words):
         page.wait_for_timeout(200)
 
 
+def test_a_text_is_asked_and_its_kept_words_are_marked(serve):
+    with serve(SideBySide(backbone="checkpoints/tiny-llama", device="cpu")) as url, opened(url) as page:
+        text, question = presets(pictures=False)[0]
+        page.locator("#text textarea").fill(text)
+        page.locator("#question textarea").fill(question)
+        page.locator("#eviction input").fill("kvzip")
+        page.locator("#eviction input").press("Enter")
+        page.locator("#keep textarea").fill("0.2")
+        page.wait_for_timeout(500)
+        page.click("#ask")
+        marked = page.locator("#tokens-1")
+        playwright.expect(marked).to_contain_text("golden lemur", timeout=60_000)
+        assert re.search(r"compressed\tkvzip 0.2\t", page.locator("#facts").inner_text())
+        colours = (
+            "own => new Set([...own.querySelectorAll('span')].map(each => getComputedStyle(each).backgroundColor)).size"
+        )
+        whole, kept = (page.locator(f"#tokens-{place}").evaluate(colours) for place in (0, 1))
+        assert kept > whole
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=f"{folder}/demo_text.png", full_page=True)
+
+
 def test_ask_and_move_the_slider(page):
     ask(page, "what is at C4 ?")
     assert [answer(page, place) for place in range(3)] == ["white 4"] * 3
@@ -128,26 +150,20 @@ def test_ask_and_move_the_slider(page):
         page.screenshot(path=f"{folder}/demo.png", full_page=True)
 
 
-def test_a_text_is_asked_and_its_kept_words_are_marked(serve):
-    with serve(SideBySide(backbone="checkpoints/tiny-llama", device="cpu")) as url, opened(url) as page:
-        text, question = presets(pictures=False)[0]
-        page.locator("#text textarea").fill(text)
-        page.locator("#question textarea").fill(question)
-        page.locator("#eviction input").fill("kvzip")
-        page.locator("#eviction input").press("Enter")
-        page.locator("#keep textarea").fill("0.2")
-        page.wait_for_timeout(500)
-        page.click("#ask")
-        marked = page.locator("#tokens-1")
-        playwright.expect(marked).to_contain_text("golden lemur", timeout=60_000)
-        assert re.search(r"compressed\tkvzip 0.2\t", page.locator("#facts").inner_text())
-        colours = (
-            "own => new Set([...own.querySelectorAll('span')].map(each => getComputedStyle(each).backgroundColor)).size"
-        )
-        whole, kept = (page.locator(f"#tokens-{place}").evaluate(colours) for place in (0, 1))
-        assert kept > whole
-        if folder := os.environ.get("SCREENSHOTS"):
-            page.screenshot(path=f"{folder}/demo_text.png", full_page=True)
+def test_the_table_keeps_its_words_on_a_phone(page):
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.get_by_text("what is at C4 ?").first.click()
+    page.wait_for_selector("#picture img")
+    page.click("#ask")
+    head = page.locator("#facts th", has_text="compressed by")
+    head.wait_for()
+    assert head.bounding_box()["height"] < 60  # one line, where letters stood below each other
+    scrolls = page.locator("#facts").evaluate(
+        "facts => [facts, ...facts.querySelectorAll('*')].some(box => box.scrollWidth > box.clientWidth"
+        " && getComputedStyle(box).overflowX === 'auto')"
+    )
+    assert scrolls
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_refusals_are_words(page, tmp_path):

@@ -72,7 +72,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
     def launch(page):
-        blocks = SimpleNamespace(build_page=lambda models: page, looks=lambda: None)
+        blocks = SimpleNamespace(build_page=lambda models: page, looks=lambda: None, NARROW="")
         monkeypatch.setitem(sys.modules, "subtoken_train.demo.blocks", blocks)
         return served(None, "127.0.0.1", 45678)
 
@@ -135,7 +135,7 @@ def test_the_command_without_gradio(capsys, monkeypatch):
 def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, taken):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: name)
     monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
-    assert "the following arguments are required: --adapter" in refused(capsys, "demo")
+    assert "name an adapter (--adapter DIR), or a backbone" in refused(capsys, "demo")
     assert "--port is 70,000; it must be 1 to 65,535" in refused(capsys, "demo", *ADAPTER, "--port", "70000")
     assert f"--port {taken} of 127.0.0.1 is in use" in refused(capsys, "demo", *ADAPTER, "--port", str(taken))
     assert "nowhere is not an adapter folder" in refused(capsys, "demo", "--adapter", "nowhere")
