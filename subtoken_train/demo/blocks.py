@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.demo.drawings import facts_table, group_picture, presets, token_picture, token_words
+from subtoken_train.demo.drawings import facts_table, group_picture, marked_text, presets, token_picture
 from subtoken_train.demo.side_by_side import SideAnswer, SideBySide
 from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS
@@ -49,7 +49,7 @@ def build_page(models: SideBySide) -> gr.Blocks:
         last = models.num_layers - 1
         layer = gr.Slider(0, last, last, step=1, label="layer that is drawn", elem_id="layer")
         facts = gr.Markdown(elem_id="facts")
-        groups = _drawing("groups")
+        groups = _drawing("groups", visible=False)
         answers = gr.State([], time_to_live=_HOUR)
 
         def respond(
@@ -105,14 +105,14 @@ def _uploaded(file: Any) -> str | None:
     return None if file is None else str(file.path)
 
 
-def _drawing(name: str) -> gr.Image:
+def _drawing(name: str, visible: bool = True) -> gr.Image:
     """A place for one of our pictures, whose title is in it; without Gradio's buttons, one of which would upload it."""
-    return gr.Image(format="png", interactive=False, show_label=False, buttons=[], elem_id=name)
+    return gr.Image(format="png", interactive=False, show_label=False, buttons=[], visible=visible, elem_id=name)
 
 
-def _marked_text(name: str) -> gr.HighlightedText:
+def _marked_text(name: str) -> gr.HTML:
     """A place for a text whose kept tokens are marked."""
-    return gr.HighlightedText(label="the darker, the more heads of the layer keep it", show_legend=True, elem_id=name)
+    return gr.HTML(label="the stronger the colour, the more heads of the layer keep it", show_label=True, elem_id=name)
 
 
 def _respond(
@@ -145,7 +145,8 @@ def _respond(
 
 def _drawings(answers: list[SideAnswer], layer: int, models: SideBySide) -> list[Any]:
     """Picture or text of each side that has answered, and the groups of the last one."""
-    kept = token_picture if models.sees_images else token_words
+    kept = token_picture if models.sees_images else marked_text
     tokens: list[Any] = [kept(answer, layer) for answer in answers]
     missing = len(models.sides) - len(answers)
-    return [*tokens, *[None] * missing, None if missing else group_picture(answers[-1], layer)]
+    groups = None if missing else group_picture(answers[-1], layer)
+    return [*tokens, *[None] * missing, gr.update(value=groups, visible=groups is not None)]

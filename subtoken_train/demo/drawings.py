@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import torch
 from PIL import Image
@@ -141,6 +142,15 @@ def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]
             words.append((piece, None if answer.undrawn else sum(own) / len(own)))
             before, ids, own = ids, [], []
     return words
+
+
+def marked_text(answer: SideAnswer, layer: int) -> str:
+    """HTML of ``token_words``: the larger a piece's share, the stronger its colour."""
+    pieces = [
+        f'<span style="background: rgb(37 99 235 / {0.7 * (share or 0):.2f})">{escape(piece)}</span>'
+        for piece, share in token_words(answer, layer)
+    ]
+    return f'<div style="white-space: pre-wrap; line-height: 1.6">{"".join(pieces)}</div>'
 
 
 def token_picture(answer: SideAnswer, layer: int) -> Image.Image | None:

@@ -402,6 +402,8 @@ def _original_format(source: str, revision: str | None) -> str | None:
         content, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     except Exception:  # what cannot be read is said by whoever asks
         return None
+    if not isinstance(content, dict):
+        return None
     kind = content.get("model_type")
     known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
     if not known and "auto_map" not in content:

@@ -12,6 +12,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.families.qwen_vl.model import Qwen25VLFamily
+from subtoken_train.reducers import build_reducer
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe
@@ -200,11 +201,11 @@ def test_absent_videos_and_unread_fields_are_said(capsys, tiny, data_file):
     with pytest.raises(
         ValueError, match=r"40 of 40 videos \(folders of frames\) that .*train.json names are missing below"
     ):
-        data.check_images(Qwen25VLFamily)
+        data.check_images(Qwen25VLFamily, build_reducer("none"))
     for i in range(40):
         (data_file.parent / f"clip{i}").mkdir()
         Image.new("RGB", (8, 8)).save(data_file.parent / f"clip{i}/000001.jpg")
-    assert count_named(data.check_images(Qwen25VLFamily)) == "40 videos"
+    assert count_named(data.check_images(Qwen25VLFamily, build_reducer("none"))) == "40 videos"
 
 
 def test_without_a_processor_the_first_record_is_only_counted(capsys, data_file):

@@ -228,7 +228,7 @@ def test_a_record_that_the_embedded_model_cannot_hold(mine, capsys):
 @pytest.mark.parametrize(
     ("backbone", "words"),
     [
-        ("llama7b", "your data are images, and backbone 'llama7b' reads texts alone; use one of internvl8b"),
+        ("llama7b", "your data are images, and backbone 'llama7b' reads texts alone; use one of glm41v9b, internvl8b"),
         ("llava7", "unknown backbone 'llava7'. Did you mean 'llava7b'?"),
         ("../x", "unknown backbone '../x'"),
     ],

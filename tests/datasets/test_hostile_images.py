@@ -19,6 +19,7 @@ from subtoken_train.datasets.record_index import scan_records
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.reducers import build_reducer
 
 
 @pytest.fixture
@@ -77,11 +78,11 @@ def test_the_setting_is_a_key_of_the_data(folder):
     images = str(folder / "images")
     data = InstructionDataModule(path, image_folder=images, images_outside_folder=True)
     data.read()
-    assert len(data.check_images(LlavaFamily)) == 1
+    assert len(data.check_images(LlavaFamily, build_reducer("none"))) == 1
     refusing = InstructionDataModule(path, image_folder=images)
     refusing.read()
     with pytest.raises(ValueError, match="lies outside of"):
-        refusing.check_images(LlavaFamily)
+        refusing.check_images(LlavaFamily, build_reducer("none"))
 
 
 def test_questions_of_ones_own_stay_in_their_folder(folder):

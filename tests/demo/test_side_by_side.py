@@ -15,6 +15,7 @@ from subtoken_train.demo.drawings import (
     facts_table,
     group_picture,
     kept_groups,
+    marked_text,
     presets,
     token_picture,
     token_words,
@@ -225,6 +226,7 @@ def test_words_of_a_text_say_how_many_heads_keep_them(readers):
         words = token_words(answer, 0)
         assert TEXT.strip() in "".join(piece for piece, _ in words)
         assert token_picture(answer, 0) is None
+        assert marked_text(answer, 0).count("</span>") == len(words)
     assert {share for _, share in token_words(whole, 0)} == {1}
     layers = [[share for _, share in token_words(compressed, layer)] for layer in range(readers.num_layers)]
     assert all(0 <= share <= 1 for shares in layers for share in shares)
