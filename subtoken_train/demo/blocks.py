@@ -44,8 +44,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
             for place, side in enumerate(models.sides):
                 with gr.Column():
                     texts.append(gr.Textbox(label=side.title, lines=2, elem_id=f"answer-{place}"))
-                    kept = _drawing if models.sees_images else _marked_text
-                    tokens.append(kept(f"tokens-{place}"))
+                    drawn = f"tokens-{place}"
+                    tokens.append(_drawing(drawn) if models.sees_images else gr.HTML(elem_id=drawn))
         last = models.num_layers - 1
         layer = gr.Slider(0, last, last, step=1, label="layer that is drawn", elem_id="layer")
         facts = gr.Markdown(elem_id="facts")
@@ -62,13 +62,13 @@ def build_page(models: SideBySide) -> gr.Blocks:
             return _drawings(answers, layer, models)
 
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
-        drawn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
+        shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
             done = event(
                 respond, [about, question, *settings], [*texts, facts, words, answers], api_name=False, **asked
             )
-            done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **drawn)
-        layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **drawn)
+            done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **shown)
+        layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **shown)
     return page
 
 
@@ -108,11 +108,6 @@ def _uploaded(file: Any) -> str | None:
 def _drawing(name: str, visible: bool = True) -> gr.Image:
     """A place for one of our pictures, whose title is in it; without Gradio's buttons, one of which would upload it."""
     return gr.Image(format="png", interactive=False, show_label=False, buttons=[], visible=visible, elem_id=name)
-
-
-def _marked_text(name: str) -> gr.HTML:
-    """A place for a text whose kept tokens are marked."""
-    return gr.HTML(label="the stronger the colour, the more heads of the layer keep it", show_label=True, elem_id=name)
 
 
 def _respond(

@@ -150,7 +150,8 @@ def marked_text(answer: SideAnswer, layer: int) -> str:
         f'<span style="background: rgb(37 99 235 / {0.7 * (share or 0):.2f})">{escape(piece)}</span>'
         for piece, share in token_words(answer, layer)
     ]
-    return f'<div style="white-space: pre-wrap; line-height: 1.6">{"".join(pieces)}</div>'
+    said = f"<small>layer {layer}: the stronger the colour, the more of its heads keep it</small>"
+    return f'{said}<div style="white-space: pre-wrap; line-height: 1.6">{"".join(pieces)}</div>'
 
 
 def token_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
