@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 def has_unit() -> bool:
     """Return whether this processor multiplies bfloat16 numbers itself."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def products() -> AbstractContextManager[object]:

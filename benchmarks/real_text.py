@@ -57,6 +57,7 @@ from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.routing import untrained_routing
 from subtoken_train.types import Batch
+from subtoken_train.view.view import TaskPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PAGE = ROOT / "benchmarks/results/real_text", ROOT / "docs/real_text.md"
@@ -323,7 +324,8 @@ class Watchers:
     """Several methods' passes over one prompt: each scores what it would score alone; none may read it twice."""
 
     def __init__(self, passes: Sequence[EvictionPass]) -> None:
-        self.passes, self.tasks = passes, [task for each in passes for task in each.tasks]
+        assert not any(each.tasks for each in passes)
+        self.passes, self.tasks = passes, list[TaskPlan]()
 
     def inputs(self, layer: int, input_BND: torch.Tensor) -> None:
         """Hand a layer's input to those that read it."""
@@ -457,7 +459,9 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
     for left in shared([[arm for arm in found.get(name, []) if arm.words not in done] for name in names]):
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
-        machine = {"threads": torch.get_num_threads(), "device": device, "bf16_unit": has_unit()}
+        machine: dict[str, Any] = {"threads": torch.get_num_threads(), "device": device}
+        if device == "cpu":
+            machine["bf16_unit"] = has_unit()
         if (folder, left[0].groups) != loaded:
             loaded = folder, left[0].groups
             routing = untrained_routing(left[0].groups)

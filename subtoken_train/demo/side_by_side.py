@@ -115,7 +115,8 @@ class SideBySide:
     one side, and itself under the page's compression the other. ``device`` is as ``ModelPool`` takes it.
 
     Raises:
-        ValueError: no such adapter, an anchor on another backbone or of no adapter, or neither adapter nor backbone.
+        ValueError: no such adapter, an anchor on another backbone or of no adapter, an adapter in the place of a
+            backbone, or neither.
     """
 
     def __init__(
@@ -268,6 +269,8 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
         raise ValueError(
             f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
         )
+    if pool.find(backbone) is not None:  # both sides would be routed
+        raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
     return [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
 

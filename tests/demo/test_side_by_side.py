@@ -266,6 +266,7 @@ def test_a_text_that_is_refused(readers, about, question, words):
     [
         ({}, "name an adapter"),
         ({"backbone": "checkpoints/tiny-llama", "anchor": ANCHOR}, "is to be told from an adapter"),
+        ({"backbone": ROUTED}, "is an adapter; write --adapter"),
     ],
 )
 def test_what_is_no_pair_of_sides_is_refused(given, words):

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from hypothesis import assume
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
@@ -28,6 +31,7 @@ from subtoken_train.families.qwen_vl.model import (
     Qwen3VLMoeFamily,
     Qwen25VLFamily,
     QwenProcessor,
+    QwenVLFamily,
 )
 from tests.support.tiny_parts import decoder_sizes, padded, records_of
 
@@ -131,6 +135,16 @@ def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, s
     """Frames of noise, (height, width) pixels each."""
     generator = torch.Generator().manual_seed(seed)
     return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
+
+
+def made_as_counted(family: QwenVLFamily, height: int, width: int, cap: int) -> tuple[Tensor, Tensor]:
+    """Patches and grid of an image of a hypothesis test, which are as many as the family counted beforehand."""
+    assume(max(height, width) <= 200 * min(height, width))
+    family.limit_pixels(cap)
+    pixels, grid = family.process_images([Image.new("RGB", (width, height))])
+    assert family.visual_tokens((height, width)) == int(grid.prod()) // 4
+    assert len(pixels) == int(grid.prod())
+    return pixels, grid
 
 
 def qwen_records(folder: Path) -> list[Record]:
