@@ -118,7 +118,7 @@ def _summary(scores: ScoreTable) -> Table:
     means = [key for key in shown if key in MEANS]
     if means and all(any(row.scores[key] for key in means) for row in scores.rows):
         shown = means
-    words = "in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
+    words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
     summary = Table(title=scores.title, caption=words, box=SIMPLE_HEAD)
     summary.add_column("arm", overflow="fold", min_width=24)
     for heading in ("KV nominal", *(scores.columns[key] for key in shown)):

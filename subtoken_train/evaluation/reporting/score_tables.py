@@ -334,8 +334,15 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     for modality in get_args(Modality):
         others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
         if others:
-            tables.append(_table(f"Scores, {modality} tasks", {task: task for task in others}, arms))
+            tables.append(_table(f"Scores, {modality} tasks", {task: _heading(task, arms) for task in others}, arms))
     return tuple(tables)
+
+
+def _heading(task: str, arms: Sequence[ArmResults]) -> str:
+    """Return a task's name, and what is measured where less of it is better."""
+    runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
+    falling = {run.manifest.primary: None for run in runs if not run.higher_is_better}
+    return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
 
 
 def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:

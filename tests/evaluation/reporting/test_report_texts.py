@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from subtoken_train.cli.report import print_summary
 from subtoken_train.evaluation.reporting.exports import (
     HEADINGS,
     latex_escape,
@@ -17,9 +18,10 @@ from subtoken_train.evaluation.reporting.exports import (
     report_latex,
     report_markdown,
 )
+from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import human_names, make_report
 from subtoken_train.evaluation.reporting.sections import query_aware_text, verdicts
-from tests.support.report_results import answers, facts, register, write_run
+from tests.support.report_results import FakeAccuracy, answers, facts, register, write_run
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +163,17 @@ def test_where_less_is_better_the_verdict_turns(compared):
     assert replace(estimate, low=0.0).verdict == "level"
     assert replace(estimate, low=None).verdict is None
     assert replace(estimate, signed=False).verdict is None
+
+
+def test_a_column_where_less_is_better_says_so(tmp_path, monkeypatch, capsys):
+    register(monkeypatch, "ruler_4k")
+    write_run(tmp_path, facts("ours", 0.25), "ruler_4k", answers(range(20)))
+    monkeypatch.setattr(FakeAccuracy, "higher_is_better", False)
+    report = make_report([tmp_path])
+    assert report.tables[0].columns == {"ruler_4k": "ruler_4k (accuracy, lower is better)"}
+    print_summary(report)
+    assert "fractions in %" in " ".join(capsys.readouterr().out.split())
+    assert "1 arm on 1 task: ruler_4k." in report_html(report)
 
 
 def test_without_anchors_no_verdict(tmp_path, monkeypatch):
