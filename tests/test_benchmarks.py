@@ -31,6 +31,7 @@ TABLES = {
     "peers": ("peers:table", "speed/peers-cpu-float32.json"),
     "recall_peers": ("recall_peers:table", "recall_peers.json"),
     "real_peers": ("real_peers:table", "real_peers.json"),
+    "served": ("served_together:table", "speed/served_together.json"),
 }
 """Table of a page -> the function that makes it, and of which records: a file's content, or a folder."""
 
@@ -44,7 +45,12 @@ def test_the_page_shows_the_records(name):
     function, path = TABLES[name]
     module, _, function = function.partition(":")
     make = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-    page = "quality.md" if name in ("eviction", "recall_peers", "real_peers") else "speed.md"
+    page = {
+        "eviction": "quality.md",
+        "recall_peers": "quality.md",
+        "real_peers": "quality.md",
+        "served": "serving.md",
+    }.get(name, "speed.md")
     assert shown(DOCS / page, name) == make(recorded(path) if path.endswith(".json") else RESULTS / path)
 
 

@@ -26,9 +26,10 @@ HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
   subtoken-train serve --backbone PATH --eviction kvzip --eviction-keep 0.25 --allow-eviction kvzip,none
 
 POST /v1/chat/completions answers texts and pictures, streamed if asked; GET /v1/models; GET /health. Requests wait in a
-line and are answered one at a time. A part of a message that carries "cache_control": {"type": "ephemeral"} ends a
-context, which is compressed once and kept for the next question. Only this machine can reach the server, unless --host
-says otherwise. It needs Starlette and uvicorn (pip install 'subtoken_train[serve]'). Ctrl-C ends it."""
+line; those of equal settings that wait are answered together. A part of a message that carries "cache_control":
+{"type": "ephemeral"} ends a context, which is compressed once and kept for the next question. Only this machine can
+reach the server, unless --host says otherwise. It needs Starlette and uvicorn (pip install 'subtoken_train[serve]').
+Ctrl-C ends it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context-memory", default="1GB", metavar="BYTES", help="contexts held between requests (default: 1GB)"
     )
     parser.add_argument("--queue", type=int, default=16, metavar="N", help="requests held at a time (default: 16)")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="requests answered in one pass (default: 8)")
     parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one request (default: 120)")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="cap on an answer in tokens (default: 512)")
     parser.add_argument("--max-body", default="20MB", metavar="BYTES", help="size of a request (default: 20MB)")
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         check_package(package, "serve", "the server")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
-    check_counts(args, "queue", "max_new_tokens", "max_images", "max_image_pixels")
+    check_counts(args, "queue", "batch", "max_new_tokens", "max_images", "max_image_pixels")
     check_range("--timeout", args.timeout, 1, 86400)
     if args.contexts is not None and not Path(args.contexts).is_dir():
         raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
@@ -118,7 +120,7 @@ def _limits(args: argparse.Namespace) -> Limits:
         low, high = 1.0, 0.0
     if not 0 <= low <= high <= 1:
         raise ValueError(f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5")
-    return Limits(args.max_new_tokens, args.max_images, args.max_image_pixels, names, (low, high))
+    return Limits(args.max_new_tokens, args.max_images, args.max_image_pixels, names, (low, high), args.batch)
 
 
 def _settings(args: argparse.Namespace, spec: ArmSpec) -> ServerSettings:

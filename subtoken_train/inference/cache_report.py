@@ -288,6 +288,13 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
     return [held[size] for size in windows]
 
 
+def bytes_by_sample(cache: PackedCache) -> list[int]:
+    """Return the bytes of each sample's packed entries with their index; neither the tail nor kernels' tables count."""
+    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
+    return [sum(share.total_bytes for share in of_sample) for of_sample in zip(*shares_LB, strict=True)]
+
+
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[KeptPrompt]:
     """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
     shape = backbone.family.shape

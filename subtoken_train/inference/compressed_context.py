@@ -294,47 +294,62 @@ class CompressedContext:
                 found[row].append(text)
         return found
 
-    def generate(self, question: str, after: str | None = None, **settings: Any) -> tuple[Tensor, CacheReport]:
-        """Answer one question by ``generate`` of transformers: sampled, streamed or stopped as its settings say.
+    def generate(self, asked: Sequence[list[int]], **settings: Any) -> Tensor:
+        """Answer questions of one context by ``generate`` of transformers, which samples, streams and stops.
 
-        Greedy ids are those of ``answers``. Only of one context.
+        Several share the pass, each with a copy of the context; greedy ids are those of ``answers``. Only of one
+        context.
 
         Args:
-            question: see ``answers``.
-            after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
+            asked: what stands between the context and each answer, see ``question_ids``.
             settings: of ``generate`` (``max_new_tokens``, ``do_sample``, ``streamer``, ...).
 
         Returns:
-            The ids of question and answer, [N]; what the cache takes with them.
+            Ids of questions, padded on the left, and answers, [B, N].
 
         Raises:
             ValueError: as ``answers``; or settings that do not go with a packed cache, beams among them.
         """
         family, cache = self.backbone.family, self.packed.branch()
-        ids = self._question_ids(question, after)
-        self._check([[ids]])
+        self._check([list(asked)])
         own = family.model.generation_config
         check_settings(settings, own)
         if copies_asked(settings, own)[1] > 1:
             raise ValueError(
                 "num_beams and num_return_sequences do not go with a question of a context; leave them out"
             )
-        held, asked = cache.get_seq_length(), torch.tensor([ids], device=family.device)
-        room = tokens_appended(settings, own, len(ids), 0)
-        mask = asked.new_ones(1, held + len(ids))
+        if len(asked) > 1:
+            cache.batch_select_indices(torch.zeros(len(asked), dtype=torch.long))
+        ids_Bq, padding_Bq = self._rows(asked)
+        held, width = cache.get_seq_length(), ids_Bq.shape[1]
+        room = tokens_appended(settings, own, width, 0)
+        mask_BN = torch.cat([ids_Bq.new_ones(len(asked), held), (~padding_Bq).long()], dim=1)
         with serving(family), compressed(self.backbone, self.compression, None, cache, None, room):
-            out: Tensor = family.model.generate(input_ids=asked, attention_mask=mask, **{CACHE: cache}, **settings)
-        used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in cache.layers), strict=True))
-        dense = self.report.dense_bytes + (cache.get_seq_length() - held) * family.shape.token_bytes
-        return out[0], replace(self.report, tail_bytes=used, slack_bytes=slack, dense_bytes=dense)
+            out: Tensor = family.model.generate(input_ids=ids_Bq, attention_mask=mask_BN, **{CACHE: cache}, **settings)
+        return out
 
-    def question_length(self, question: str, after: str | None = None) -> int:
-        """Return how many tokens ``generate`` puts between the context and the answer."""
-        return len(self._question_ids(question, after))
+    def report_with(self, tokens: int) -> CacheReport:
+        """Return what the cache takes with so many tokens after the context: a question, and an answer but its last."""
+        appended = tokens * self.backbone.family.shape.token_bytes
+        return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 
-    def _question_ids(self, question: str, after: str | None) -> list[int]:
+    def question_ids(self, question: str, after: str | None = None) -> list[int]:
+        """Return the token ids between the one context and the answer.
+
+        Args:
+            question: see ``answers``.
+            after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
+        """
         (frame,) = self.frames
         return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
+
+    def _rows(self, asked: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return what is asked, padded on the left, and which of it is padding, [B, q]."""
+        device, width = self.backbone.family.device, max(map(len, asked))
+        pad = padding_id(self.backbone.family.tokenizer)
+        ids_Bq = torch.tensor([[pad] * (width - len(ids)) + ids for ids in asked], device=device)
+        missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=device)
+        return ids_Bq, torch.arange(width, device=device) < missing_B1
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
         """Yield the greedy answer of one context to one question in pieces, see ``pieces``."""
@@ -364,15 +379,11 @@ class CompressedContext:
         family, cache = self.backbone.family, self.packed.branch()
         if len(rows) < len(self.frames):
             cache.batch_select_indices(torch.tensor(rows))
-        tokenizer, width = family.tokenizer, max(map(len, asked))
-        pad = padding_id(tokenizer)
-        ids_Bq = torch.tensor([[pad] * (width - len(ids)) + ids for ids in asked], device=family.device)
-        missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=family.device)
-        padding_Bq = torch.arange(width, device=family.device) < missing_B1
+        ids_Bq, padding_Bq = self._rows(asked)
         logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
         tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
-        texts: list[str] = tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
+        texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
     def _check(self, asked: list[list[list[int]]]) -> None:

@@ -97,10 +97,13 @@ def compressed(
                 "the model itself does not go with a compressed cache"
             )
         nonlocal asks
-        if cache.holds_prompt:
+        if cache.holds_prompt and not asks:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
         if asks:
+            _check_text(backbone, input_ids[:, 1:])
             asks, padding = False, torch.zeros_like(input_ids, dtype=torch.bool)
+            if attention_mask is not None:  # transformers leaves out one that is all ones
+                padding = attention_mask[:, cache.prompt_length :] == 0
             logits = append_rest(backbone, input_ids, padding, cache, compression.prefill_chunk)
         elif cache.holds_prompt:
             logits = watch.looked_at(decode(backbone, input_ids, cache), at_once=cache.evictor is not None)
@@ -179,14 +182,18 @@ def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor 
     """
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
-    # the first is the last generated token, whatever it is; images are of several tokens
-    if bool(backbone.family.is_visual(ids_Bq[:, 1:]).any()):
-        raise ValueError(
-            "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
-            "again with all images, without past_key_values"
-        )
+    _check_text(backbone, ids_Bq[:, 1:])  # the first is the last generated token, whatever it is
     if mask_BN is not None and not bool(mask_BN[:, prompt_length:].all()):
         raise ValueError(
             "the tokens after a compressed prompt are padded; a packed cache stores no padding: continue samples whose "
             "answers or new turns differ in length one by one"
+        )
+
+
+def _check_text(backbone: CompressedBackbone, ids_Bq: Tensor) -> None:
+    """Raise a worded ``ValueError`` where what is appended holds an image; one is of several tokens."""
+    if bool(backbone.family.is_visual(ids_Bq).any()):
+        raise ValueError(
+            "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
+            "again with all images, without past_key_values"
         )

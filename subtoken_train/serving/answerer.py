@@ -1,85 +1,45 @@
-"""Requests answered one at a time by one thread, in the order in which they came.
+"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass.
 
-A pass has one compression, and a packed cache takes no further rows once it is filled: requests of several evictions
-and budgets cannot share a pass, and one that comes later cannot join the steps of another. So they wait, in a line.
+A pass has one compression and one way of sampling, and a packed cache takes no further rows once it is filled: what
+comes later waits for the next one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import queue
 import threading
-import time
 import warnings
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.inference.batched import end_ids
-from subtoken_train.inference.cache_report import CacheReport
+from subtoken_train.inference.batched import end_ids, in_batches
+from subtoken_train.inference.cache_report import bytes_by_sample
 from subtoken_train.inference.compressed_context import CompressedContext, context_batches
 from subtoken_train.inference.compression import Compression, settings_record
-from subtoken_train.inference.generation import serving
+from subtoken_train.inference.generation import ASKED, serving
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import reader_of_question
 from subtoken_train.inference.text_prompts import further_turns
 from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
 from subtoken_train.serving.context_store import ContextStore
+from subtoken_train.serving.line import Answer, Job, Line
+from subtoken_train.serving.shared_pass import Row, SharedPass
+from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A finished answer.
-
-    Attributes:
-        finish: ``stop`` or ``length``.
-        prompt_tokens: of the whole prompt, before anything is dropped.
-        cached_tokens: of them, those whose compressed context was there.
-        new_tokens: generated ones.
-        report: of the cache at the end.
-        warnings: what was said on the way.
-    """
-
-    finish: str
-    prompt_tokens: int
-    cached_tokens: int
-    new_tokens: int
-    report: CacheReport
-    warnings: list[str]
-
-
-Event = str | Answer | RefusedError
-"""A piece of the answer's text; its end; or why there is none."""
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A request on its way.
-
-    Attributes:
-        say: called with every event, by the thread that answers; the last one is no text.
-        deadline: of ``time.monotonic``.
-        stopped: set where nobody waits for the answer any more.
-    """
-
-    request: ChatRequest
-    say: Callable[[Event], None]
-    deadline: float
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-    def is_over(self) -> bool:
-        """Return whether the answer is of no more use."""
-        return self.stopped.is_set() or time.monotonic() > self.deadline
+_PADDING = 2000  # characters that are no matter
 
 
 class Answerer:
@@ -95,17 +55,17 @@ class Answerer:
     def __init__(self, model: SubTokenModel, spec: ArmSpec, limits: Limits, contexts: ContextStore) -> None:
         self.limits, self.contexts = limits, contexts
         self._model, self._spec = model, spec
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._line = Line()
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         """Put a job into the line; how long that may be is for the caller to see to."""
-        self._jobs.put(job)
+        self._line.put(job)
 
     def close(self) -> None:
         """Answer what is in the line, then end."""
-        self._jobs.put(None)
+        self._line.put(None)
         self._thread.join()
 
     def compression(self, request: ChatRequest) -> Compression:
@@ -129,70 +89,130 @@ class Answerer:
         return compression
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._line.first()) is not None:
             try:
-                job.say(self._outcome(job))
+                self._answer([job, *self._company(job)])
             except Exception:  # nobody hears it
                 _log.exception("an answer was lost")
 
-    def _outcome(self, job: Job) -> Answer | RefusedError:
-        if job.is_over():
-            return _too_late("its turn did not come")
-        try:
-            answer = self._answered(job)
-        except RefusedError as error:
-            return error
-        except ValueError as error:
-            return RefusedError(400, str(error))
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
-        except Exception:
-            _log.exception("a request failed")
-            return RefusedError(500, "the server failed at this request; its log says why")
-        return answer if answer.finish else _too_late(f"{answer.new_tokens} tokens were made")
+    def _company(self, first: Job) -> list[Job]:
+        """Take those that wait and can share a pass with a job, in their order.
 
-    def _answered(self, job: Job) -> Answer:
-        """Answer one job; ``finish`` is empty where it was stopped from outside."""
-        request, model = job.request, SubTokenModel.around(self._model.backbone, self.compression(job.request))
-        stream = AnswerStream(model.tokenizer, job.say, job.is_over, request.stops)
-        asking = partial(self._ask_whole, model) if request.asked is None else partial(self._ask_context, model)
+        Of what the pass reads, half is padding at most, but for ``_PADDING`` characters.
+        """
+        found, sizes = [], [_size(first.request)]
+        if self._goes_alone(first.request):
+            return []
+        for job in self._line.waiting():
+            size = _size(job.request)
+            padded = (len(sizes) + 1) * max(*sizes, size)
+            fits = len(sizes) < self.limits.batch and padded <= 2 * (sum(sizes) + size) + _PADDING
+            if fits and _kind(first.request) == _kind(job.request):
+                found.append(job)
+                sizes.append(size)
+        self._line.remove(found)
+        return found
+
+    def _goes_alone(self, request: ChatRequest) -> bool:
+        """Return whether no other request can share its pass.
+
+        A seed's draws are those of one row; prompts of models that see images have shapes of their own; where tokens
+        are evicted while they are decoded, bytes are counted of all rows together; and a rotary embedding may turn by
+        the longest row.
+        """
+        family = self._model.backbone.family
+        shown = request.asked is None and family.sees_images
+        online = self.compression(request).every is not None
+        return request.seed is not None or shown or online or family.length_dependent
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        """Answer jobs in one pass; where it fails, those that were told nothing yet go on alone."""
+        for job in jobs:
+            if job.is_over():
+                job.tell(_too_late("its turn did not come"))
+        jobs = [job for job in jobs if not job.answered]
+        try:
+            if jobs:
+                self._pass(jobs)
+        except Exception as error:
+            left = [job for job in jobs if not job.answered]
+            for job in left:
+                if job.told or len(jobs) == 1:
+                    job.tell(_refusal(error))
+                else:
+                    self._answer([job])
+
+    def _pass(self, jobs: Sequence[Job]) -> None:
+        """Answer jobs of equal settings."""
+        request = jobs[0].request
+        model = SubTokenModel.around(self._model.backbone, self.compression(request))
         device = self._model.backbone.family.device
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
         with warnings.catch_warnings(record=True) as said, drawn_apart:
             warnings.simplefilter("always", SubTokenWarning)
             if request.seed is not None:
                 torch.manual_seed(request.seed)
-            settings = {**request.settings, "streamer": stream, "stopping_criteria": [stream]}
-            prompt, cached, most, report = asking(request, settings)
-        made = stream.token_ids
-        finish = "stop" if stream.ended or made[-1] in end_ids(model.backbone.family) else ""
-        notes = [str(note.message) for note in said if issubclass(note.category, SubTokenWarning)]
-        return Answer(finish or ("length" if len(made) >= most else ""), prompt, cached, len(made), report, notes)
+            asking = self._ask_whole if request.asked is None else self._ask_context
+            asking(model, jobs, partial(_tell_end, said))
 
-    def _ask_whole(
-        self, model: SubTokenModel, request: ChatRequest, settings: dict[str, Any]
-    ) -> tuple[int, int, int, CacheReport]:
-        """Compress a whole prompt and answer it: tokens of the prompt and of those cached, most new ones, the cache."""
-        inputs: dict[str, Any] = model.inputs(request.messages, request.pictures(self.limits))
-        tokens = int(inputs["input_ids"].shape[1])
-        most = self._room(request, tokens)
-        model.generate(**inputs, **settings, max_new_tokens=most)
-        return tokens, 0, most, model.cache_report()
+    def _row(self, job: Job, tokens: int, cached: int) -> Row:
+        """Return the row of a job whose prompt has so many tokens."""
+        stream = AnswerStream(self._model.tokenizer, job.tell, stops=job.request.stops)
+        return Row(job, tokens, cached, self._room(job.request, tokens), stream)
 
-    def _ask_context(
-        self, model: SubTokenModel, request: ChatRequest, settings: dict[str, Any]
-    ) -> tuple[int, int, int, CacheReport]:
-        """Likewise, with a question about a context that is kept."""
-        asked, family = request.asked, model.backbone.family
+    def _shared(self, rows: Sequence[Row], end: Callable[[Row, int], None]) -> tuple[SharedPass, dict[str, Any]]:
+        """Return a pass, and the settings of ``generate`` for it."""
+        family, most = self._model.backbone.family, max(row.most for row in rows)
+        bound = position_bound(family.decoder.config)
+        if bound is not None and len(rows) > 1 and max(row.prompt_tokens for row in rows) + most > bound:
+            raise ValueError("a row that ended would go on past the positions of the model")  # so each goes alone
+        together = SharedPass(rows, end_ids(family), end, 0 if family.device.type == "cpu" else ASKED)
+        settings = {
+            **rows[0].job.request.settings,
+            "max_new_tokens": most,
+            "streamer": together,
+            "stopping_criteria": [together],
+        }
+        return together, settings
+
+    def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
+        """Compress whole prompts and answer them."""
+        prompts = [model.inputs(job.request.messages, job.request.pictures(self.limits)) for job in jobs]
+        rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
+        token_bytes = model.backbone.family.shape.token_bytes
+
+        def ended(row: Row, place: int) -> None:
+            if len(rows) == 1:
+                took = model.cache_report()
+                end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
+            else:
+                assert model.last is not None
+                new = len(row.stream.token_ids) - 1
+                stored = bytes_by_sample(model.last.cache)[place]
+                end(row, stored + new * token_bytes, (row.prompt_tokens + new) * token_bytes)
+
+        together, settings = self._shared(rows, ended)
+        model.generate(**_joined(model, prompts), **settings)
+        together.close()
+
+    def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
+        """Likewise, with questions about one context, which is kept; its copies of a pass fit into the budget."""
+        asked = jobs[0].request.asked
         assert asked is not None
-        after = further_turns(family, asked.followed) if asked.followed else None
-        context, found = self._context(model, request, asked)
-        held = context.packed.prompt_length
-        tokens = held + context.question_length(asked.question, after)
-        most = self._room(request, tokens)
-        _, report = context.generate(asked.question, after, max_new_tokens=most, **settings)
-        return tokens, held if found else 0, most, report
+        context, found = self._context(model, jobs[0].request, asked)
+        held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
+
+        def ended(row: Row, place: int) -> None:
+            took = context.report_with(row.prompt_tokens - held + len(row.stream.token_ids) - 1)
+            end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
+
+        for part in in_batches(jobs, most):
+            ids = [_question_ids(context, job.request) for job in part]
+            cached = [held if found or job is not jobs[0] else 0 for job in part]
+            rows = [self._row(job, held + len(own), there) for job, own, there in zip(part, ids, cached, strict=True)]
+            together, settings = self._shared(rows, ended)
+            context.generate(ids, **settings)
+            together.close()
 
     def _context(
         self, model: SubTokenModel, request: ChatRequest, asked: ContextQuestion
@@ -246,6 +266,66 @@ def _loaded(path: Any, model: SubTokenModel) -> CompressedContext:
     if len(context.frames) != 1:
         raise ValueError(f"the saved context {path.stem!r} holds {len(context.frames)} contexts; a request asks one")
     return context
+
+
+def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]:
+    asked = request.asked
+    assert asked is not None
+    after = further_turns(context.backbone.family, asked.followed) if asked.followed else None
+    return context.question_ids(asked.question, after)
+
+
+def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+    """Return texts as one batch, padded on the left."""
+    if len(prompts) == 1:
+        return dict(prompts[0])
+    width = max(inputs["input_ids"].shape[1] for inputs in prompts)
+    fills = {"input_ids": padding_id(model.tokenizer), "attention_mask": 0, "regions": int(Region.PADDING)}
+    assert all(inputs.keys() <= fills.keys() for inputs in prompts)
+    return {
+        name: torch.cat([F.pad(own[name], (width - own[name].shape[1], 0), value=fills[name]) for own in prompts])
+        for name in prompts[0]
+    }
+
+
+def _size(request: ChatRequest) -> int:
+    """Return how many characters a pass reads of a request: of one about a context, its question."""
+    asked = request.asked
+    turns = request.messages if asked is None else asked.followed
+    return sum(len(str(turn["content"])) for turn in turns) + (0 if asked is None else len(asked.question))
+
+
+def _kind(request: ChatRequest) -> tuple[Any, ...]:
+    """Return what requests of one pass have in common: compression, sampling, and the context, if any."""
+    asked = request.asked
+    context = None
+    if asked is not None:
+        shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
+        context = (shown, asked.by_system, asked.system, asked.name)
+    return request.eviction, request.eviction_keep, request.settings, request.seed, context
+
+
+def _tell_end(said: list[warnings.WarningMessage], row: Row, cache_bytes: int, dense_bytes: int) -> None:
+    """Tell a job that its answer ended, or that it was ended."""
+    new = len(row.stream.token_ids)
+    if not row.finish:
+        row.job.tell(_too_late(f"{new} tokens were made"))
+        return
+    notes = [str(note.message) for note in said if issubclass(note.category, SubTokenWarning)]
+    row.job.tell(Answer(row.finish, row.prompt_tokens, row.cached_tokens, new, cache_bytes, dense_bytes, notes))
+
+
+def _refusal(error: Exception) -> RefusedError:
+    """Return what a request is told of what went wrong."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, ValueError):
+        return RefusedError(400, str(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
+    _log.error("a request failed", exc_info=error)
+    return RefusedError(500, "the server failed at this request; its log says why")
 
 
 def _too_late(words: str) -> RefusedError:

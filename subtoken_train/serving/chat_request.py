@@ -52,7 +52,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request.
+    """Bounds of one request, and of how many share a pass.
 
     Attributes:
         max_new_tokens: of an answer.
@@ -60,6 +60,7 @@ class Limits:
         max_pixels: width times height of each.
         evictions: that a request may name, ``none`` among them; where it names none, it has the server's.
         keep: least and most that a request's eviction may keep, as shares.
+        batch: requests that are answered in one pass, at most.
     """
 
     max_new_tokens: int = 512
@@ -67,6 +68,7 @@ class Limits:
     max_pixels: int = 25_000_000
     evictions: tuple[str, ...] = ()
     keep: tuple[float, float] = (0.0, 1.0)
+    batch: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
-from subtoken_train.serving.answerer import Answer, Answerer, Event, Job
+from subtoken_train.serving.answerer import Answerer
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
+from subtoken_train.serving.line import Answer, Event, Job
 
 LOCAL = ("127.0.0.1", "localhost")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -228,14 +229,13 @@ class _Reply:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     """Return OpenAI's counts, and the bytes of the answer's cache at its end beside those of an uncompressed one."""
-    report = answer.report
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.new_tokens,
         "total_tokens": answer.prompt_tokens + answer.new_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-        "cache_bytes": report.total_bytes - report.slack_bytes,
-        "dense_cache_bytes": report.dense_bytes,
+        "cache_bytes": answer.cache_bytes,
+        "dense_cache_bytes": answer.dense_cache_bytes,
     }
 
 

@@ -70,13 +70,18 @@ def serving_model(
     model = model or spec.load("cpu")
     answerer = Answerer(model, spec, limits or Limits(), ContextStore(budget, folder))
     outcomes: list[Any] = []
-    outcome = answerer._outcome
+    submit = answerer.submit
 
     def noted(job):
-        outcomes.append(outcome(job))
-        return outcomes[-1]
+        def say(event):
+            if not isinstance(event, str):
+                outcomes.append(event)
+            job_said(event)
 
-    answerer._outcome = noted
+        job_said, job.say = job.say, say
+        submit(job)
+
+    answerer.submit = noted
     server = ChatServer(answerer, ServerSettings(**{"name": "tiny"} | settings))
     with bound_socket("127.0.0.1", 0) as socket:
         running = http_server(server)

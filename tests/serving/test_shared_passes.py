@@ -1,0 +1,258 @@
+"""Requests that wait together share a pass: what each is told is what it is told alone, its usage included."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.chat_request import Limits, RefusedError, read_request
+from subtoken_train.serving.context_store import ContextStore
+from subtoken_train.serving.line import Answer, Job
+from tests.support.chat_servers import MARK, data_url, image_part, text_part
+from tests.support.places import ROOT
+
+LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
+TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
+KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
+LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "none"), batch=4)
+
+
+class Asked(Job):
+    """A job that notes what it is told."""
+
+    def __init__(self, messages, seconds=60.0, **settings):
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 8, **settings}
+        super().__init__(read_request(json.dumps(body).encode(), LIMITS), self.note, time.monotonic() + seconds)
+        self.events, self.done = [], threading.Event()
+
+    def note(self, event):
+        self.events.append(event)
+        if not isinstance(event, str):
+            self.done.set()
+
+    def outcome(self):
+        assert self.done.wait(60)
+        *pieces, last = self.events
+        return "".join(pieces), last if isinstance(last, Answer) else (last.status, str(last))
+
+
+@contextmanager
+def answering(spec=LLAMA, limits=LIMITS, budget=10**9, **compression):
+    spec = ArmSpec(backbone=spec, **compression)
+    answerer = Answerer(spec.load("cpu"), spec, limits, ContextStore(budget))
+    sizes, shared = [], answerer._pass
+
+    def noted(jobs):
+        sizes.append(len(jobs))
+        shared(jobs)
+
+    answerer._pass = noted
+    answerer.sizes = sizes
+    try:
+        yield answerer
+    finally:
+        answerer.close()
+
+
+def together(answerer, jobs):
+    """What jobs are told that come while another one is answered; the sizes of their passes."""
+    gate, begun, first = threading.Event(), threading.Event(), Asked("Hi")
+    first.say = lambda event: (begun.set(), gate.wait(60))
+    answerer.submit(first)
+    assert begun.wait(60)
+    before = len(answerer.sizes)
+    for job in jobs:
+        answerer.submit(job)
+    gate.set()
+    told = [job.outcome() for job in jobs]
+    return told, answerer.sizes[before:]
+
+
+def alone(answerer, jobs):
+    told = []
+    for job in jobs:
+        answerer.submit(job)
+        told.append(job.outcome())
+    return told
+
+
+def same(told, wanted):
+    """Whether answers are alike; a row of a shared pass is numbered, in 8 bytes a layer and part at most."""
+    extra = [0 <= got.cache_bytes - alone.cache_bytes <= 128 for (_, got), (_, alone) in zip(told, wanted, strict=True)]
+    return all(extra) and [_without_bytes(each) for each in told] == [_without_bytes(each) for each in wanted]
+
+
+def _without_bytes(told):
+    return told[0], replace(told[1], cache_bytes=0)
+
+
+def about(text, question):
+    return [{"role": "user", "content": [text_part(text, **MARK), text_part(question)]}]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {},
+        KNORM,
+        {"eviction": "snapkv", "eviction_keep": 0.5},
+        {"eviction": "quest_steps", "eviction_keep": 0.5},
+        {**KNORM, "kv_dtype": "int8"},
+    ],
+    ids=["full", "knorm", "snapkv", "quest", "int8"],
+)
+def test_prompts_of_several_lengths(made):
+    def asked():
+        long = [Asked(TEXT[:size] + "\n\nWhat is a list?", max_tokens=4 + size // 100) for size in (600, 900, 750)]
+        return [*long, Asked(TEXT[:800] + "\n\nWhy?", stop=["e"], max_tokens=30)]
+
+    with answering(**made) as answerer:
+        wanted = alone(answerer, asked())
+        told, sizes = together(answerer, asked())
+    assert sizes == [4]
+    assert same(told, wanted)
+    assert [answer.new_tokens for _, answer in told[:3]] == [10, 13, 11]
+    assert told[3][1].finish == "stop"
+    assert len({answer.cache_bytes for _, answer in told}) > 2
+
+
+def test_questions_about_one_context():
+    def asked():
+        questions = ["Why?", "What does try do, and what is a traceback good for?", "Who?"]
+        return [*(Asked(about(TEXT, "\n\n" + each)) for each in questions), Asked(about(TEXT[:-1], "\n\nWhy?"))]
+
+    with answering(**KNORM) as answerer:
+        told, sizes = together(answerer, asked())
+        assert sizes == [3, 1]
+        assert [answer.cached_tokens > 0 for _, answer in told] == [False, True, True, False]
+        wanted = alone(answerer, asked())
+        assert [text for text, _ in told] == [text for text, _ in wanted]
+        assert same(told[1:3], wanted[1:3])
+        assert (answerer.contexts.taken, answerer.contexts.found) == (2, 4)
+        size = answerer.contexts.nbytes // 2
+    with answering(budget=int(2.5 * size), **KNORM) as answerer:  # two copies fit into the budget
+        calls = []
+        spied(answerer, calls)
+        assert together(answerer, asked()[:3])[0] == told[:3]
+        assert calls == [1, 2, 1]  # the first is the one that is waited for
+
+
+def spied(answerer, calls):
+    shared = answerer._shared
+
+    def noted(rows, end):
+        calls.append(len(rows))
+        return shared(rows, end)
+
+    answerer._shared = noted
+
+
+def test_what_differs_does_not_share():
+    with answering(**KNORM) as answerer:
+        kinds = [
+            Asked("What is a list?"),
+            Asked("What is a list?", temperature=0.7),
+            Asked("What is a list?", eviction="keydiff", eviction_keep=0.5),
+            Asked("What is a list?", seed=1),
+            Asked(about(TEXT, "\n\nWhat is a list?")),
+            Asked("What is a dict?"),
+            Asked("What is a dict?", temperature=0.7),
+            Asked("What is a dict?", seed=1),
+        ]
+        _, sizes = together(answerer, kinds)
+        assert sorted(sizes, reverse=True) == [2, 2, 1, 1, 1, 1]
+
+
+def test_more_than_half_of_a_pass_is_not_padding():
+    with answering(**KNORM) as answerer:
+        asked = [Asked(3 * TEXT), *(Asked(f"What is {name}?") for name in "abc"), Asked(3 * TEXT[:-9])]
+        _, sizes = together(answerer, asked)
+        assert sizes == [3, 2]  # the long ones take one short one along, which is none the slower
+
+
+def test_no_row_goes_past_the_positions_of_the_model():
+    with answering(**KNORM) as answerer:
+        asked = [Asked(3 * TEXT, max_tokens=20), Asked(2 * TEXT, max_tokens=200)]
+        told, sizes = together(answerer, asked)
+        assert sizes == [2, 1, 1]
+        assert [(answer.new_tokens, answer.warnings) for _, answer in told] == [(20, []), (200, [])]
+
+
+def test_models_that_see_images_share_what_is_asked_about_one_picture():
+    from PIL import Image
+
+    url = data_url(Image.open(ROOT / "data/samples/a.png").convert("RGB"))
+
+    def asked(**mark):
+        parts = [image_part(url, **mark)]
+        return [
+            Asked([{"role": "user", "content": [*parts, text_part(f"what is at {place} ?")]}]) for place in ("C4", "D2")
+        ]
+
+    with answering(LLAVA, **KNORM) as answerer:
+        wanted = alone(answerer, asked(**MARK))
+        told, sizes = together(answerer, asked(**MARK))
+        assert sizes == [2]
+        assert [text for text, _ in told] == [text for text, _ in wanted]
+        assert together(answerer, asked())[1] == [1, 1]
+
+
+def test_one_that_is_refused_takes_no_other_with_it(caplog):
+    with answering(**KNORM) as answerer:
+        good = [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")]
+        wanted = alone(answerer, [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")])
+        long = Asked("a b c d e f " * 200)
+        told, sizes = together(answerer, [good[0], long, good[1]])
+        assert sizes == [3, 1, 1, 1]
+        assert same([told[0], told[2]], wanted)
+        assert told[1][1][0] == 400
+        assert re.search("the model was made for 1,024 together", told[1][1][1])
+    assert "a request failed" not in caplog.text
+
+
+def test_one_that_leaves_or_is_late_stops_no_other():
+    with answering(**KNORM) as answerer:
+        wanted = alone(answerer, [Asked("What is a list?", max_tokens=60)])
+        gone, late = Asked("What is a dict?", max_tokens=200), Asked("What is a dict?", seconds=-1)
+        stays = Asked("What is a list?", max_tokens=60)
+        note = gone.say
+
+        def leave(event):
+            note(event)
+            gone.stopped.set()
+
+        gone.say = leave
+        told, sizes = together(answerer, [gone, stays, late])
+        assert sizes == [2]
+        assert same(told[1:2], wanted)
+        assert told[0][1][0] == told[2][1][0] == 503
+        assert len(told[0][0]) < 40
+        assert isinstance(gone.events[-1], RefusedError)
+
+
+def test_a_pass_that_fails_in_its_middle_is_told_to_those_it_had_begun_with(caplog):
+    with answering(**KNORM) as answerer:
+        jobs = [Asked("What is a list?", max_tokens=20), Asked("What is a dict?", max_tokens=20, stop=["zzzz"])]
+        steps, put = [], Asked.note
+
+        def fail(event):
+            put(jobs[0], event)
+            steps.append(event)
+            if len(steps) == 3:
+                raise RuntimeError("broken")
+
+        jobs[0].say = fail
+        told, _ = together(answerer, jobs)
+        assert told[0][1] == (500, "the server failed at this request; its log says why")
+        assert told[1][1] == (500, "the server failed at this request; its log says why")
+    assert "a request failed" in caplog.text
