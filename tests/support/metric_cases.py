@@ -124,6 +124,7 @@ CASES: dict[str, Answered] = {
     "mmlu": [([-1.0, -2.0], {"answer": 0}), ([-1.0, -2.0], {"answer": 1}), ([-3.0, -2.0], {"answer": 1})],
     "mmmu": _mmmu(),
     "mmstar": _mmstar(),
+    "needle_map": _ruler(),
     "ocrbench": [(text, {"answers": ["Cafe 24"], "formula": formula}) for text, formula in (("cafe 24!", 0), ("x", 1))],
     "pope": _pope(),
     "realworldqa": _letters("realworldqa"),

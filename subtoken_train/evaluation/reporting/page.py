@@ -1,8 +1,8 @@
 """The report as one HTML page that needs nothing else: no script, no network, no other file; and its charts.
 
-Charts show accuracy against KV, differences to the anchors, and bars per question kind. An arm has one colour, marker
-and fill in all of them; arms of one curve share the colour. What compression could not change is grey. Everything that
-comes from models or data sets is escaped by Jinja; drawings are SVG, pictures data URIs.
+Charts show accuracy against KV, differences to the anchors, and bars per question kind, or a map of needles. An arm has
+one colour, marker and fill in all of them; arms of one curve share the colour. What compression could not change is
+grey. Everything that comes from models or data sets is escaped by Jinja; drawings are SVG, pictures data URIs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.regressions import data_uri
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
+from subtoken_train.evaluation.tasks.needle_map import cell_of
 from subtoken_train.version import __version__
 
 WIDTH, LINE = 7.2, 0.19
@@ -136,6 +137,40 @@ def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
     return figure
 
 
+@styled
+def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: Mapping[str, str]) -> Figure:
+    """Draw a map of each arm: lengths across, depths down, each cell with its score; of many arms the first.
+
+    Args:
+        scores: of the cells, which are kinds.
+        cells: kind -> length and depth.
+        titles: of the arms.
+    """
+    lengths, depths = (list(dict.fromkeys(part)) for part in zip(*cells.values(), strict=True))
+    columns, rows = min(2, len(scores.drawn)), -(-len(scores.drawn) // 2)
+    figure = Figure(figsize=(WIDTH, rows * (0.9 + 0.32 * len(depths))), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, arm in zip(grid, scores.drawn, strict=False):
+        values = np.full((len(depths), len(lengths)), np.nan)
+        for kind, (length, depth) in cells.items():
+            if kind in scores.arms[arm]:
+                values[depths.index(depth), lengths.index(length)] = 100 * scores.arms[arm][kind].value
+        axes.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+        for (down, across), value in np.ndenumerate(values):
+            color = "white" if value > 60 else INK
+            axes.text(across, down, "" if np.isnan(value) else f"{value:.0f}", ha="center", va="center", color=color)
+        axes.set_xticks(range(len(lengths)), lengths)
+        axes.set_yticks(range(len(depths)), depths)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.set_title(_lines(titles[arm], 40))
+    for axes in grid[len(scores.drawn) :]:
+        axes.set_visible(False)
+    figure.supxlabel("length")
+    figure.supylabel("depth of the needle")
+    return figure
+
+
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots()
@@ -198,7 +233,12 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
     if isinstance(part.about, ScoreTable):
         found = _differences(part.about, series)
     elif isinstance(part.about, KindScores):
-        found = [(f"{part.about.task}: score per question kind", kind_chart(part.about, series))]
+        cells = {kind: cell for kind in part.about.kinds if (cell := cell_of(kind)) is not None}
+        if len(cells) == len(part.about.kinds):
+            titles = {arm: its.title for arm, its in series.items()}
+            found = [(f"{part.about.task}: needles found, in %", map_chart(part.about, cells, titles))]
+        else:
+            found = [(f"{part.about.task}: score per question kind", kind_chart(part.about, series))]
     elif isinstance(part.about, tuple):
         found = _curves(part.about, series)
     description = "The numbers are in the tables of this section."

@@ -40,6 +40,7 @@ TASKS: Registry[Task] = Registry(
         "mmlu": "mmlu:MMLU",
         "mmmu": "mmmu:MMMU",
         "mmstar": "image_choices:MMStar",
+        "needle_map": "needle_map:NeedleMap",
         "ocrbench": "image_questions:OCRBench",
         "pope": "pope:POPE",
         "realworldqa": "image_choices:RealWorldQA",

@@ -153,9 +153,14 @@ def parts_of(asker: LongContext, rest: str, task: str) -> tuple[str, str]:
 
 
 def ruler_sample(
-    asker: LongContext, task: str, name: str, parts: tuple[str, str, str], answers: Sequence[str]
+    asker: LongContext,
+    task: str,
+    name: str,
+    parts: tuple[str, str, str],
+    answers: Sequence[str],
+    kind: str | None = None,
 ) -> Sample:
-    """Return a sample of a task from its context, question and answer prefix."""
+    """Return a sample of a task from its context, question and answer prefix; its kind is the task if not given."""
     context, question, prefix = parts
     return Sample(
         id=name,
@@ -163,13 +168,13 @@ def ruler_sample(
         reference={"task": task, "answers": list(answers)},
         context_characters=len(context) + (len(question) if asker.compresses_question else 0),
         max_new_tokens=NEW_TOKENS[family(task)],
-        kind=task,
+        kind=kind or task,
         chat=asker.chat,
         prefix_characters=len(prefix) if asker.chat else None,
     )
 
 
-_NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
 _HIDDEN = (
     "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
@@ -216,7 +221,7 @@ class Text:
 
 def needle_in_noise(random: Random, size: int) -> Text:
     """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
-    return _niah(random, [_NOISE] * size, "number", _word_key)
+    return _niah(random, [NOISE] * size, "number", _word_key)
 
 
 def needle_in_needles(random: Random, size: int) -> Text:
@@ -285,9 +290,17 @@ MAKERS = {
 }
 
 
+def hidden_number(random: Random, haystack: Sequence[str], place: int) -> Text:
+    """Hide a number with a drawn key before the sentence at a place."""
+    return _hidden(haystack, place, "number", _word_key(random), _number(random))
+
+
 def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Random], str]) -> Text:
     key, value = draw_key(random), _uuid(random) if kind == "uuid" else _number(random)
-    place = random.randrange(len(haystack))
+    return _hidden(haystack, random.randrange(len(haystack)), kind, key, value)
+
+
+def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
     sentences = [*haystack[:place], _needle(kind, key, value), *haystack[place:]]
     context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
     return Text(context, _ASK.format(kind=kind, key=key), [value])
@@ -302,7 +315,7 @@ def _chain(random: Random, size: int, letters: int) -> Text:
     value = str(random.randrange(10_000, 100_000))
     links = [f"VAR {variables[0]} = {value}"]
     links += [f"VAR {ours} = VAR {before} " for before, ours in pairwise(variables)]
-    lines = [f"{_NOISE}\n"] * size
+    lines = [f"{NOISE}\n"] * size
     for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
         lines.insert(place + moved, link)
     return Text(f"{_TRACK}{' '.join(lines)}\n", _ASK_TRACK.format(value=value, count=len(variables)), variables)
@@ -385,7 +398,7 @@ class RulerSynthetic(LongContext):
         """Refuse a ``length`` that is too short for one of the samples; only the smallest texts are made."""
         if not_at_hand(self.tokenizer) is not None:
             return  # ``check_requirements`` says it: it may be there when the task runs
-        count = _counter(self.tokenizer)
+        count = token_counter(self.tokenizer)
         for task in self.tasks:
             for number in range(self.samples_per_task):
                 _check_room(task, self._maker(task, number), self._budget(task), count)
@@ -401,7 +414,7 @@ class RulerSynthetic(LongContext):
 
     def samples(self) -> list[Sample]:
         """Make samples task by task; refuse a ``length`` that is too short for one."""
-        count = _counter(self.tokenizer)
+        count = token_counter(self.tokenizer)
         return [sample for task in self.tasks for sample in self._task_samples(task, count)]
 
     def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
@@ -421,13 +434,14 @@ class RulerSynthetic(LongContext):
 
 
 def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int, count: Callable[[str], int]) -> int:
-    """Find the largest size whose text is no longer than ``budget``, from ``near`` outwards, then by halving."""
-
-    def fits(size: int) -> bool:
-        return _length(make(size), count) <= budget
-
+    """Find the largest size whose text is no longer than ``budget``."""
     _check_room(task, make, budget, count)
-    low, most = MAKERS[task].smallest, MAKERS[task].largest
+    maker = MAKERS[task]
+    return largest_fitting(lambda size: whole_length(make(size), count) <= budget, near, maker.smallest, maker.largest)
+
+
+def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:
+    """Find the largest size that fits, from ``near`` outwards, then by halving; ``low`` does, ``most`` is the end."""
     step, high = 1, max(near, low)
     if fits(high):
         low = high
@@ -441,18 +455,20 @@ def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int
 
 def _check_room(task: str, make: Callable[[int], Text], budget: int, count: Callable[[str], int]) -> None:
     """Raise a worded ``ValueError`` where a sample's smallest text is longer than ``budget``."""
-    if (least := _length(make(MAKERS[task].smallest), count)) > budget:
+    if (least := whole_length(make(MAKERS[task].smallest), count)) > budget:
         raise ValueError(
             f"length leaves {budget} tokens or words for a prompt of {task}, and its shortest text has {least}; "
             f"raise length to {least + NEW_TOKENS[family(task)]} or more, or leave {task} out of tasks"
         )
 
 
-def _length(text: Text, count: Callable[[str], int]) -> int:
+def whole_length(text: Text, count: Callable[[str], int]) -> int:
+    """Return the length of a whole text."""
     return count(text.context + text.rest)
 
 
-def _counter(tokenizer: str | None) -> Callable[[str], int]:
+def token_counter(tokenizer: str | None) -> Callable[[str], int]:
+    """Return what counts a text's tokens, special ones left out; its words without a tokenizer."""
     if tokenizer is None:
         return lambda text: len(text.split())
     loaded = read_tokenizer(tokenizer)
