@@ -26,8 +26,8 @@ from subtoken_train.evaluation.tasks.ruler import (
     largest_fitting,
     parts_of,
     ruler_sample,
-    whole_length,
     token_counter,
+    whole_length,
 )
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
