@@ -286,5 +286,6 @@ def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], N
         ValueError: the server cannot listen there.
     """
     with bound_socket(host, port) as socket, sigterm_as_ctrl_c():
+        socket.listen(_CONNECTIONS)  # who reads the line may connect
         say(f"http://{host}:{port}/v1")
         http_server(server).run(sockets=[socket])
