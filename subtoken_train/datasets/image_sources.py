@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
@@ -170,7 +170,8 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
     """
     of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
     place = source.place if isinstance(source, EncodedImage) else source
-    hint = "replace the file or drop the record" if of_record else "replace the file"
+    whole = "send another" if isinstance(source, EncodedImage) else "replace the file"
+    hint = "replace the file or drop the record" if of_record else whole
     try:
         if isinstance(source, EncodedImage):
             content: io.BytesIO | Path = io.BytesIO(source.read())
@@ -185,6 +186,8 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
     except Exception as error:  # Pillow's readers raise many kinds for broken files
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, UnidentifiedImageError) and isinstance(source, EncodedImage):
+            text = "no image of a kind that is read here"  # Pillow's words name the object in memory
         words = " ".join(text.split())[:160] or type(error).__name__
         raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
 

@@ -137,7 +137,7 @@ def make(draw: random.Random, place: Place) -> Case:
         ways.append("images")
     if kind not in (image, other_image, names):
         ways += ["check", "preview"]
-    return reading(draw.choice(ways), place, f"scenes/{path.name}", what, expect)
+    return reading(draw.choice(ways), place, f"scenes/{path.name}", what, expect, opened=kind is other_image)
 
 
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
@@ -155,8 +155,11 @@ def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], An
     ]
 
 
-def reading(way: str, place: Place, file: str, what: str, expect: Expect) -> Case:
-    """The data file given to something that reads all of it, and opens its images."""
+def reading(way: str, place: Place, file: str, what: str, expect: Expect, opened: bool = False) -> Case:
+    """The data file given to something that reads all of it, and opens its images.
+
+    What is seen when an image is ``opened`` ends a training that has begun, whose logs stay and are named.
+    """
     path = place.work / file
     if way == "library":
         return Case(
@@ -178,7 +181,8 @@ def reading(way: str, place: Place, file: str, what: str, expect: Expect) -> Cas
     if way in ("check", "preview", "fit"):
         files["recipe.yaml"] = (place.work / "recipe.yaml").read_text()
     reference = same(place, words, TENSORS if way == "fit" else (), files)
-    return Case(f"{words[0]}: {what}", words, expect, ("run",) if way == "fit" else writes, reference=reference)
+    run = ("run",) if way == "fit" else writes
+    return Case(f"{words[0]}: {what}", words, expect, run, run if opened else (), reference=reference)
 
 
 def whole_rows(place: Place, file: str) -> str:

@@ -50,7 +50,7 @@ def ask(pool: Path, picture: str | None, question: str, eviction: str | None, ke
         ValueError: with the words that it shows instead.
     """
     models, respond = page(pool)
-    *_, last = respond(models, picture, question, eviction, keep)
+    *_, last = respond(models, picture, question, eviction, keep, "model")
     sides = len(models.sides)
     words = last[sides + 1]["value"]
     answered = len(last[sides + 2])

@@ -10,6 +10,7 @@ from tests.hostile import (
     caches,
     calibrations,
     calls,
+    chat_requests,
     data_files,
     demo_requests,
     folders,
@@ -57,5 +58,6 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "prompts": (prompts.make, 3),
     "tokenizer_swaps": (tokenizer_swaps.make, 2),
     "demo_requests": (demo_requests.make, 3),
+    "chat_requests": (chat_requests.make, 3),
 }
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""

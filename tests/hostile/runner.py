@@ -32,6 +32,8 @@ PYTHON_WORDS = (
     "positional argument", "invalid literal for int", "could not convert string to float", "<function ",
 )  # fmt: skip
 """What stands in a message that nobody worded."""
+AFTERWARDS = re.compile(r"no checkpoint was written; start again with the same command.*")
+"""What a training that had begun says behind its error."""
 PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
 """What a command says on stderr while it works."""
 NO_FILES = ("/dev/null", "/dev/tty", "/dev/shm/", "/proc/self/", "/dev/fd/")
@@ -167,6 +169,8 @@ def message_fault(err: str) -> str | None:
     lines = err.split("\n")
     if lines[-1]:
         return f"does not end with a newline: {err[-200:]!r}"
+    if len(lines) > 2 and AFTERWARDS.fullmatch(lines[-2]):
+        del lines[-2]
     *earlier, last = lines[:-1] or [""]
     if not last.startswith(f"{PREFIX}error: ") or " " not in last.removeprefix(f"{PREFIX}error: "):
         return f"no error line: {err[-600:]!r}"
