@@ -18,7 +18,7 @@ from subtoken_train.evictions import EVICTIONS
 if TYPE_CHECKING:
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.serving.chat_request import Limits
-    from subtoken_train.serving.http_app import ServerSettings
+    from subtoken_train.serving.http_app import ChatServer, ServerSettings
 
 HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
 
@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
     add_compression_options(parser)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda:0",
+        help="where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)",
+    )
     parser.add_argument("--name", metavar="NAME", help="what requests call the model (default: its folder's name)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
@@ -75,30 +80,48 @@ def run(args: argparse.Namespace) -> int:
     check_address(args.host, args.port)
     check_counts(args, "queue", "batch", "max_new_tokens", "max_images", "max_image_pixels")
     check_range("--timeout", args.timeout, 1, 86400)
+    _bytes("--context-memory", args.context_memory)
     if args.contexts is not None and not Path(args.contexts).is_dir():
         raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
-    from subtoken_train.cli.terminal import quiet_libraries
+    from subtoken_train.serving.http_app import serve_chats
+    from subtoken_train.serving.workers import serve_on
 
-    quiet_libraries()
-    from subtoken_train.inference.arm_spec import ArmSpec
-    from subtoken_train.serving.answerer import Answerer
-    from subtoken_train.serving.context_store import ContextStore
-    from subtoken_train.serving.http_app import ChatServer, serve_chats
-
-    spec = ArmSpec(adapter=args.adapter, **arm_options(args), written="flag")
-    limits, settings = _limits(args), _settings(args, spec)
-    store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
+    settings = _settings(args)
+    _limits(args)
     if settings.key is None and settings.hosts == ("*",):
         warnings.warn(
             f"--host {args.host} without --api-key-file: whoever reaches it is answered", SubTokenWarning, stacklevel=2
         )
-    answerer = Answerer(spec.load(args.device), spec, limits, store)
-    say = partial(_say, settings.name)
+    devices, say = args.device.split(","), partial(_say, settings.name)
+    if len(devices) > 1:
+        serve_on(devices, partial(_server, args), args.host, args.port, say)
+        return 0
+    server = _server(args, args.device)
     try:
-        serve_chats(ChatServer(answerer, settings), args.host, args.port, say)
+        serve_chats(server, args.host, args.port, say)
     finally:
-        answerer.close()
+        server.answerer.close()
     return 0
+
+
+def _server(args: argparse.Namespace, device: str) -> ChatServer:
+    """Load the model and what stands around it."""
+    from subtoken_train.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.serving.answerer import Answerer
+    from subtoken_train.serving.context_store import ContextStore
+    from subtoken_train.serving.http_app import ChatServer
+
+    spec = _spec(args)
+    store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
+    return ChatServer(Answerer(spec.load(device), spec, _limits(args), store), _settings(args))
+
+
+def _spec(args: argparse.Namespace) -> ArmSpec:
+    from subtoken_train.inference.arm_spec import ArmSpec
+
+    return ArmSpec(adapter=args.adapter, **arm_options(args), written="flag")
 
 
 def _say(name: str, url: str) -> None:
@@ -123,7 +146,7 @@ def _limits(args: argparse.Namespace) -> Limits:
     return Limits(args.max_new_tokens, args.max_images, args.max_image_pixels, names, (low, high), args.batch)
 
 
-def _settings(args: argparse.Namespace, spec: ArmSpec) -> ServerSettings:
+def _settings(args: argparse.Namespace) -> ServerSettings:
     from subtoken_train.serving.http_app import LOCAL, ServerSettings
 
     key = None
@@ -131,6 +154,7 @@ def _settings(args: argparse.Namespace, spec: ArmSpec) -> ServerSettings:
         key = read_text(args.api_key_file).strip()
         if not key or not key.isascii() or not key.isprintable():
             raise ValueError(f"--api-key-file {args.api_key_file} must hold one line of visible ASCII")
+    spec = _spec(args)
     name = args.name or Path(str(spec.adapter or spec.backbone)).name
     hosts = LOCAL if args.host in LOCAL else ("*",)
     return ServerSettings(name, key, args.queue, args.timeout, _bytes("--max-body", args.max_body), hosts)

@@ -36,8 +36,8 @@ from subtoken_train.serving.line import Answer, Event, Job
 LOCAL = ("127.0.0.1", "localhost")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _READING = 60  # seconds that a body may take
-_GOODBYE = 10  # seconds that answers on their way have once the server is told to end
-_CONNECTIONS = 1000
+GOODBYE = 10  # seconds that answers on their way have once the server is told to end
+CONNECTIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Reply:
         left = self._deadline - time.monotonic()
         try:
             # a client that does not read its answer is not waited for either
-            await asyncio.wait({gone, speaking}, return_when=asyncio.FIRST_COMPLETED, timeout=left + _GOODBYE)
+            await asyncio.wait({gone, speaking}, return_when=asyncio.FIRST_COMPLETED, timeout=left + GOODBYE)
             if speaking.done():
                 speaking.result()
         except asyncio.CancelledError:  # the server ends, and uvicorn says that an answer was cut
@@ -271,8 +271,8 @@ def http_server(server: ChatServer) -> uvicorn.Server:
         log_level=logging.WARNING,
         access_log=False,
         lifespan="off",
-        limit_concurrency=_CONNECTIONS,
-        timeout_graceful_shutdown=_GOODBYE,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=GOODBYE,
         server_header=False,
         ws="none",
     )
@@ -280,12 +280,12 @@ def http_server(server: ChatServer) -> uvicorn.Server:
 
 
 def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``_GOODBYE`` seconds at most.
+    """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``GOODBYE`` seconds at most.
 
     Raises:
         ValueError: the server cannot listen there.
     """
     with bound_socket(host, port) as socket, sigterm_as_ctrl_c():
-        socket.listen(_CONNECTIONS)  # who reads the line may connect
+        socket.listen(CONNECTIONS)  # who reads the line may connect
         say(f"http://{host}:{port}/v1")
         http_server(server).run(sockets=[socket])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -83,3 +85,49 @@ def test_it_answers_until_it_is_told_to_end():
     assert re.search("warning: --host 0.0.0.0 without --api-key-file: whoever reaches it is answered", said)
     assert said.endswith("subtoken-train: interrupted\n")
     assert "Traceback" not in said
+
+
+def children(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find the processes in")
+def test_two_processes_answer_at_one_address_and_end_together():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--device", "cpu,cpu"]
+    running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout.readline() == f"http://127.0.0.1:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+        said = set()
+        for _ in range(12):
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+            asked = [{"role": "user", "content": "What is a list?"}]
+            reply = client.chat.completions.create(model="tiny-llama", messages=asked, max_tokens=8)
+            said.add(reply.choices[0].message.content)
+            client.close()
+        assert len(said) == 1
+        servers = [pid for pid in children(running.pid) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        assert len(servers) == 2
+        os.kill(servers[1], signal.SIGKILL)
+        running.wait(timeout=60)
+        words = (
+            "subtoken-train: error: the server on cpu ended (exit code -9), and so did the others; start them again\n"
+        )
+        assert running.stderr.read().endswith(words)
+        assert running.returncode == 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in servers)
+        socket.create_server(("127.0.0.1", port)).close()
+    finally:
+        running.kill()
+
+
+@pytest.mark.slow
+def test_a_device_that_is_not_there_is_said_before_anything_is_served():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--device", "cpu,abacus"]
+    done = subprocess.run(argv, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "abacus" in done.stderr
+    assert "Traceback" not in done.stderr
