@@ -45,7 +45,9 @@ def make(name: str) -> Path:
     folder = ENVIRONMENTS / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     run = [sys.executable, "-m", "uv"]
-    subprocess.run([*run, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)], check=True)
+    subprocess.run(
+        [*run, "venv", "--quiet", "--seed", "--allow-existing", "--python", sys.executable, str(folder)], check=True
+    )
     words = ["pip", "install", "--quiet", "--python", str(python), "--upgrade", "--resolution", BOUNDS[name]]
     subprocess.run([*run, *words, "--editable", f"{ROOT}[dev]"], check=True)
     return python

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -62,6 +62,7 @@ def by_vidcom2(frames, ratio):
     inside = set()
     for f, part in enumerate(parts):
         share = min(1, ratio * (1 + part / sum(parts) - 1 / number))
+        assume(abs(share * tokens % 1 - 0.5) > 1e-5)  # half a token, of which fp32 and fp64 make another number
         count = min(tokens, max(1, round(share * tokens)))
         inside |= set(sorted(((f, t) for t in range(tokens)), key=lambda each: (both[each], each))[:count])
     return sorted(both, key=lambda each: (each not in inside, both[each], each))
