@@ -131,16 +131,21 @@ class Answerer:
             if job.is_over():
                 job.tell(_too_late("its turn did not come"))
         jobs = [job for job in jobs if not job.answered]
+        refusal = self._refused_pass(jobs) if jobs else None
+        for job in (job for job in jobs if not job.answered):
+            if job.told or len(jobs) == 1:
+                assert refusal is not None
+                job.tell(refusal)
+            else:
+                self._answer([job])
+
+    def _refused_pass(self, jobs: Sequence[Job]) -> RefusedError | None:
+        """Answer jobs in one pass; return why it failed, once what it held is free, or None."""
         try:
-            if jobs:
-                self._pass(jobs)
+            self._pass(jobs)
         except Exception as error:
-            left = [job for job in jobs if not job.answered]
-            for job in left:
-                if job.told or len(jobs) == 1:
-                    job.tell(_refusal(error))
-                else:
-                    self._answer([job])
+            return _refusal(error)
+        return None
 
     def _pass(self, jobs: Sequence[Job]) -> None:
         """Answer jobs of equal settings."""
@@ -318,7 +323,7 @@ def _tell_end(said: list[warnings.WarningMessage], row: Row, cache_bytes: int, d
 def _refusal(error: Exception) -> RefusedError:
     """Return what a request is told of what went wrong."""
     if isinstance(error, RefusedError):
-        return error
+        return RefusedError(error.status, str(error), error.code)  # without the frames, and what they hold
     if isinstance(error, ValueError):
         return RefusedError(400, str(error))
     if isinstance(error, torch.OutOfMemoryError):
