@@ -30,10 +30,10 @@ JUDGES = 0.5
 """Of a task's score, what the full cache must reach."""
 
 
-def compact(results: Path) -> dict[str, Any]:
+def compact(results: Path, task: str = "ruler_synthetic") -> dict[str, Any]:
     """Return what a grid's finished arms say: scores and bytes of every sample, in the order of the first arm's."""
     arms, names, about = {}, None, {}
-    for path in sorted(results.glob("*/ruler_synthetic/manifest.json")):
+    for path in sorted(results.glob(f"*/{task}/manifest.json")):
         manifest = json.loads(path.read_text(encoding="utf-8"))
         lines = [line for file in sorted(path.parent.glob("samples-*.jsonl")) for line in file.read_text().splitlines()]
         samples = sorted((json.loads(line) for line in lines), key=lambda sample: str(sample["id"]))
@@ -59,7 +59,7 @@ def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     """Return a record with the arms found; both must have been asked the same."""
     for key in ("model", "device", "options", "kinds"):
         if earlier[key] != found[key]:
-            raise SystemExit(f"{RECORDS} was asked otherwise ({key}: {earlier[key]}); move it away")
+            raise SystemExit(f"the record was asked otherwise ({key}: {earlier[key]}); move it away")
     return {**found, "arms": {**earlier["arms"], **found["arms"]}}
 
 

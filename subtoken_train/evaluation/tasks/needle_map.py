@@ -35,6 +35,11 @@ from subtoken_train.typed import shown
 _CELL = re.compile(r"([\d,]+) long, depth ([\d.]+) %")
 
 
+def kind_of(length: int, depth: float) -> str:
+    """Return the kind of the samples of a length and a depth."""
+    return f"{length:,} long, depth {100 * depth:.4g} %"
+
+
 def cell_of(kind: str) -> tuple[str, str] | None:
     """Return length and depth of a sample's kind, in words; None for another task's."""
     found = _CELL.fullmatch(kind)
@@ -121,9 +126,8 @@ class NeedleMap(LongContext):
                 sizes[length, number] = self._size(sentences, number, length, count)
             text = self._text(sentences, number, sizes[length, number], depth)
             parts = text.context, *parts_of(self, text.rest, "niah")
-            kind = f"{length:,} long, depth {100 * depth:.4g} %"
             name = f"{length}-{depth:g}-{number}"
-            made.append(ruler_sample(self, "niah_single_1", name, parts, text.answers, kind))
+            made.append(ruler_sample(self, "niah_single_1", name, parts, text.answers, kind_of(length, depth)))
         return made
 
     def _size(self, sentences: list[str], number: int, length: int, count: Callable[[str], int]) -> int:

@@ -1,0 +1,80 @@
+"""Needles at depths of texts, on a real model: from a grid's results to a record, a map of each arm, and the page.
+
+subtoken-train evaluate --config recipes/real/needles.yaml         # stopped, it goes on
+python -m benchmarks.real_needles --results results/needles        # its finished arms into the record; the picture
+python -m benchmarks.real_needles                                  # page and picture from the record
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.pages import put, svg_file
+from benchmarks.real_ruler import FULL, MODELS, compact, joined
+from benchmarks.real_text import OUT, PAGE
+from subtoken_train.evaluation.reporting.page import map_chart
+from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
+from subtoken_train.evaluation.tasks.needle_map import NeedleMap, cell_of, kind_of
+
+RECORD, PICTURE = OUT / "needles.json", OUT / "needles.svg"
+
+
+def figure(record: Mapping[str, Any]) -> Figure:
+    """Draw a map of each arm."""
+    places = {kind_of(length, depth): f"{length}-{depth:g}" for length, depth in _cells(record)}
+    kinds, arms = np.array(record["kinds"]), {}
+    for name, arm in record["arms"].items():
+        scores = np.array(arm["scores"])
+        means = {kind: float(scores[kinds == place].mean()) for kind, place in places.items()}
+        arms[name] = {kind: Estimate(mean, None, None, None, 0) for kind, mean in means.items()}
+    cells = {kind: cell for kind in places if (cell := cell_of(kind)) is not None}
+    return map_chart(KindScores(NeedleMap.name, tuple(places), arms, tuple(arms)), cells, {name: name for name in arms})
+
+
+def _cells(record: Mapping[str, Any]) -> list[tuple[int, float]]:
+    options = record["options"]
+    return [(length, depth) for length in sorted(options["lengths"]) for depth in sorted(options["depths"])]
+
+
+def picture(record: Mapping[str, Any]) -> str:
+    """Return the maps as an SVG file."""
+    return svg_file(figure(record), "needles", "Needles found, by depth and length", "The page counts them.")
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Write how many needles each arm found, and who was asked."""
+    lines = ["| arm | bytes | needles found |", "|---|---|---|"]
+    for words, arm in record["arms"].items():
+        found = f"{sum(arm['scores']):.0f} of {len(arm['scores'])}"
+        lines.append(f"| {words} | {np.mean(arm['share']):.1%} | {found} |")
+    who = f"{MODELS[record['model']]} ({record['device']})"
+    needles = record["options"]["samples_per_cell"]
+    return "\n".join([*lines, "", f"{who}: {needles} needles of every depth and length."])
+
+
+def main() -> None:
+    """Write the record where results are given, and page and picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="folder of the grid's results")
+    args = parser.parse_args()
+    if args.results is not None:
+        found = compact(args.results, NeedleMap.name)
+        if RECORD.exists():
+            found = joined(json.loads(RECORD.read_text(encoding="utf-8")), found)
+        first = sorted(found["arms"], key=lambda name: name != FULL)
+        found["arms"] = {name: found["arms"][name] for name in first}
+        RECORD.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    PICTURE.write_text(picture(record), encoding="utf-8")
+    put(PAGE, "needles", table(record))
+
+
+if __name__ == "__main__":
+    main()
