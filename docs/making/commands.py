@@ -21,7 +21,7 @@ What `{PROGRAM} --help` and `{PROGRAM} COMMAND --help` print. A mistake is one l
 
 def commands_page() -> str:
     """The text of the page: the overview, then a section for each command."""
-    sections = [f"\n## {name}\n\n{_summary(name)}\n\n{_block(_help(name))}" for name in COMMANDS]
+    sections = [f"\n## {name}\n\n{_summary(name)}\n\n{_block(command_help(name))}" for name in COMMANDS]
     return "".join([HEAD, _block(overview()), *sections])
 
 
@@ -30,7 +30,7 @@ def _summary(name: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _help(name: str) -> str:
+def command_help(name: str) -> str:
     """A command's help, and that of its actions below it."""
     module = importlib.import_module(f"subtoken_train.cli.{name}")
     if hasattr(module, "run_raw"):

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from making.commands import command_help
 
 from subtoken_train.cli.main import COMMANDS
 from subtoken_train.evictions import EVICTIONS
@@ -56,8 +57,12 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
     assert "subtoken_train.inference.model.SubTokenModel.from_pretrained" in pages["api/index.html"].anchors
     for old in ("choose_budget", "equal_bytes"):  # old addresses still lead somewhere
         assert 'url=../budgets/"' in (tmp_path / old / "index.html").read_text(encoding="utf-8")
-    found = {each["location"] for each in json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
-    assert {"glossary/#slack", "faq/#flash-attention", "cli/#fit"} <= found
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    assert {"glossary/#slack", "faq/#flash-attention", "cli/#fit"} <= {each["location"] for each in index}
+    searched = " ".join(each["text"] for each in index)
+    options = {name for command in COMMANDS for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command_help(command))}
+    assert len(options) > 80
+    assert [name for name in sorted(options) if name not in searched] == []
 
     contributing = (tmp_path / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     assert 'href="../architecture/"' in contributing
