@@ -256,9 +256,10 @@ def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream)
     with serving(model.backbone.family):
         context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     took = time.perf_counter() - clock
-    (ids,) = context.generate([context.question_ids(question)], **_settings(stream)).tolist()
+    cache = context.branch(1)
+    context.generate([context.question_ids(question)], cache, **_settings(stream))
     assert context.plan is not None
-    return batch, context.plan, context.report_with(len(ids) - 1), took, time.perf_counter() - clock - took
+    return batch, context.plan, context.report_of(cache), took, time.perf_counter() - clock - took
 
 
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:

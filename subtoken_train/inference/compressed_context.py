@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -294,14 +295,21 @@ class CompressedContext:
                 found[row].append(text)
         return found
 
-    def generate(self, asked: Sequence[list[int]], **settings: Any) -> Tensor:
+    def branch(self, rows: int) -> PackedCache:
+        """Return a cache for so many answers, each with the one context; several are copies of it."""
+        cache = self.packed.branch()
+        if rows > 1:
+            cache.batch_select_indices(torch.zeros(rows, dtype=torch.long))
+        return cache
+
+    def generate(self, asked: Sequence[list[int]], cache: PackedCache, **settings: Any) -> Tensor:
         """Answer questions of one context by ``generate`` of transformers, which samples, streams and stops.
 
-        Several share the pass, each with a copy of the context; greedy ids are those of ``answers``. Only of one
-        context.
+        Greedy ids are those of ``answers``. Only of one context.
 
         Args:
             asked: what stands between the context and each answer, see ``question_ids``.
+            cache: a ``branch`` of as many rows, which grows.
             settings: of ``generate`` (``max_new_tokens``, ``do_sample``, ``streamer``, ...).
 
         Returns:
@@ -310,7 +318,7 @@ class CompressedContext:
         Raises:
             ValueError: as ``answers``; or settings that do not go with a packed cache, beams among them.
         """
-        family, cache = self.backbone.family, self.packed.branch()
+        family = self.backbone.family
         self._check([list(asked)])
         own = family.model.generation_config
         check_settings(settings, own)
@@ -318,8 +326,6 @@ class CompressedContext:
             raise ValueError(
                 "num_beams and num_return_sequences do not go with a question of a context; leave them out"
             )
-        if len(asked) > 1:
-            cache.batch_select_indices(torch.zeros(len(asked), dtype=torch.long))
         ids_Bq, padding_Bq = self._rows(asked)
         held, width = cache.get_seq_length(), ids_Bq.shape[1]
         room = tokens_appended(settings, own, width, 0)
@@ -328,8 +334,24 @@ class CompressedContext:
             out: Tensor = family.model.generate(input_ids=ids_Bq, attention_mask=mask_BN, **{CACHE: cache}, **settings)
         return out
 
+    def report_of(self, cache: PackedCache) -> CacheReport:
+        """Measure a ``branch`` of one row after its answer, of which tokens may have been evicted."""
+        layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+        used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))
+        appended = (cache.get_seq_length() - self.packed.get_seq_length()) * self.backbone.family.shape.token_bytes
+        return replace(
+            self.report,
+            payload_bytes=sum(layer.payload_bytes for layer in layers),
+            index_bytes=sum(layer.index_bytes for layer in layers),
+            tail_bytes=used,
+            slack_bytes=slack,
+            statistics_bytes=sum(layer.eviction_state.nbytes for layer in layers if layer.eviction_state is not None),
+            evictions=0 if cache.evictor is None else cache.evictor.evictions,
+            dense_bytes=self.report.dense_bytes + appended,
+        )
+
     def report_with(self, tokens: int) -> CacheReport:
-        """Return what the cache takes with so many tokens after the context: a question, and an answer but its last."""
+        """Return what a row takes with so many tokens behind the context, none of them evicted."""
         appended = tokens * self.backbone.family.shape.token_bytes
         return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.positions import position_bound
@@ -207,16 +208,19 @@ class Answerer:
         context, found = self._context(model, jobs[0].request, asked)
         held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
 
-        def ended(row: Row, place: int) -> None:
-            took = context.report_with(row.prompt_tokens - held + len(row.stream.token_ids) - 1)
+        def ended(cache: PackedCache, row: Row, place: int) -> None:
+            appended = row.prompt_tokens - held + len(row.stream.token_ids) - 1
+            alone = cache.origin_B is not None and len(cache.origin_B) == 1
+            took = context.report_of(cache) if alone else context.report_with(appended)
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
         for part in in_batches(jobs, most):
             ids = [_question_ids(context, job.request) for job in part]
             cached = [held if found or job is not jobs[0] else 0 for job in part]
             rows = [self._row(job, held + len(own), there) for job, own, there in zip(part, ids, cached, strict=True)]
-            together, settings = self._shared(rows, ended)
-            context.generate(ids, **settings)
+            cache = context.branch(len(rows))
+            together, settings = self._shared(rows, partial(ended, cache))
+            context.generate(ids, cache, **settings)
             together.close()
 
     def _context(

@@ -10,9 +10,8 @@ from typing import Any
 
 from tests.hostile.case import Case, Expect, Place
 from tests.hostile.decoding import pixels, right_picture
-from tests.hostile.pictures import SUFFIXES, bombs
+from tests.hostile.pictures import SUFFIXES, spoilt
 from tests.hostile.references import made
-from tests.hostile.values import damaged
 
 PIXELS = 10**6
 """Of a picture that is taken."""
@@ -116,12 +115,8 @@ def picture(draw: random.Random, place: Place) -> Case:
     suffix = draw.choice(SUFFIXES)
     content, what = (place.pool / f"images/a.{suffix}").read_bytes(), "whole"
     form = draw.choice(("whole", "damaged", "bomb"))
-    if form == "damaged":
-        content, what = damaged(draw, content)
-    elif form == "bomb":
-        found = bombs()
-        what = draw.choice(list(found))
-        content = found[what]
+    if form != "whole":
+        content, what = spoilt(draw, content, form)
     url = f"data:image/{suffix};base64,{base64.b64encode(content).decode()}"
     shown = {"type": "image_url", "image_url": {"url": url}}
     asked = json.dumps({**body(), "messages": [{"role": "user", "content": [shown, TEXT]}]}).encode()

@@ -12,10 +12,10 @@ from typing import Any
 from tests.hostile.case import Case, Expect, Place, Reference
 from tests.hostile.decoding import as_png, right_picture
 from tests.hostile.picture_forms import of_mode, turned
-from tests.hostile.pictures import SUFFIXES, bombs
+from tests.hostile.pictures import SUFFIXES, spoilt
 from tests.hostile.pool import VLM
 from tests.hostile.references import made
-from tests.hostile.values import damaged, no_file
+from tests.hostile.values import no_file
 
 QUESTIONS = ("", " ", "\x00", "\ud800", "<image><image>")
 KEEPS = ("", "0", "-1", "NaN", "inf", "1.5", "x", "5%", "0tokens", "-5tokens", "MB", "9" * 400)
@@ -77,12 +77,8 @@ def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, b
     form = draw.choice(("damaged", "bomb", "turned", "mode", "file"))
     content = (place.pool / f"images/a.{draw.choice(SUFFIXES)}").read_bytes()
     what = form
-    if form == "damaged":
-        content, what = damaged(draw, content)
-    elif form == "bomb":
-        found = bombs()
-        what = draw.choice(list(found))
-        content = found[what]
+    if form in ("damaged", "bomb"):
+        content, what = spoilt(draw, content, form)
     elif form in ("turned", "mode"):
         _, content, what = (turned if form == "turned" else of_mode)(draw)
     path.write_bytes(content)

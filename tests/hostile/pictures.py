@@ -24,6 +24,15 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
+def spoilt(draw: random.Random, content: bytes, form: str) -> tuple[bytes, str]:
+    """A picture that is ``damaged``, or a bomb in its place; and what it is."""
+    if form == "damaged":
+        return damaged(draw, content)
+    found = bombs()
+    what = draw.choice(list(found))
+    return found[what], what
+
+
 def png(width: int, height: int, body: bytes = b"", depth: int = 8, colour: int = 2, more: bytes = b"") -> bytes:
     """A PNG that declares a size, whatever it holds."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)

@@ -32,7 +32,7 @@ PYTHON_WORDS = (
     "positional argument", "invalid literal for int", "could not convert string to float", "<function ",
 )  # fmt: skip
 """What stands in a message that nobody worded."""
-AFTERWARDS = re.compile(r"no checkpoint was written; start again with the same command.*")
+AFTERWARDS = re.compile(r"no checkpoint was written; start again with the same command; its logs: \S+")
 """What a training that had begun says behind its error."""
 PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
 """What a command says on stderr while it works."""

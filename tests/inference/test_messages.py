@@ -342,8 +342,10 @@ def test_a_conversation_about_a_context_is_read_as_chat_reads_it(followed, by_sy
     after = further_turns(model.backbone.family, followed) if followed else None
     settings = {"max_new_tokens": 8, "do_sample": False}
     ids = context.question_ids(question, after)
-    (out,) = context.generate([ids], **settings)
-    report = context.report_with(len(out) - 1)
+    cache = context.branch(1)
+    (out,) = context.generate([ids], cache, **settings)
+    report = context.report_of(cache)
+    assert report.total_bytes - report.slack_bytes == context.report_with(len(out) - 1).total_bytes
     assert torch.equal(torch.cat([batch.input_ids_BN[0], out])[: len(inputs)], inputs)
     assert len(ids) == len(inputs) - batch.input_ids_BN.shape[1]
     answer = model.tokenizer.decode(out[len(ids) :], skip_special_tokens=True).strip()
@@ -361,16 +363,16 @@ def test_questions_of_one_context_share_a_pass(made):
     batch, frames = context_batches(model.backbone, model.compression, [LONG])
     context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     asked, settings = [context.question_ids(each) for each in questions], {"max_new_tokens": 6, "do_sample": False}
-    out = context.generate(asked, **settings)
+    out = context.generate(asked, context.branch(3), **settings)
     width = max(map(len, asked))
     for ids, row in zip(asked, out, strict=True):
-        (alone,) = context.generate([ids], **settings)
+        (alone,) = context.generate([ids], context.branch(1), **settings)
         assert row[width - len(ids) :].tolist() == [*ids, *row[width:].tolist()]
         assert row[width:].tolist()[: len(alone) - len(ids)] == alone[len(ids) :].tolist()
     (again,) = context.answers([questions[:1]], 6)
     assert again == [model.tokenizer.decode(out[0, width:], skip_special_tokens=True).strip()]
     with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
-        context.generate(asked, num_return_sequences=2, do_sample=True)
+        context.generate(asked, context.branch(3), num_return_sequences=2, do_sample=True)
 
 
 def test_a_line_break_of_the_question_never_takes_the_template_away():
@@ -392,4 +394,4 @@ def test_a_question_of_a_context_runs_no_beams():
     model = chatting()
     model.ask(LONG, [])
     with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question of a context"):
-        model.cache.generate([model.cache.question_ids("Who?")], num_beams=2, max_new_tokens=2)
+        model.cache.generate([model.cache.question_ids("Who?")], model.cache.branch(1), num_beams=2, max_new_tokens=2)

@@ -22,6 +22,7 @@ from tests.support.places import ROOT
 LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
 TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
 KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
+STREAMING = {"eviction": "streaming_llm", "eviction_keep": 0.5}
 LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "none"), batch=4)
 
 
@@ -256,3 +257,14 @@ def test_a_pass_that_fails_in_its_middle_is_told_to_those_it_had_begun_with(capl
         assert told[0][1] == (500, "the server failed at this request; its log says why")
         assert told[1][1] == (500, "the server failed at this request; its log says why")
     assert "a request failed" in caplog.text
+
+
+def test_what_is_evicted_while_an_answer_is_made_is_not_counted():
+    with answering(**STREAMING, eviction_every=16) as answerer:
+        told, sizes = together(answerer, [Asked(about(TEXT, "\n\nWhy?"), max_tokens=100) for _ in range(2)])
+    assert sizes == [1, 1]
+    with answering(**STREAMING) as answerer:
+        whole = alone(answerer, [Asked(about(TEXT, "\n\nWhy?"), max_tokens=100)])
+    assert told[0][1].new_tokens == whole[0][1].new_tokens == 100
+    assert told[0][1].dense_cache_bytes == whole[0][1].dense_cache_bytes
+    assert told[0][1].cache_bytes < whole[0][1].cache_bytes
