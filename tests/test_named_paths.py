@@ -14,7 +14,7 @@ PATH = re.compile(
     r"(?<![\w/.-])(?:docs|recipes|benchmarks|tests|checkpoints|notebooks|subtoken_train)/[\w./-]*\w"
     r"\.(?:py|md|yaml|json|jsonl|csv|svg|png|ipynb|parquet)\b"
 )
-PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 SOURCES = [
     path for room in ("subtoken_train", "benchmarks", "docs", "checkpoints") for path in (ROOT / room).rglob("*.py")
 ]

@@ -49,7 +49,7 @@ def test_pages_install_the_package_from_where_it_is():
     for page in (ROOT / "README.md", ROOT / "docs/install.md"):
         assert f"pip install {'subtoken_train' if ON_AN_INDEX else '.'}" in page.read_text(encoding="utf-8"), page
     from_an_index = re.compile(r"pip install (-\S+ )*'?subtoken_train(?![\w\[])")
-    pages = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "CHANGELOG.md"]
+    pages = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.name != "CHANGELOG.md"]
     assert ON_AN_INDEX or [page for page in pages if from_an_index.search(page.read_text(encoding="utf-8"))] == []
 
 

@@ -17,9 +17,9 @@ def about(method: type) -> tuple[str, str]:
     return markdown(first), markdown(rest)
 
 
-def link(name: str) -> str:
-    """A link to the card of that name on the same page."""
-    return f"[`{name}`](#{name})"
+def link(name: str, page: str = "") -> str:
+    """Return a link to the card of that name, on the same page unless another is named."""
+    return f"[`{name}`]({page}#{name})"
 
 
 def card(name: str, method: type, facts: str, settings: list[str]) -> str:

@@ -99,7 +99,7 @@ def _fitting(family: type[Family], config: object) -> str:
     names = sorted(set(REDUCERS) - {"none", "random"})
     fit = [f"`{name}`" for name in names if unfit(REDUCERS[name], family, config) is None]
     if not family.sees_images:
-        fit.append("[evictions](reducers.md#evictions-of-a-texts-context)")
+        fit.append("[evictions](reducers/context.md#evictions-of-a-texts-context)")
     return ", ".join(fit)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from making.cards import about, card, class_words, link, setting_rows, setting_table
+from making.kinds import CONTEXT_KIND, EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, Kind, page_of
 from making.originals import beside_original
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
@@ -24,6 +25,12 @@ from subtoken_train.types import Region
 
 ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
 MADE = "<!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/{}/`; edit those -->"
+KINDS_HEAD = """
+## {}
+
+| page | what they have in common | methods |
+|---|---|---|
+"""
 EVICTIONS_HEAD = f"""# KV evictions
 
 {MADE.format("evictions")}
@@ -38,8 +45,8 @@ method has the same name, and a wrapper is written around it: `ada(critical(expe
 attention of the question decides where it is there, other rows' where it is not; `never`: nobody's attention is read,
 and a question that is there is rows like all others. *Chunks*: goes with `prefill_chunk`. *Decoding*: goes with
 `eviction_every`. *Threshold*: has absolute scores, so that
-[a threshold](budgets.md#a-threshold-in-the-place-of-a-budget) can decide. *Beside the original*: against recorded
-outputs of the method's own code ([every case](quality.md#originals)).
+[a threshold](budgets.md#a-threshold-in-the-place-of-a-budget) can decide. *Beside the original*, on the cards: against
+recorded outputs of the method's own code ([every case](quality.md#originals)).
 
 | method | bytes | heads | budget of a layer | question | passes | chunks | decoding | threshold | what it is |
 |---|---|---|---|---|---|---|---|---|---|
@@ -60,7 +67,7 @@ one goes with routing and without.
 
 *Acts in*: the vision `tower`; `embeds`, the input, shortened before layer 0; `decoder`, between layers; `context`,
 every layer of a language model. *Ranks*: whether a `ranked` budget of the routers can follow it.
-*Beside the original*: against recorded outputs of the method's own code
+*Beside the original*, on the cards: against recorded outputs of the method's own code
 ([every case](quality.md#originals)).
 
 | reducer | acts in | ranks | what it is |
@@ -84,6 +91,12 @@ released, which this model never saw in training: probably why their captions fa
 most of them empty, and one seed was run: what to take is said by [real models](choosing.md) alone.
 
 """
+CONTEXT_LED = """
+## Evictions of a text's context
+
+An eviction is a reducer of a text's context by its own name:
+[which ones, and their settings](reducers/context.md#evictions-of-a-texts-context).
+"""
 CONTEXT_HEAD = """
 ## Evictions of a text's context
 
@@ -91,7 +104,7 @@ An eviction's name under `reducer` trains LoRA and routers under its ranking: in
 that its scores of the context put first, the mean over the heads deciding, as many in each layer. The question is not
 read, in training or at inference, so `ask` and `context_first` go with it; a method that would look at the question's
 rows looks at the context's last ones. An adapter trained so keeps the same tokens at inference. Wrappers are none,
-and `random` is the visual one above; an eviction of another package is one by its entry point.
+and `random` is [the visual one](embeds.md#random); an eviction of another package is one by its entry point.
 
 `kvzip` runs the context, and then what is repeated of it, before the pass that counts, without gradient. A training
 step of SmolLM2 on 512 tokens, half of them context, takes 1.5 times the CPU seconds of Quest's (12.1 and 8.1 on one
@@ -126,11 +139,44 @@ def evictions_page() -> str:
     """The text of ``evictions.md``."""
     methods = [EVICTIONS[name] for name in sorted(EVICTIONS)]
     wrappers = [WRAPPERS[name] for name in sorted(WRAPPERS)]
-    rows = [f"| {link(each.name)} | {' | '.join(_declared(each))} | {about(each)[0]} |\n" for each in methods]
-    around = [f"| {link(each.name)} | {about(each)[0]} |\n" for each in wrappers]
-    cards = [card(each.name, each, _facts(each), setting_rows(each)) for each in methods]
-    cards += [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in wrappers]
-    return "".join([EVICTIONS_HEAD, *rows, WRAPPED, *around, *cards])
+    rows = [
+        f"| {_led(each.name, EVICTION_KINDS)} | {' | '.join(_declared(each))} | {about(each)[0]} |\n"
+        for each in methods
+    ]
+    around = [f"| {_led(each.name, (WRAPPER_KIND,))} | {about(each)[0]} |\n" for each in wrappers]
+    kinds = _kind_rows((*EVICTION_KINDS, WRAPPER_KIND))
+    return "".join([EVICTIONS_HEAD, *rows, WRAPPED, *around, KINDS_HEAD.format("Kinds of evictions"), *kinds])
+
+
+def _led(name: str, kinds: tuple[Kind, ...]) -> str:
+    """Return a link to a method's card, with an anchor of its name: older addresses end in that."""
+    return f'<a id="{name}"></a>{link(name, page_of(name, kinds))}'
+
+
+def _kind_rows(kinds: tuple[Kind, ...]) -> list[str]:
+    """Return a row for every kind of method."""
+    return [
+        f"| [{kind.title}]({kind.page}) | {kind.words} | {', '.join(f'`{name}`' for name in kind.names)} |\n"
+        for kind in kinds
+    ]
+
+
+def eviction_cards(kind: Kind) -> str:
+    """Return the text of a page of evictions."""
+    return _head(kind, "evictions") + "".join(
+        card(name, EVICTIONS[name], _facts(EVICTIONS[name]), setting_rows(EVICTIONS[name])) for name in kind.names
+    )
+
+
+def wrapper_cards() -> str:
+    """Return the text of the page of wrappers."""
+    return _head(WRAPPER_KIND, "evictions") + "".join(
+        card(name, WRAPPERS[name], beside_original(name), setting_rows(WRAPPERS[name])) for name in WRAPPER_KIND.names
+    )
+
+
+def _head(kind: Kind, room: str) -> str:
+    return f"# {kind.title}\n\n{MADE.format(room)}\n\n{kind.words} All [{room}](../{room}.md) in one table.\n"
 
 
 def _declared(method: type[Eviction]) -> list[str]:
@@ -166,11 +212,24 @@ def reducers_page() -> str:
     """The text of ``reducers.md``."""
     methods = [REDUCERS[name] for name in sorted(REDUCERS)]
     rows = [
-        f"| {link(each.name)} | {sample(each).stage} | {'yes' if each.ranks else 'no'} | {about(each)[0]} |\n"
+        f"| {_led(each.name, REDUCER_KINDS)} | {sample(each).stage} | {'yes' if each.ranks else 'no'} "
+        f"| {about(each)[0]} |\n"
         for each in methods
     ]
-    cards = [card(each.name, each, beside_original(each.name), setting_rows(each)) for each in methods]
-    return "".join([REDUCERS_HEAD, *rows, *_served(), *_on_scenes(), *cards, CONTEXT_HEAD, *_of_evictions()])
+    kinds = [KINDS_HEAD.format("Kinds of reducers"), *_kind_rows(REDUCER_KINDS)]
+    return "".join([REDUCERS_HEAD, *rows, *kinds, CONTEXT_LED, *_served(), *_on_scenes()])
+
+
+def reducer_cards(kind: Kind) -> str:
+    """Return the text of a page of reducers."""
+    return _head(kind, "reducers") + "".join(
+        card(name, REDUCERS[name], beside_original(name), setting_rows(REDUCERS[name])) for name in kind.names
+    )
+
+
+def context_cards() -> str:
+    """Return the text of the page of what shortens a text's context: its reducer, and evictions by their names."""
+    return "".join([reducer_cards(CONTEXT_KIND), CONTEXT_HEAD, *_of_evictions()])
 
 
 def _served() -> Iterator[str]:
@@ -187,7 +246,7 @@ def _served() -> Iterator[str]:
             if why is not None and why not in reasons:
                 reasons.append(why)
             cells.append("yes" if why is None else f"{reasons.index(why) + 1}")
-        yield f"| {link(name)} | {' | '.join(cells)} |\n"
+        yield f"| {link(name, page_of(name, REDUCER_KINDS))} | {' | '.join(cells)} |\n"
     yield "\n" + "".join(f"{number}. {why}\n" for number, why in enumerate(reasons, 1))
 
 
@@ -222,14 +281,15 @@ def unfit(method: type[Reducer], family: type[Family], config: Any) -> str | Non
 def _of_evictions() -> Iterator[str]:
     """A row for every eviction: its settings as a context reducer, or the reason why it is none."""
     for name in sorted(set(EVICTIONS) - {"random"}):
+        card_link = link(name, f"../{page_of(name, EVICTION_KINDS)}")
         try:
             own = dataclasses.asdict(build_reducer(name, 0.5))
         except ValueError as error:
             reason = str(error).partition("no context reducer: it ")[2].partition("; evict with it")[0]
-            yield f"| [`{name}`](evictions.md#{name}) | no: {reason} |\n"
+            yield f"| {card_link} | no: {reason} |\n"
             continue
         settings = [f"`{key}`" for key in own if key not in ("name", "keep_ratio", "round_up", "matches")]
-        yield f"| [`{name}`](evictions.md#{name}) | {', '.join(settings) or 'yes, without settings'} |\n"
+        yield f"| {card_link} | {', '.join(settings) or 'yes, without settings'} |\n"
 
 
 def sample(method: type[Reducer]) -> Reducer:

@@ -5,11 +5,14 @@ import tomllib
 import pytest
 from making.catalogue import catalogue_page
 from making.commands import commands_page
+from making.kinds import EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
 from making.originals import beside_original
 from making.pictures import ANCHOR, ROUTED, TOKENS, cache_picture
 from making.results import results_page
 
 from subtoken_train.cli.main import COMMANDS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
+from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import recipe_files
 from tests.support.readme_blocks import ROOT
 
@@ -26,6 +29,22 @@ def test_every_recipe_is_in_the_catalogue_once():
     for name in recipe_files():
         assert page.count(f"| [`{name.rpartition('/')[2]}`](") == 1
     assert "(tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in page
+
+
+@pytest.mark.parametrize(
+    ("methods", "kinds"), [(EVICTIONS, EVICTION_KINDS), (WRAPPERS, (WRAPPER_KIND,)), (REDUCERS, REDUCER_KINDS)]
+)
+def test_every_method_has_its_card_on_one_page(methods, kinds):
+    pages = {kind.page: (ROOT / "docs" / kind.page).read_text(encoding="utf-8") for kind in kinds}
+    assert [name for name in methods if f"\n## {name}\n" not in pages[page_of(name, kinds)]] == []
+    assert sorted(name for kind in kinds for name in kind.names) == sorted(methods)
+
+
+def test_a_method_without_a_page_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"the card of 'newer' is on no page; name it in one kind of .*/kinds\.py"):
+        page_of("newer", EVICTION_KINDS)
+    with pytest.raises(ValueError, match=r"is on evictions/visual\.md and evictions/visual\.md; name it in one kind"):
+        page_of("vl_cache", (*EVICTION_KINDS, EVICTION_KINDS[0]))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = sorted(ROOT.glob("docs/*.md"))
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
 DOCUMENTS = (README, *(ROOT / name / "README.md" for name in ("data", "checkpoints")), ROOT / "CONTRIBUTING.md", *PAGES)
 _FENCE = re.compile(r"(?P<above>[^\n]*)\n```(?P<language>[a-z]*)\n(?P<text>.*?)\n```\n", re.DOTALL)
 _MARK = re.compile(r"<!-- (run|shows|needs)(?:: ([^>]+))? -->")
