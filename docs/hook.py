@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from making.catalogue import catalogue_page
-from making.commands import commands_page
+from making.catalogue import SHELVES, catalogue_page, shelf_page
+from making.commands import command_page, commands_page
 from making.links import Links
-from making.paper_items import paper_items_page
+from making.paper_items import PAPERS, paper_items_page, paper_page
 from making.results import results_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from subtoken_train.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = (
@@ -30,20 +33,29 @@ SHOWN = (
     "CHANGELOG.md",
 )
 """Files of the repository that the site shows at the same path."""
-MADE = {
+CATALOGUE = {
     "recipes/catalogue.md": catalogue_page,
+    **{f"recipes/catalogue/{shelf.page}.md": partial(shelf_page, shelf) for shelf in SHELVES},
+}
+OF_COMMANDS = {f"cli/{name}.md": partial(command_page, name) for name in COMMANDS}
+MADE = {
+    **CATALOGUE,
     "cli.md": commands_page,
+    **OF_COMMANDS,
     "results.md": results_page,
     "papers.md": paper_items_page,
+    **{f"papers/{paper}.md": partial(paper_page, paper) for paper in PAPERS},
 }
 """Pages that only the site has, by path."""
 MOVED = {"choose_budget": "budgets", "equal_bytes": "budgets"}
 """Old addresses of pages, and the pages that hold their text now."""
-_PAGES = {*SHOWN, "recipes/catalogue.md"}
+_PAGES = {*SHOWN, *CATALOGUE}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A link to the repository at the foot of every page, where its address is known."""
+    """List the commands below their overview, and link to the repository at the foot of every page, if it is known."""
+    (reference,) = (part["Reference"] for part in config.nav or () if "Reference" in part)
+    reference[reference.index("cli.md")] = {"Command line": ["cli.md", *OF_COMMANDS]}
     if address := config.extra["repository"]:
         config.extra["social"] = [{"icon": "material/source-repository", "link": address, "name": "the repository"}]
     return config

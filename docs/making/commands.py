@@ -1,4 +1,4 @@
-"""The page of the command line, from ``--help``."""
+"""The pages of the command line, from ``--help``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ import os
 from unittest import mock
 
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.main import COMMANDS, overview
+from subtoken_train.cli.main import COMMANDS
 from subtoken_train.cli.terminal import PROGRAM
 
 HEAD = f"""# Command line
 
-What `{PROGRAM} --help` and `{PROGRAM} COMMAND --help` print. A mistake is one line and exit code 2; exit code
-1 is a failure of ours.
+The page of a command is what `{PROGRAM} COMMAND --help` prints; `{PROGRAM} --help` lists them, `{PROGRAM} --version`
+prints the version. A mistake is one line and exit code 2; exit code 1 is a failure of ours.
 
+| command | what it is for |
+|---|---|
 """
 
 
 def commands_page() -> str:
-    """The text of the page: the overview, then a section for each command."""
-    sections = [f"\n## {name}\n\n{_summary(name)}\n\n{_block(command_help(name))}" for name in COMMANDS]
-    return "".join([HEAD, _block(overview()), *sections])
+    """Return the text of the overview: a row for each command, with an anchor that older addresses end in."""
+    rows = [f'| <a id="{name}"></a>[`{name}`](cli/{name}.md) | {summary} |\n' for name, summary in COMMANDS.items()]
+    return "".join([HEAD, *rows])
+
+
+def command_page(name: str) -> str:
+    """Return the text of a command's page."""
+    return f"# {PROGRAM} {name}\n\n{_summary(name)} [All commands](../cli.md).\n\n{_block(command_help(name))}"
 
 
 def _summary(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The page that says of every item of the five papers where it is done, from ``docs/paper_items.yaml``."""
+"""The pages that say of every item of the five papers where it is done, from ``docs/paper_items.yaml``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ Every table, figure, equation and hyper-parameter of the papers that this packag
 *exact*: as the paper says. *reading*: the paper is silent or contradicts itself; the note says what was taken. *not
 done*: the note says why. "Done" means that the settings are here and checked without weights: no 7B model was trained
 or scored with them ([status](status.md)). Made from `docs/paper_items.yaml`; a test checks that every place exists.
+
+| paper | items |
+|---|---|
+"""
+PAPER_HEAD = """# {}, item by item
+
+{}. What these words mean: [papers](../papers.md).
+
+| item | how | where | note |
+|---|---|---|---|
 """
 
 
@@ -104,13 +114,19 @@ def _bound(node: ast.stmt) -> list[str]:
 
 
 def paper_items_page() -> str:
-    """Write the page: a table for each paper, with its counts."""
-    parts = [HEAD]
-    for paper, items in read_items().items():
-        counts = ", ".join(f"{sum(item.how == how for item in items)} {how}" for how in HOW)
-        parts.append(f"\n## {PAPERS[paper]}\n\n{counts}.\n\n| item | how | where | note |\n|---|---|---|---|\n")
-        parts += [_row(item) for item in items]
-    return "".join(parts)
+    """Return the text of the overview: a row for each paper, with its counts."""
+    rows = [f"| [{PAPERS[paper]}](papers/{paper}.md) | {_counts(items)} |\n" for paper, items in read_items().items()]
+    return "".join([HEAD, *rows])
+
+
+def paper_page(paper: str) -> str:
+    """Return the text of a paper's page: its items in a table."""
+    items = read_items()[paper]
+    return "".join([PAPER_HEAD.format(PAPERS[paper], _counts(items)), *map(_row, items)])
+
+
+def _counts(items: list[PaperItem]) -> str:
+    return ", ".join(f"{sum(item.how == how for item in items)} {how}" for how in HOW)
 
 
 def _row(item: PaperItem) -> str:
@@ -123,7 +139,7 @@ def _link(place: str) -> str:
     recipe = None if (ROOT / path).exists() else shipped_recipe(path)
     target = path if recipe is None else recipe_file(recipe).relative_to(ROOT).as_posix()
     words = symbol or (path if recipe is None else recipe.stem)
-    return f"[`{words}`]({'../' + target})"
+    return f"[`{words}`](../../{target})"
 
 
 def _cell(words: str) -> str:

@@ -14,7 +14,8 @@ import pytest
 from making.commands import command_help
 
 from subtoken_train.cli.main import COMMANDS
-from subtoken_train.evictions import EVICTIONS
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
+from subtoken_train.reducers import REDUCERS
 from tests.support.readme_blocks import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs subtoken_train[docs]")
@@ -52,13 +53,14 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
     for sheet in tmp_path.rglob("*.css"):
         assert re.search(r"(?:url\(|@import)[\"' ]*(?:https?:)?//", sheet.read_text(encoding="utf-8")) is None, sheet
 
-    assert pages["cli/index.html"].anchors >= set(COMMANDS)
-    assert pages["evictions/index.html"].anchors >= set(EVICTIONS)
+    assert pages["cli/index.html"].anchors >= set(COMMANDS)  # where each of them stood once
+    assert pages["evictions/index.html"].anchors >= {*EVICTIONS, *WRAPPERS}
+    assert pages["reducers/index.html"].anchors >= set(REDUCERS)
     assert "subtoken_train.inference.model.SubTokenModel.from_pretrained" in pages["api/index.html"].anchors
     for old in ("choose_budget", "equal_bytes"):  # old addresses still lead somewhere
         assert 'url=../budgets/"' in (tmp_path / old / "index.html").read_text(encoding="utf-8")
     index = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
-    assert {"glossary/#slack", "faq/#flash-attention", "cli/#fit"} <= {each["location"] for each in index}
+    assert {"glossary/#slack", "faq/#flash-attention", "cli/fit/"} <= {each["location"] for each in index}
     searched = " ".join(each["text"] for each in index)
     options = {name for command in COMMANDS for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command_help(command))}
     assert len(options) > 80
@@ -66,7 +68,7 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
 
     contributing = (tmp_path / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     assert 'href="../architecture/"' in contributing
-    catalogue = (tmp_path / "recipes" / "catalogue" / "index.html").read_text(encoding="utf-8")
+    catalogue = (tmp_path / "recipes" / "catalogue" / "tiny" / "index.html").read_text(encoding="utf-8")
     assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
     install = (tmp_path / "install" / "index.html").read_text(encoding="utf-8")
     assert "Needs a network, a checkout:" in install

@@ -1,10 +1,12 @@
 """Pages that programs make hold all there is, and say of originals what the table says."""
 
+import re
 import tomllib
 
 import pytest
-from making.catalogue import catalogue_page
-from making.commands import commands_page
+from making import catalogue
+from making.catalogue import SHELVES, catalogue_page, shelf_page
+from making.commands import command_page, commands_page
 from making.kinds import EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
 from making.originals import beside_original
 from making.pictures import ANCHOR, ROUTED, TOKENS, cache_picture
@@ -18,17 +20,26 @@ from tests.support.readme_blocks import ROOT
 
 
 def test_every_command_and_action_has_its_help():
-    page = commands_page()
-    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(COMMANDS)
-    assert "usage: subtoken-train recipes anchor" in page
-    assert "--eviction-keep" in page
+    listed = commands_page()
+    for name, summary in COMMANDS.items():
+        assert f"[`{name}`](cli/{name}.md) | {summary} |\n" in listed
+        assert command_page(name).startswith(f"# subtoken-train {name}\n")
+    assert "usage: subtoken-train recipes anchor" in command_page("recipes")
+    assert "--eviction-keep" in command_page("generate")
 
 
 def test_every_recipe_is_in_the_catalogue_once():
-    page = catalogue_page()
+    pages = "".join(map(shelf_page, SHELVES))
     for name in recipe_files():
-        assert page.count(f"| [`{name.rpartition('/')[2]}`](") == 1
-    assert "(tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in page
+        assert pages.count(f"| [`{name.rpartition('/')[2]}`](") == 1
+    assert "(../tiny_fastv25_s16k4.yaml) | tiny-llava · FastV 25 % (16 of 64)" in pages
+    assert sum(map(int, re.findall(r"\| (\d+) \|\n", catalogue_page()))) == len(recipe_files())
+
+
+def test_a_folder_of_recipes_without_a_page_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(catalogue, "SHELVES", SHELVES[1:])
+    with pytest.raises(ValueError, match=r"recipes of 'tiny' must be on one page; name them in SHELVES of docs/making"):
+        catalogue_page()
 
 
 @pytest.mark.parametrize(

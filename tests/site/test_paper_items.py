@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, read_items
+from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, paper_page, read_items
 
 ITEMS = read_items()
 
@@ -86,10 +86,16 @@ def test_a_broken_file_is_refused(tmp_path):
         read_items(path)
 
 
-def test_the_page_has_every_item_and_its_link():
-    page = paper_items_page()
+@pytest.mark.parametrize("paper", ITEMS)
+def test_the_page_has_every_item(paper):
+    page = paper_page(paper)
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| item")]
-    assert len(rows) == sum(map(len, ITEMS.values()))
-    assert "[`table1_llava7b`](../recipes/eval/table1_llava7b.yaml)" in page
-    assert "[`KVBudget`](../subtoken_train/ledger/kv_budget.py)" in page
-    assert all(f"## {PAPERS[paper]}" in page for paper in ITEMS)
+    assert len(rows) == len(ITEMS[paper])
+    assert page.startswith(f"# {PAPERS[paper]}, item by item\n")
+    assert f"| [{PAPERS[paper]}](papers/{paper}.md) |" in paper_items_page()
+
+
+def test_items_lead_to_recipes_and_code():
+    page = paper_page("subtoken_routing")
+    assert "[`table1_llava7b`](../../recipes/eval/table1_llava7b.yaml)" in page
+    assert "[`KVBudget`](../../subtoken_train/ledger/kv_budget.py)" in page
