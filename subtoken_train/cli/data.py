@@ -30,7 +30,7 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
   a benchmark  by its name in 'evaluate' (pope, textvqa, ruler, ...): where to get it; below --root its rows, ids and
                images, of which a few are opened; a part of a set is refused, as 'evaluate' does, unless --limit
 
-data/README.md explains all of it."""
+data/README.md and docs/tasks.md explain all of it."""
 
 _MADE = ("scenes", "english", "samples")
 
