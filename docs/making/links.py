@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 _LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+_LEFT_OUT = "docs/example_package/"  # by mkdocs.yml: a reader of the site is led to the repository
 _ELSEWHERE = re.compile(r"[a-z]+:|#")
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d+\.) ")
@@ -42,7 +43,7 @@ class Links:
             return match[0]
         path, _, anchor = target.partition("#")
         file = posixpath.normpath(posixpath.join(posixpath.dirname(self.home(page)), path))
-        if file in self.pages or file.startswith("docs/"):
+        if file in self.pages or (file.startswith("docs/") and not file.startswith(_LEFT_OUT)):
             inside = posixpath.relpath(file.removeprefix("docs/"), posixpath.dirname(page) or ".")
             return f"{match['image']}[{words}]({inside}{'#' * bool(anchor)}{anchor})"
         if not (self.root / file).exists():

@@ -25,6 +25,7 @@ def link(page, target, address=HOST):
         ("benchmarks/README.md", "results/screens/README.md", "results/screens/README.md"),
         ("choosing.md", "../subtoken_train/types.py", f"{HOST}/blob/HEAD/subtoken_train/types.py"),
         ("choosing.md", "../notebooks", f"{HOST}/blob/HEAD/notebooks"),
+        ("own_router.md", "example_package/pyproject.toml", f"{HOST}/blob/HEAD/docs/example_package/pyproject.toml"),
         ("choosing.md", "../nowhere.md", "../nowhere.md"),  # left for the strict build to name
         ("choosing.md", "https://a.example/b.md", "https://a.example/b.md"),
         ("choosing.md", "#here", "#here"),
