@@ -20,37 +20,93 @@ from tests.support.readme_blocks import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs subtoken_train[docs]")
 ADDRESS = "https://code.example/somebody/subtoken_train"
+MOST_WORDS = 2500
 
 
 class Fetched(HTMLParser):
-    """What a browser loads for a page, and the page's anchors."""
+    """What a browser loads for a page, where the page leads, and its anchors."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
         self.places: list[str] = []
+        self.links: set[str] = set()
         self.anchors: set[str] = set()
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.anchors.add(found.get("id") or "")
+        if tag == "a":
+            self.links.add((found.get("href") or "").partition("#")[0])
         if tag in ("script", "img", "iframe", "source"):
             self.places.append(found.get("src") or "")
         if tag == "link" and found.get("rel") not in ("canonical", "next", "prev"):
             self.places.append(found.get("href") or "")
 
 
-def test_it_builds_whole_and_asks_nobody(tmp_path):
+class Article(HTMLParser):
+    """The words of a page's article, tables and code included: what white space separates and has a letter or digit."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.inside = False
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside |= tag == "article"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside &= tag != "article"
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.words += [word for word in data.split() if any(map(str.isalnum, word))]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site once for all tests here, strictly."""
+    folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "REPOSITORY_URL": ADDRESS}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "WARNING" not in done.stderr
+    return folder
 
-    pages = {path.relative_to(tmp_path).as_posix(): Fetched(path) for path in tmp_path.rglob("*.html")}
+
+def test_words_are_counted_in_the_article_alone():
+    page = "<nav>out</nav><article>A b, <code>c -- 4</code> | <td>\u00e9</td></article>after"
+    assert Article(page).words == ["A", "b,", "c", "4", "\u00e9"]
+
+
+def test_no_page_is_too_long_to_read(site):
+    lengths = {
+        path.relative_to(site).as_posix(): len(Article(path.read_text(encoding="utf-8")).words)
+        for path in site.rglob("*.html")
+    }
+    assert sum(lengths.values()) > 50_000
+    long = [f"{name} has {words:,} words" for name, words in lengths.items() if words > MOST_WORDS]
+    assert long == [], f"split what has more than {MOST_WORDS:,} words by what a reader looks for: {'; '.join(long)}"
+
+
+def test_no_link_leads_nowhere(site):
+    """Those to files that are no pages, too, of which a strict build says nothing."""
+    dead = [
+        (path.relative_to(site).as_posix(), link)
+        for path in site.rglob("index.html")
+        for link in Fetched(path).links
+        if ":" not in link and not (path.parent / link).exists()
+    ]
+    assert dead == []
+
+
+def test_it_is_whole_and_asks_nobody(site):
+    pages = {path.relative_to(site).as_posix(): Fetched(path) for path in site.rglob("*.html")}
     assert len(pages) > 40
     assert [place for page in pages.values() for place in page.places if "//" in place] == []
-    for sheet in tmp_path.rglob("*.css"):
+    for sheet in site.rglob("*.css"):
         assert re.search(r"(?:url\(|@import)[\"' ]*(?:https?:)?//", sheet.read_text(encoding="utf-8")) is None, sheet
 
     assert pages["cli/index.html"].anchors >= set(COMMANDS)  # where each of them stood once
@@ -58,19 +114,19 @@ def test_it_builds_whole_and_asks_nobody(tmp_path):
     assert pages["reducers/index.html"].anchors >= set(REDUCERS)
     assert "subtoken_train.inference.model.SubTokenModel.from_pretrained" in pages["api/index.html"].anchors
     for old in ("choose_budget", "equal_bytes"):  # old addresses still lead somewhere
-        assert 'url=../budgets/"' in (tmp_path / old / "index.html").read_text(encoding="utf-8")
-    index = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+        assert 'url=../budgets/"' in (site / old / "index.html").read_text(encoding="utf-8")
+    index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     assert {"glossary/#slack", "faq/#flash-attention", "cli/fit/"} <= {each["location"] for each in index}
     searched = " ".join(each["text"] for each in index)
     options = {name for command in COMMANDS for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command_help(command))}
     assert len(options) > 80
     assert [name for name in sorted(options) if name not in searched] == []
 
-    contributing = (tmp_path / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
+    contributing = (site / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     assert 'href="../architecture/"' in contributing
-    catalogue = (tmp_path / "recipes" / "catalogue" / "tiny" / "index.html").read_text(encoding="utf-8")
+    catalogue = (site / "recipes" / "catalogue" / "tiny" / "index.html").read_text(encoding="utf-8")
     assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
-    install = (tmp_path / "install" / "index.html").read_text(encoding="utf-8")
+    install = (site / "install" / "index.html").read_text(encoding="utf-8")
     assert "Needs a network, a checkout:" in install
-    torn = [name for name in pages if "<p>|" in (tmp_path / name).read_text(encoding="utf-8")]
+    torn = [name for name in pages if "<p>|" in (site / name).read_text(encoding="utf-8")]
     assert torn == []  # tables that were read as text
