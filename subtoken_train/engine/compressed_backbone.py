@@ -249,7 +249,10 @@ class CompressedBackbone(nn.Module):
         config = self.active_routing
         if self.bank is not None and run.state is not None and config is not None and config.byte_pool == "all":
             held = [run.split.contexts[size][0] for size in self.family.windows]
-            run.state.chosen = one_budget(self.family, self.bank, run, held)
+            if run.cache is None or run.chunks is not None or bool(run.split.late_BN.any()):
+                run.state.chosen = one_budget(self.family, self.bank, run, held)
+            else:  # nothing reads what stays before the pass has ended
+                run.split.bank, run.state = None, replace(run.state, scopes=held, deferred=None)
 
     def _run_layers(self, run: RunningPass) -> None:
         """Stage 4: run the decoder layers, in stretches on ever fewer rows where a ``decoder`` reducer cuts.
@@ -313,7 +316,11 @@ class CompressedBackbone(nn.Module):
         kept: dict[int, Tensor] = {}
         if run.split is not None:
             if run.cache is not None:
-                for layer, routed_BhNd in run.split.routed.items():
+                routed = run.split.routed
+                if self.bank is not None and run.state is not None and run.state.scopes is not None:
+                    held = [layer.values for layer in run.cache.layers[: self.family.shape.num_layers]]
+                    routed = dict(enumerate(self.bank.route_noted(run.state, held)))
+                for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd
             kept = on_device(run.split.seen, run.rows.regions_BM.device)
         return PromptPass(

@@ -15,7 +15,8 @@ a score prior or a query summary is of a whole prompt); the hook then gives ever
 
 Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
 of a token may lose its key: whoever computes the attention leaves it out (``LateValues``), a cache does not store it.
-Where all layers share the bytes, a pass before this one notes every layer's logits (``RoutingState.scopes``).
+Where all layers share the bytes, every layer's logits are noted first (``RoutingState.scopes``): in the pass itself,
+where nothing in it reads what is kept (``route_noted``), and in a pass before it otherwise.
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -234,14 +235,47 @@ class RouterBank(nn.Module):
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> LateValues:
         """Route the tokens ``routed_BN`` of a layer; what stays, and what the balance loss is made of, is noted."""
-        config, home, device = self.config, state.routed_BN.device, value_BND.device
-        state, routed_BN = state.on(device), routed_BN.to(device)
+        config, device = self.config, value_BND.device
+        routed_BN = routed_BN.to(device)
         fill_BV = masked_mean(value_BND, routed_BN) if config.fill == "mean" else None  # with the mean's gradient
         left_BND = value_BND
         if fill_BV is not None:
             left_BND = value_BND.detach() - fill_BV.detach()[:, None].to(value_BND.dtype)
             state.fills[layer] = fill_BV.detach().to(value_BND.dtype)
-        scores_BNO = self._scores(layer, hidden_BND.to(device), left_BND, state, routed_BN)
+        scores_BNO = self._scores(layer, hidden_BND.to(device), left_BND, state.on(device), routed_BN)
+        return self._kept(layer, scores_BNO, value_BND, state, routed_BN, fill_BV)
+
+    def route_noted(self, state: RoutingState, values: Sequence[Tensor]) -> list[Tensor]:
+        """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
+
+        Args:
+            state: of the pass.
+            values: of every layer, as they were projected, [B, h, N, d].
+
+        Returns:
+            Of every layer the values that a cache holds, likewise.
+        """
+        assert state.scopes is not None
+        scores, routed = [state.scores[layer] for layer in range(len(values))], []
+        state.chosen = dict(enumerate(self.spend(scores, state.scopes)))
+        for layer, value_BhNd in enumerate(values):
+            value_BNhd = value_BhNd.transpose(1, 2)
+            own = scores[layer].to(value_BhNd.device), value_BNhd.flatten(2)
+            kept = self._kept(layer, *own, state, state.scopes[layer].to(value_BhNd.device))
+            routed.append(kept.value_BND.view_as(value_BNhd).transpose(1, 2))
+        return routed
+
+    def _kept(
+        self,
+        layer: int,
+        scores_BNO: Tensor,
+        value_BND: Tensor,
+        state: RoutingState,
+        routed_BN: Tensor,
+        fill_BV: Tensor | None = None,
+    ) -> LateValues:
+        """Note what a layer's scores leave of the tokens ``routed_BN``, and return it; dropped groups read as the fill."""
+        config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         margin_BNS = scores_BNS
         if config.budget == "bytes":
@@ -251,7 +285,7 @@ class RouterBank(nn.Module):
             margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
             state.keys[layer], key_logits_BhN = keys_BhN.to(home), key_logits_BhN - cut_Bh[..., None]
         else:
-            hard_BNS = self._choose(scores_BNS.detach(), state, routed_BN)
+            hard_BNS = self._choose(scores_BNS.detach(), state.on(device), routed_BN)
         routed_BN1 = routed_BN[..., None]
         factor_BNS = hard_BNS | ~routed_BN1
         state.masks[layer] = factor_BNS.to(home)

@@ -15,7 +15,7 @@ from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.inference.prefill import contexts_of, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
@@ -151,6 +151,29 @@ def test_the_pass_before_finds_the_logits_of_the_pass_that_counts():
     assert len(taken) == 1
     for layer, scores in enumerate(taken[0]):
         torch.testing.assert_close(scores[..., :8][context], state.choices[layer][0][context], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@sampled("kind", NAMED, every=2)
+@torch.no_grad()
+def test_a_context_before_its_question_runs_once(kind, gate):
+    """Its pass keeps what a pass before it chooses where a question follows: keys, groups, and gated values."""
+    backbone = eager(text_family(kind), settings(byte_pool="all", value_gate=gate)).eval()
+    ran, batch = [], text_batch([(24, 6, 0), (16, 6, 0)], True)
+    alone = contexts_of(batch)
+    hooks = [layer.register_forward_hook(lambda *_: ran.append(1)) for layer in backbone.family.decoder.layers]
+    caches = [backbone.family.dense_cache() for _ in range(2)]
+    states = [backbone.run(*each, pad_left=True).state for each in zip((batch, alone), caches, strict=True)]
+    for hook in hooks:
+        hook.remove()
+    assert len(ran) == 3 * len(hooks)
+    length = alone.input_ids_BN.shape[1]
+    real = alone.regions_BN != Region.PADDING
+    for layer in range(len(hooks)):
+        assert torch.equal(*(state.keys[layer][..., :length].mT[real] for state in states))
+        assert torch.equal(*(state.masks[layer][:, :length][real] for state in states))
+        values = [cache.layers[layer].values[:, :, :length].transpose(1, 2)[real] for cache in caches]
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
