@@ -1,7 +1,7 @@
-"""One byte budget for keys and value groups on SmolLM2, beside its token-only twin: trained alike, asked blind.
+"""One byte budget for keys and value groups on real models, beside its token-only twin: trained alike, asked blind.
 
-    python -m benchmarks.real_text_bytes --source DIR            # trains and asks what has no record yet
-    python -m benchmarks.real_text_bytes --table                 # the page from the records
+    python -m benchmarks.real_text_bytes --source DIR --model qwen05    # trains and asks what has no record yet
+    python -m benchmarks.real_text_bytes --table                        # the page from the records
 
 DIR holds WikiText-2's ``valid.txt``, which is learnt from, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_bytes21p875_s12.yaml`` with one pool of bytes for all
@@ -14,6 +14,9 @@ of the context once more: only then is there anything to learn of what a fact is
 ``tokens`` is the twin: the same router and budget, whose heads keep an entry whole or not at all. Routers start as
 KVzap's nets (the file of ``real_text.py``), which keep what KVzap keeps, with the norm of value groups beside them or
 without; or from ``nothing``. They learn alone (``router``), with LoRA, or not at all (``untrained``).
+
+``--turned`` takes the model's copy with turned values, NAME-axes beside it. Turning leaves what layers read as it is,
+so the nets of the model are those of its copy.
 """
 
 from __future__ import annotations
@@ -32,22 +35,23 @@ from benchmarks.arm_training import commit, sha256
 from benchmarks.bf16_products import has_unit
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, ENTRIES, NETS, OUT, PAGE, facts_lost, read, text_lost
+from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGE, facts_lost, read, text_lost
 from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.kernels.formats import KVDtype
 
-FILE = OUT / "trained/smollm2_bytes.jsonl"
 RECIPE = "smollm2_bytes21p875_s12"
 BLOCK, CONTEXT = 512, 384
 BUDGET = {"byte_pool": "all", "sinks": "1", "window": "16"}
-ROUTERS: dict[str, dict[str, str]] = {
-    "bytes": {},
-    "tokens": {"routing.num_groups": "3", "routing.kept_groups": "3"},
-}
-WARM = {"routing.warm_start": str(NETS / "smollm2.json"), "optimizer.router_learning_rate": "2e-4"}
+HEADS = {"smollm2": 3, "qwen05": 2}
+"""Key-value heads of a layer."""
+ROUTERS = {"bytes": 4, "tokens": 1}
+"""Value groups of a head."""
+WARM = {"optimizer.router_learning_rate": "2e-4"}
 STARTS = {
     "kvzap": WARM,
     "kvzap and norm": {**WARM, "routing.score_prior": "value_norm"},
@@ -58,29 +62,57 @@ LEARNS = {
     "router": {"optimizer.learning_rate": "0"},
     "router and LoRA": {"optimizer.learning_rate": "2e-4"},
 }
-SHARES = ENTRIES[1:]
+BEST = (
+    "kvzip {:.1%}",
+    "kvzap {:.1%}",
+    "compactor {:.1%}",
+    "pooled(compactor) {:.1%}",
+    "expected_attention {:.1%}",
+    "pooled(keydiff) {:.1%}",
+)
+SIZES: dict[str, tuple[float, KVDtype, tuple[str, ...]]] = {
+    **{f"{share:.1%}": (share, "model", tuple(name.format(share) for name in BEST)) for share in ENTRIES},
+    "42% in int8": (0.42, "int8", ("kvzip 42% in int8", "kvzap 42% in int8", f"kvzip 53.7% in int8, {HALVES}")),
+    "46.5% in int4_rotated": (
+        0.465,
+        "int4_rotated",
+        ("kvzip 46.5% in int4_rotated", f"kvzip 57.8% in int4_rotated, {HALVES}"),
+    ),
+}
+"""By name: the share of the bytes in bf16, what numbers they are then held in, and arms of as many bytes."""
 
 
 class Arm(NamedTuple):
-    """One arm: what of each it has."""
+    """One arm: what of each it has; ``turned``: values of the model's copy with turned ones."""
 
     learns: str
     start: str
     router: str
-    byte_share: float
+    size: str
+    turned: bool
 
-    def argv(self) -> list[str]:
-        """Flags of ``fit`` beside the recipe."""
+    def argv(self, model: str, nets: Path) -> list[str]:
+        """Flags of ``fit`` beside the recipe; ``nets`` is KVzap's file for the weights."""
+        groups, weights = str(HEADS[model] * ROUTERS[self.router]), weights_of(model, self.turned)
         settings = {f"routing.{name}": value for name, value in BUDGET.items()}
-        settings |= {"routing.byte_share": str(self.byte_share), "distillation.weight": "10"}
-        settings |= {**ROUTERS[self.router], **STARTS[self.start], **LEARNS[self.learns]}
+        settings |= {"routing.byte_share": str(SIZES[self.size][0]), "distillation.weight": "10"}
+        settings |= {"routing.num_groups": groups, "routing.kept_groups": groups, "backbone.path": str(weights)}
+        settings |= {"routing.warm_start": str(nets)} if self.start != "nothing" else {}
+        settings |= {**STARTS[self.start], **LEARNS[self.learns]}
         flags = [part for name, value in settings.items() for part in (f"--model.{name}", value)]
         return [*MIXED, *flags, *(["--trainer.max_steps", "1"] if self.learns == "untrained" else [])]
 
 
-def arms(learns: Iterable[str], starts: Iterable[str], routers: Iterable[str], shares: Iterable[float]) -> list[Arm]:
+def weights_of(model: str, turned: bool) -> Path:
+    """Return the folder of a model, or of its copy with turned values."""
+    return ROOT / "checkpoints" / (f"{model}-axes" if turned else model)
+
+
+def arms(
+    learns: Iterable[str], starts: Iterable[str], routers: Iterable[str], sizes: Iterable[str], turned: bool = False
+) -> list[Arm]:
     """Return the arms there are of these parts; what starts from nothing and learns nothing is none."""
-    found = [Arm(*parts) for parts in product(learns, starts, routers, shares)]
+    found = [Arm(*parts, turned) for parts in product(learns, starts, routers, sizes)]
     return [arm for arm in found if (arm.learns, arm.start) != ("untrained", "nothing")]
 
 
@@ -107,11 +139,12 @@ def documents(tokenizer: Any, text: str, block: int = BLOCK, context: int = CONT
     return found
 
 
-def write_documents(source: Path, work: Path) -> Path:
-    """Write what is learnt from, once."""
-    file = work / "documents.jsonl"
-    family = load_family(BackboneConfig(str(ROOT / "checkpoints/smollm2")))
-    made = documents(family.tokenizer, (source / "valid.txt").read_text(encoding="utf-8"))
+def write_documents(model: str, source: Path, work: Path) -> Path:
+    """Write what is learnt from, once for a model's tokenizer."""
+    file = work / f"{model}-documents.jsonl"
+    made = documents(
+        load_family(BackboneConfig(str(weights_of(model, False)))).tokenizer, (source / "valid.txt").read_text()
+    )
     whole = "".join(json.dumps({"text": each}) + "\n" for each in made)
     if not file.exists() or file.read_text(encoding="utf-8") != whole:
         work.mkdir(parents=True, exist_ok=True)
@@ -119,22 +152,36 @@ def write_documents(source: Path, work: Path) -> Path:
     return file
 
 
-def train(arm: Arm, seed: int, data: Path, work: Path) -> Path:
+def nets_for(model: str, turned: bool, work: Path) -> Path:
+    """Return KVzap's file for the weights; the copy with turned values takes the model's nets under its own name."""
+    file = NETS / f"{model}.json"
+    if not turned:
+        return file
+    weights = weights_of(model, True)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["backbone"] |= {"path": str(weights), "digest": shapes_digest(load_family(BackboneConfig(str(weights))))}
+    work.mkdir(parents=True, exist_ok=True)
+    (work / f"{weights.name}-kvzap.json").write_text(json.dumps(content), encoding="utf-8")
+    return work / f"{weights.name}-kvzap.json"
+
+
+def train(model: str, arm: Arm, seed: int, data: Path, work: Path) -> Path:
     """Train an arm's adapter unless it is there; return its folder."""
-    name = "-".join([arm.learns, arm.start, arm.router, str(arm.byte_share)]).replace(" ", "_")
+    name = "-".join([model, *map(str, arm)]).replace(" ", "_")
     argv = ["--seed_everything", str(seed), "--data.seed", str(seed), "--data.train.name", str(data)]
-    fitted(work / f"{name}-seed{seed}", RECIPE, [*arm.argv(), *argv], sha256(data.read_bytes()))
+    flags = [*arm.argv(model, nets_for(model, arm.turned, work)), *argv]
+    fitted(work / f"{name}-seed{seed}", RECIPE, flags, sha256(data.read_bytes()))
     return work / f"{name}-seed{seed}" / "adapter"
 
 
 Own = Mapping[str, Any]
 
 
-def table(records: Iterable[Own], others: Mapping[str, Own]) -> str:
-    """Write means over seeds and contexts, and what an arm loses more than its twin and than untrained rankings.
+def tables(records: Iterable[Own], others: Mapping[str, Own]) -> str:
+    """Write means over seeds and contexts, and what byte budgets lose more than their twins and other rankings.
 
     Args:
-        records: of the arms.
+        records: of the arms of one model.
         others: of ``real_text.py`` on the same contexts, by arm.
     """
     found: dict[Arm, list[Own]] = {}
@@ -142,71 +189,92 @@ def table(records: Iterable[Own], others: Mapping[str, Own]) -> str:
         found.setdefault(Arm(*(record[name] for name in Arm._fields)), []).append(record)
     if not found:
         return "Not measured yet."
-    heads = ("token twin", "KVzip", "KVzap")
-    lines = [
-        "| bytes | learns | starts | router | seeds | codes said | facts: nats above full |"
-        + "".join(f" less {head} |" for head in heads)
-        + " text: nats a token above full |"
-        + "".join(f" less {head} |" for head in heads),
-        "|" + "---|" * 14,
+    own_lines = [
+        "| arm | seeds | bytes | codes said | nats a fact above full | nats a token above full |",
+        "|" + "---|" * 6,
     ]
-    for arm in sorted(found, key=lambda arm: (-arm.byte_share, *map(_place, arm))):
+    pair_lines = ["| one byte budget | less | nats a fact | nats a token |", "|" + "---|" * 4]
+    for arm in sorted(found, key=_place):
         own = found[arm]
-        twins = found.get(arm._replace(router="tokens"), []) if arm.router == "bytes" else []
-        beside = [same_seeds(twins, own)] + [
-            [others[f"{name} {arm.byte_share:.1%}"]] * len(own) for name in ("kvzip", "kvzap")
-        ]
         share, said_ = (np.mean([np.mean(each[name]) for each in own]) for name in ("share", "exact"))
-        cells = [f"{share:.1%}", arm.learns, arm.start, arm.router, str(len(own)), f"{said_:.0%}"]
-        for lost, digits in ((facts_lost, 2), (text_lost, 3)):
-            pairs = [[others["full cache"]] * len(own), *beside]
-            cells += [
-                signed_cell(np.array([lost(*pair) for pair in zip(own, other, strict=True)]), digits)
-                if len(other) == len(own)
-                else ""
-                for other in pairs
-            ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [words(arm), str(len(own)), f"{share:.1%}", f"{said_:.0%}"]
+        own_lines.append("| " + " | ".join([*cells, *_lost(own, [others["full cache"]] * len(own))]) + " |")
+        if arm.router == "tokens":
+            continue
+        beside = {"its token-only twin": same_seeds(found.get(arm._replace(router="tokens"), []), own)}
+        beside |= {name: [others[name]] * len(own) for name in SIZES[arm.size][2] if name in others}
+        pair_lines += [
+            "| " + " | ".join([words(arm), name, *_lost(own, other)]) + " |"
+            for name, other in beside.items()
+            if len(other) == len(own)
+        ]
+    return "\n".join([*own_lines, "", *pair_lines])
 
 
-def _place(part: object) -> int:
-    names = [*LEARNS, *STARTS, *ROUTERS]
-    return names.index(part) if isinstance(part, str) else 0
+def words(arm: Arm) -> str:
+    """Return what a table calls an arm."""
+    kept = {"bytes": "keys and groups", "tokens": "whole tokens"}[arm.router]
+    return f"{arm.size}, {kept}{', values turned' * arm.turned}; {arm.learns}, from {arm.start}"
 
 
-def shown() -> str:
-    """Return the page's table."""
-    return table(read(FILE), {each["arm"]: each for each in read(OUT / "smollm2.jsonl")})
+def _lost(own: Iterable[Own], others: Iterable[Own]) -> list[str]:
+    pairs = list(zip(own, others, strict=True))
+    kinds = ((facts_lost, 2), (text_lost, 3))
+    return [signed_cell(np.array([lost(*pair) for pair in pairs]), digits) for lost, digits in kinds]
+
+
+def _place(arm: Arm) -> tuple[int, ...]:
+    parts = (SIZES, arm.size), (LEARNS, arm.learns), (STARTS, arm.start), (ROUTERS, arm.router)
+    return (*(list(names).index(own) for names, own in parts), arm.turned)
+
+
+def records_of(model: str) -> Path:
+    """Return the file of a model's records."""
+    return OUT / f"trained/{model}_bytes.jsonl"
+
+
+def shown(model: str) -> str:
+    """Return the page's tables of a model."""
+    return tables(read(records_of(model)), {each["arm"]: each for each in read(OUT / f"{model}.jsonl")})
 
 
 def main() -> None:
-    """Train and ask, and write the page's table."""
+    """Train and ask, and write the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
+    parser.add_argument("--model", choices=list(HEADS), default="smollm2")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text_bytes")
     parser.add_argument("--learns", nargs="+", choices=list(LEARNS), default=list(LEARNS))
     parser.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
     parser.add_argument("--routers", nargs="+", choices=list(ROUTERS), default=list(ROUTERS))
-    parser.add_argument("--shares", nargs="+", type=float, choices=SHARES, default=SHARES)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--turned", action="store_true")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if not args.table:
         if args.source is None:
             parser.error("--source DIR, or --table")
-        FILE.parent.mkdir(parents=True, exist_ok=True)
-        data, done = write_documents(args.source, args.work), {key(each) for each in read(FILE)}
-        for seed, arm in product(args.seeds, arms(args.learns, args.starts, args.routers, args.shares)):
-            line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit()}
-            if key(line) in done or (arm.learns == "untrained" and seed != args.seeds[0]):
-                continue  # nothing of what is untrained hangs on the seed
-            line |= said(ModelPool().get(train(arm, seed, data, args.work)), Compression(), args.source, CONTEXTS)
-            with FILE.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(line, separators=(",", ":")) + "\n")
-            nats, exact = np.mean(line["facts"]), np.mean(line["exact"])
-            print(*arm, seed, f"{nats:.2f} nats, {exact:.1%} exact", flush=True)
-    put(PAGE, "bytes", shown())
+        some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
+        run(args.model, some, args.seeds, args.source, args.work)
+    for model in HEADS:
+        put(PAGE, f"bytes_{model}", shown(model))
+
+
+def run(model: str, some: Iterable[Arm], seeds: Iterable[int], source: Path, work: Path) -> None:
+    """Train and ask what has no record yet; one line for each arm and seed in the model's file."""
+    file = records_of(model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    data, done, first = write_documents(model, source, work), {key(each) for each in read(file)}, min(seeds)
+    for seed, arm in product(seeds, some):
+        line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit()}
+        if key(line) in done or (arm.learns == "untrained" and seed != first):
+            continue  # nothing of what is untrained hangs on the seed
+        compression = Compression(kv_dtype=SIZES[arm.size][1])
+        line |= said(ModelPool().get(train(model, arm, seed, data, work)), compression, source, CONTEXTS)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        print(words(arm), seed, f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact", flush=True)
 
 
 def key(record: Own) -> tuple[Any, ...]:

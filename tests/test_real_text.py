@@ -9,6 +9,7 @@ from benchmarks import real_text_bytes, real_text_trained
 from benchmarks.real_text import (
     CONTEXTS,
     FACTS,
+    NETS,
     OUT,
     PAGE,
     SHARED,
@@ -23,12 +24,14 @@ from benchmarks.real_text import (
     tables,
 )
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus import Document, iterate_blocks
 from subtoken_train.datasets.english import documents
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.kvzap import TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
@@ -102,28 +105,49 @@ def test_trained_arms_are_asked_the_same_and_make_the_page():
     assert places.shown(PAGE, "trained") == real_text_trained.table(records)
 
 
-def test_arms_of_one_budget_are_asked_the_same_and_make_the_page():
-    records = read(real_text_bytes.FILE)
+@pytest.mark.parametrize("model", real_text_bytes.HEADS)
+def test_arms_of_one_budget_are_asked_the_same_and_make_the_page(model):
+    records = read(real_text_bytes.records_of(model))
     assert len({real_text_bytes.key(each) for each in records}) == len(records)
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
-    assert places.shown(PAGE, "bytes") == real_text_bytes.shown()
+    assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
+    assert places.shown(PAGE, f"bytes_{model}") == real_text_bytes.shown(model)
+
+
+def test_arms_that_one_budget_is_told_from_have_records():
+    """Of both models, at every size."""
+    for model in real_text_bytes.HEADS:
+        asked = {record["arm"] for record in read(OUT / f"{model}.jsonl")}
+        assert {name for _, _, names in real_text_bytes.SIZES.values() for name in names} <= asked
 
 
 def test_arms_of_one_budget_are_told_from_their_twins():
-    """A twin is of the same seeds; KVzip and KVzap are those of the same bytes."""
+    """A twin is of the same seeds; other rankings are those of the same bytes."""
     full = {"facts": [[1.0, 2.0], [0.0, 1.0]], "text": [127.0, 127.0]}
-    others = {
-        "full cache": full,
-        **{f"{name} 21.9%": {**full, "facts": [[2.0, 2.0], [1.0, 1.0]]} for name in ("kvzip", "kvzap")},
-    }
+    worse = {**full, "facts": [[2.0, 2.0], [1.0, 1.0]]}
+    others = {"full cache": full, "kvzip 21.9%": worse}
     own = {**full, "share": [0.2, 0.22], "exact": [[1, 0], [1, 1]], "learns": "router", "start": "kvzap", "seed": 0}
-    records = [{**own, "router": name, "byte_share": 0.219} for name in ("tokens", "bytes")]
-    lines = real_text_bytes.table(records, others).splitlines()
-    assert [line.count("|") for line in lines] == [15] * 4
-    assert "| 21.0% | router | kvzap | bytes | 1 | 75% | +0.00 [+0.00, +0.00] | +0.00 [+0.00, +0.00] |" in lines[2]
-    assert "-0.50 [-0.50, -0.50]" in lines[2]
-    assert "| tokens | 1 | 75% | +0.00 [+0.00, +0.00] |  | -0.50" in lines[3]
-    assert real_text_bytes.table([], others) == "Not measured yet."
+    sizes = {"size": "21.9%", "turned": False}
+    records = [{**own, **sizes, "router": name} for name in ("tokens", "bytes")]
+    lines = real_text_bytes.tables(records, others).splitlines()
+    arm, none = "21.9%, keys and groups; router, from kvzap", "+0.00 [+0.00, +0.00] | +0.000 [+0.000, +0.000] |"
+    assert lines[2] == f"| {arm} | 1 | 21.0% | 75% | {none}"
+    assert lines[3] == f"| 21.9%, whole tokens; router, from kvzap | 1 | 21.0% | 75% | {none}"
+    assert lines[-2] == f"| {arm} | its token-only twin | {none}"
+    assert lines[-1] == f"| {arm} | kvzip 21.9% | -0.50 [-0.50, -0.50] | +0.000 [+0.000, +0.000] |"
+    assert len(lines) == 9
+    assert real_text_bytes.tables([], others) == "Not measured yet."
+
+
+def test_the_copy_with_turned_values_takes_the_nets_of_its_model(tmp_path, monkeypatch):
+    copy = places.ROOT / "checkpoints/tiny-llama"
+    monkeypatch.setattr(real_text_bytes, "weights_of", lambda model, turned: copy)
+    file = real_text_bytes.nets_for("smollm2", True, tmp_path)
+    found, given = (read_calibration(str(each), "kvzap", TokenScorers) for each in (file, NETS / "smollm2.json"))
+    assert found.backbone.path == str(copy)
+    assert found.backbone.digest != given.backbone.digest
+    assert all(torch.equal(*pair) for pair in zip(*(x.numbers.nets[0] for x in (found, given)), strict=True))
+    assert real_text_bytes.nets_for("smollm2", False, tmp_path) == NETS / "smollm2.json"
 
 
 def test_documents_fill_a_block_and_every_other_says_its_context_again():
@@ -145,12 +169,13 @@ def test_documents_fill_a_block_and_every_other_says_its_context_again():
 
 def test_every_arm_of_one_budget_is_a_recipe(capsys):
     """Names and values of its settings; the arms differ in what they say they do alone."""
-    every = real_text_bytes.arms(real_text_bytes.LEARNS, real_text_bytes.STARTS, real_text_bytes.ROUTERS, (0.219,))
-    assert len(every) == 16
-    assert len({tuple(arm.argv()) for arm in every}) == 16
+    some = real_text_bytes.LEARNS, real_text_bytes.STARTS, real_text_bytes.ROUTERS
+    every = real_text_bytes.arms(*some, ["21.9%"])
+    flags = [arm.argv("smollm2", NETS / "smollm2.json") for arm in every]
+    assert len(set(map(tuple, flags))) == len(every) == 16
     recipe = places.ROOT / f"recipes/real/{real_text_bytes.RECIPE}.yaml"
-    for arm in every[::7]:
-        cli = RecipeCLI(["--config", str(recipe), *arm.argv()])
+    for arm, argv in zip(every[::7], flags[::7], strict=True):
+        cli = RecipeCLI(["--config", str(recipe), *argv])
         assert cli.model.routing_config.byte_pool == "all"
         assert (cli.model.routing_config.warm_start is None) == (arm.start == "nothing")
         assert (cli.model.optimizer_config.learning_rate == 0) == (arm.learns != "router and LoRA")
