@@ -28,7 +28,7 @@ from subtoken_train.evaluation.reporting.report import make_report
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results/screens" / f"bits.{suffix}" for suffix in ("csv", "svg"))
-PAGE = ROOT / "benchmarks/results/screens/README.md"
+PAGE = ROOT / "benchmarks/results/screens/bits.md"
 BITS = {"model": 16, "int8": 8, "int4": 4}
 BUDGETS = {
     "scenes_caption": (0.3125, 0.15625, 0.078125, 0.0390625),

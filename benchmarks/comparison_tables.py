@@ -5,6 +5,7 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.comparison_lists import EMBEDDED, Comparison
-from benchmarks.measure_tables import measure_markdown
+from benchmarks.measure_tables import common_measures, measure_markdown
 from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -105,13 +106,13 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
 
 
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED) -> str:
-    """The tables of ``docs/trained_arms.md``: scores per arm, then paired differences with intervals.
+    """Return a page's tables: scores per arm, then paired differences with intervals.
 
-    Where records hold measures beside the score, two more tables show these (``measure_markdown``). Arms without
-    records are left out.
+    Where records hold measures beside the score, two tables show these, too (``measure_markdown``); a difference stands
+    in the last of them, or in one of scores alone. Arms without records are left out.
     """
     columns, words = (*comparison.groups, *comparison.kinds), {name: arm.words for name, arm in comparison.arms.items()}
-    known = [name for name in words if name in arms]
+    known = [name for name in comparison.own if name in arms]
     lines = [
         "| arm | recipe | tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
         "|---|---|---|---|---|---|" + "---|" * len(columns),
@@ -122,20 +123,26 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
         recipe = comparison.arms[name].recipe
         lines.append(f"| {words[name]} | `{recipe}` | {budget} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        f"| difference | seeds | {' | '.join(comparison.groups)} |",
-        "|---|---|" + "---|" * len(comparison.groups),
-    ]
     pairs = []
     for first, second in comparison.pairs:
         if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
             pair = _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)
-            cells = [str(len(seeds)), *(_difference_cell(*pair, group) for group in comparison.groups)]
-            lines.append(f"| {words[first]} - {words[second]} | " + " | ".join(cells) + " |")
             pairs.append((f"{words[first]} - {words[second]}", *pair))
-    lines += measure_markdown([(words[name], arms[name]) for name in known], pairs, comparison.groups)
-    return "\n".join(lines)
+    lines += _differences([pair for pair in pairs if not common_measures(*pair[1:])], comparison.groups)
+    return "\n".join(
+        [*lines, *measure_markdown([(words[name], arms[name]) for name in known], pairs, comparison.groups)]
+    )
+
+
+def _differences(pairs: Sequence[tuple[str, Arm, Arm]], groups: Sequence[str]) -> list[str]:
+    """Return the table of paired differences of scores, after an empty line; nothing without a pair."""
+    if not pairs:
+        return []
+    lines = ["", f"| difference | seeds | {' | '.join(groups)} |", "|---|---|" + "---|" * len(groups)]
+    for words, *pair in pairs:
+        cells = [str(len(pair[0].seeds)), *(_difference_cell(pair[0], pair[1], group) for group in groups)]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:

@@ -39,7 +39,7 @@ from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "docs/speed.md"
+RECORD, PAGE = ROOT / "benchmarks/results/speed/compression_step.json", ROOT / "docs/speed/prompts.md"
 ENTRIES, KV_HEADS, KEPT = 8192, 2, 0.5
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "expected_attention": ({}, ENTRIES),

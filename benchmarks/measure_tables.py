@@ -23,6 +23,10 @@ class Measured(Protocol):
     """All seeds of an arm."""
 
     @property
+    def seeds(self) -> Sequence[int]:
+        """Of its runs."""
+
+    @property
     def measures(self) -> Mapping[str, Figures]:
         """By name, [s, n]; NaN where a question has no figure."""
 
@@ -31,6 +35,11 @@ class Measured(Protocol):
 
     def measure_of(self, name: str, group: str) -> Figures:
         """A measure of a group of questions, [s, n of it]."""
+
+
+def common_measures(first: Measured, second: Measured) -> list[str]:
+    """Return the measures that both arms have."""
+    return [name for name in first.measures if name in second.measures]
 
 
 def measure_markdown(
@@ -51,9 +60,11 @@ def measure_markdown(
         for group in groups if arm.measures else ():
             found = {name: _known(arm.measure_of(name, group)) for name in names if name in arm.measures}
             lines.append(_row(words, group, [_cell(name, found.get(name)) for name in names]))
-    lines += _head("difference", ["score", *names, "by all"])
+    lines += (
+        _head("difference | seeds", ["score", *names, "by all"]) if any(common_measures(*x[1:]) for x in pairs) else []
+    )
     for words, first, second in pairs:
-        both = [name for name in names if name in first.measures and name in second.measures]
+        both = common_measures(first, second)
         for group in groups if both else ():
             found = {"score": first.scores_of(group) - second.scores_of(group)}
             found |= {name: _known(first.measure_of(name, group) - second.measure_of(name, group)) for name in both}
@@ -61,13 +72,15 @@ def measure_markdown(
             intervals = {
                 MEASURES.get(name, name): bootstrap_interval(figures) for name, figures in found.items() if figures.size
             }
-            lines.append(_row(words, group, [*cells, verdict_words(intervals)]))
+            verdict = verdict_words(intervals).partition(" (")[0]
+            lines.append(_row(f"{words} | {len(first.seeds)}", group, [*cells, verdict]))
     return lines
 
 
 def _head(first: str, names: Sequence[str]) -> list[str]:
     columns = [first, "group", *(MEASURES.get(name, name) for name in names)]
-    return ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    head = f"| {' | '.join(columns)} |"
+    return ["", head, "|" + "---|" * (head.count("|") - 1)]
 
 
 def _row(words: str, group: str, cells: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
 from benchmarks.real_ruler import FULL, MODELS, compact, joined
-from benchmarks.real_text import OUT, PAGE
+from benchmarks.real_text import OUT, PAGES
 from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 from subtoken_train.evaluation.tasks.needle_map import NeedleMap, cell_of, kind_of
@@ -73,7 +73,7 @@ def main() -> None:
         RECORD.write_text(json.dumps(found) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     PICTURE.write_text(picture(record), encoding="utf-8")
-    put(PAGE, "needles", table(record))
+    put(PAGES / "ruler.md", "needles", table(record))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch, text_frame, text_ids
 
-RECORD, PAGE = ROOT / "benchmarks/results/real_peers.json", ROOT / "docs/quality.md"
+RECORD, PAGE = ROOT / "benchmarks/results/real_peers.json", ROOT / "docs/quality/real_weights.md"
 START, END = "<!-- real_peers:start -->", "<!-- real_peers:end -->"
 CONTEXTS, ASKED = 2, 16
 TIE = 1e-5

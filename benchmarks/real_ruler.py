@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import NAMES, OUT, PAGE
+from benchmarks.real_text import NAMES, OUT, PAGES
 
 RECORDS = OUT / "ruler"
 """A file for each model and length of the prompts."""
@@ -136,7 +136,7 @@ def main() -> None:
             record = joined(json.loads(file.read_text(encoding="utf-8")), record)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    put(PAGE, "ruler", tables())
+    put(PAGES / "ruler.md", "ruler", tables())
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ from subtoken_train.types import Batch
 from subtoken_train.view.view import TaskPlan
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT, PAGE = ROOT / "benchmarks/results/real_text", ROOT / "docs/real_text.md"
+OUT, PAGES = ROOT / "benchmarks/results/real_text", ROOT / "docs/real_text"
 CONTEXTS, TEXT_TOKENS, FOLLOWING, FACTS, SEED = 60, 640, 128, 6, 1
 PLACES = [
     "harbour",
@@ -110,6 +110,8 @@ METHODS: dict[str, dict[str, Any]] = {
 """Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
+PAGE_OF = {"qwen05": "qwen.md", "qwen15": "qwen.md", "smollm2": "smollm2.md"}
+PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen.md", "smollm2": PAGES / "smollm2.md"}
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))
 BRIEF = {
@@ -545,35 +547,40 @@ TWINS = {
 
 
 def tables(records: Records) -> str:
-    """Write a model's records: methods by budget, on facts and on text, then what has one budget alone."""
-    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for words, own in records.items():
-        found = re.fullmatch(r"(.*) ([0-9.]+)%(, .*)?", words)
-        if found and found[2] in BUDGETS:
-            rows.setdefault(found[1] + (found[3] or ""), {})[BUDGETS[found[2]]] = own
-    single = {words: own for words, own in records.items() if not any(own in row.values() for row in rows.values())}
-    full = records["full cache"]
-    whole = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}
-    order = sorted(whole, key=lambda name: float(facts_lost(whole[name][1], full).mean()))
-    blind, seen = ([name for name in order if name.endswith("question seen") == last] for last in (False, True))
-    parts = [_single(single, full)]
+    """Write a model's records: what has one budget alone, then methods by budget, on facts and on text."""
+    whole, full = by_budget(records), records["full cache"]
+    several = [own for row in whole.values() for own in row.values()]
+    parts = [_single({words: own for words, own in records.items() if own not in several}, full)]
+    blind, seen = ([name for name in whole if name.endswith("question seen") == last] for last in (False, True))
     for names in (blind, seen):
         if names:
             parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, full, _fact_cell))
     if blind:
         parts.append(_by_budget("text that follows: nats a token above", blind, whole, full, _text_cell))
-    cut = [name for name in blind if name.startswith("kvzip,")]
-    if cut and "kvzip" in whole:
-        parts.append(_beside_whole(cut, whole))
-    twins = {arm: twin for arm, twin in TWINS.items() if arm in records and twin in records}
-    parts.append(_beside_twins(twins, records))
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
+
+
+def pairs(records: Records) -> str:
+    """Write what cut tokens lose more than whole ones, and arms more than others of the same bytes."""
+    whole, twins = by_budget(records), {arm: twin for arm, twin in TWINS.items() if {arm, twin} <= records.keys()}
+    cut = [name for name in whole if name.startswith("kvzip,") and not name.endswith("question seen")]
+    return f"{_beside_whole(cut, whole)}\n\n{_beside_twins(twins, records)}"
+
+
+def by_budget(records: Records) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Return the arms that have every budget, by their words without it; the best on facts first."""
+    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for words, own in records.items():
+        found = re.fullmatch(r"(.*) ([0-9.]+)%(, .*)?", words)
+        if found and found[2] in BUDGETS:
+            rows.setdefault(found[1] + (found[3] or ""), {})[BUDGETS[found[2]]] = own
+    whole, full = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}, records["full cache"]
+    order = sorted(whole, key=lambda name: float(facts_lost(whole[name][1], full).mean()))
+    return {name: whole[name] for name in order}
 
 
 def _beside_twins(twins: Mapping[str, str], records: Records) -> str:
-    """Write what an arm loses more than another of the same bytes; nothing without arms."""
-    if not twins:
-        return ""
+    """Write what an arm loses more than another of the same bytes."""
     lines = ["| less another arm | bytes of the two | a fact | a token of text |", "|---|---|---|---|"]
     for arm, twin in twins.items():
         own, other = records[arm], records[twin]
@@ -678,7 +685,10 @@ def main() -> None:
             parser.error("--model DIR --source DIR, or --table")
         run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device)
     for file in sorted(OUT.glob("*.jsonl")):
-        put(PAGE, file.stem, tables({record["arm"]: record for record in read(file)}))
+        records = {record["arm"]: record for record in read(file)}
+        put(PAGE_OF[file.stem], file.stem, tables(records))
+        if file.stem in NAMES:
+            put(PAGES / "equal_bytes.md", f"{file.stem}_pairs", pairs(records))
     put(ROOT / "README.md", "real", brief())
 
 

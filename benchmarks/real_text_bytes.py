@@ -35,7 +35,7 @@ from benchmarks.arm_training import commit, sha256
 from benchmarks.bf16_products import has_unit
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGE, facts_lost, read, text_lost
+from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGES, facts_lost, read, text_lost
 from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import shapes_digest
@@ -258,7 +258,7 @@ def main() -> None:
         some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
         run(args.model, some, args.seeds, args.source, args.work)
     for model in HEADS:
-        put(PAGE, f"bytes_{model}", shown(model))
+        put(PAGES / "trained.md", f"bytes_{model}", shown(model))
 
 
 def run(model: str, some: Iterable[Arm], seeds: Iterable[int], source: Path, work: Path) -> None:

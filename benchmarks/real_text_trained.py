@@ -27,7 +27,7 @@ from benchmarks.arm_training import commit, recipe_bytes, sha256
 from benchmarks.bf16_products import has_unit, products
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, FOLLOWING, PAGE, Arm, contexts, measure, read
+from benchmarks.real_text import CONTEXTS, FOLLOWING, PAGES, Arm, contexts, measure, read
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -164,7 +164,7 @@ def main() -> None:
             with OUT.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)
-    put(PAGE, "trained", table(read(OUT)))
+    put(PAGES / "trained.md", "trained", table(read(OUT)))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from subtoken_train.types import Batch
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints/tiny-llama"
-RECORD, PAGE = ROOT / "benchmarks/results/recall_peers.json", ROOT / "docs/quality.md"
+RECORD, PAGE = ROOT / "benchmarks/results/recall_peers.json", ROOT / "docs/quality/recall.md"
 CONTEXTS, SEED = 60, 0
 KEPT = (0.5, 0.25, 0.125)
 BATCH = 15

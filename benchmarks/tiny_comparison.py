@@ -1,7 +1,7 @@
 """The embedded comparisons: train every arm with several seeds, ask the test questions once, keep a record per run.
 
     python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4
-    python benchmarks/tiny_comparison.py --table            # docs/trained_arms.md's table from the records
+    python benchmarks/tiny_comparison.py --table            # docs/trained_arms/first.md's table from the records
     python benchmarks/tiny_comparison.py --list recipes/ablations/two_stage_tiny.yaml     # another table's arms
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record
@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 
 from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path, scene_memory
-from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Questions, read_comparison
-from benchmarks.comparison_tables import comparison_markdown, read_records
+from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Comparison, Questions, read_comparison
+from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
 from benchmarks.recall_questions import recall_questions, recall_reference
 from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
@@ -109,6 +109,14 @@ def recall_settings(arm: str) -> dict[str, int] | None:
     return {name: data[name] for name in names} if "num_facts" in data else None
 
 
+def tables(records: dict[str, Arm], comparison: Comparison) -> str:
+    """Return the comparison's tables, or those of each of its sections under their names."""
+    if not comparison.sections:
+        return comparison_markdown(records, comparison)
+    parts = [f"{name}\n\n{comparison_markdown(records, comparison.section(name))}" for name in comparison.sections]
+    return "\n\n".join(parts)
+
+
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,7 +133,7 @@ def main() -> None:
         parser.error(f"--arms {' '.join(sorted(unknown))}: not in the list, which has {' '.join(comparison.arms)}")
     out = args.out / comparison.folder
     if args.table:
-        print(comparison_markdown(read_records(out), comparison))
+        print(tables(read_records(out), comparison))
         return
     trainer = Trainer(comparison.arms, args.work, scene_memory(args.work) if args.remember else None)
     for seed in args.seeds:

@@ -26,6 +26,7 @@ SHOWN = (
     "benchmarks/results/packed_matrix.md",
     "benchmarks/results/mini_suite.svg",
     "benchmarks/results/screens/README.md",
+    "benchmarks/results/screens/bits.md",
     "benchmarks/results/screens/bits.svg",
     "checkpoints/README.md",
     "data/README.md",

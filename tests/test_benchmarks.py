@@ -17,23 +17,23 @@ from tests.support.places import shown
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 TABLES = {
-    "command": ("command_tables:table", "speed/benchmark-tiny-llava-cpu-float32.json"),
-    "table8": ("command_tables:table", "speed/table8-scaled-cpu-float32.json"),
-    "decode": ("decode:markdown", "speed/decode-cpu-float32.json"),
-    "prefill": ("prefill:times", "speed/prefill-cpu-float32.json"),
-    "memory": ("prefill:memory", "speed/statistics_memory.json"),
-    "chunked": ("chunked_prefill:table", "speed/chunked-prefill-cpu-float32.json"),
-    "training": ("training_cost:markdown", "speed/training-cpu-float32.json"),
-    "eviction": ("eviction_accuracy:table", "eviction"),
-    "thin_layers": ("thin_layers:table", "speed/thin_layers.json"),
-    "eviction_passes": ("thin_layers:eviction_table", "speed/thin_layers.json"),
-    "compression_step": ("compression_step:table", "speed/compression_step.json"),
-    "peers": ("peers:table", "speed/peers-cpu-float32.json"),
-    "recall_peers": ("recall_peers:table", "recall_peers.json"),
-    "real_peers": ("real_peers:table", "real_peers.json"),
-    "served": ("served_together:table", "speed/served_together.json"),
+    "command": ("command_tables:table", "speed/benchmark-tiny-llava-cpu-float32.json", "speed/benchmark.md"),
+    "table8": ("command_tables:table", "speed/table8-scaled-cpu-float32.json", "speed/benchmark.md"),
+    "decode": ("decode:markdown", "speed/decode-cpu-float32.json", "speed.md"),
+    "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed/prompts.md"),
+    "memory": ("prefill:memory", "speed/statistics_memory.json", "speed/prompts.md"),
+    "chunked": ("chunked_prefill:table", "speed/chunked-prefill-cpu-float32.json", "speed/prompts.md"),
+    "training": ("training_cost:markdown", "speed/training-cpu-float32.json", "speed/training.md"),
+    "eviction": ("eviction_accuracy:table", "eviction", "quality.md"),
+    "thin_layers": ("thin_layers:table", "speed/thin_layers.json", "speed.md"),
+    "eviction_passes": ("thin_layers:eviction_table", "speed/thin_layers.json", "speed.md"),
+    "compression_step": ("compression_step:table", "speed/compression_step.json", "speed/prompts.md"),
+    "peers": ("peers:table", "speed/peers-cpu-float32.json", "speed/prompts.md"),
+    "recall_peers": ("recall_peers:table", "recall_peers.json", "quality/recall.md"),
+    "real_peers": ("real_peers:table", "real_peers.json", "quality/real_weights.md"),
+    "served": ("served_together:table", "speed/served_together.json", "serving.md"),
 }
-"""Table of a page -> the function that makes it, and of which records: a file's content, or a folder."""
+"""Table -> the function that makes it, of which records (a file's content, or a folder), and the page that shows it."""
 
 
 def recorded(path: str):
@@ -42,15 +42,9 @@ def recorded(path: str):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_shows_the_records(name):
-    function, path = TABLES[name]
+    function, path, page = TABLES[name]
     module, _, function = function.partition(":")
     make = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-    page = {
-        "eviction": "quality.md",
-        "recall_peers": "quality.md",
-        "real_peers": "quality.md",
-        "served": "serving.md",
-    }.get(name, "speed.md")
     assert shown(DOCS / page, name) == make(recorded(path) if path.endswith(".json") else RESULTS / path)
 
 

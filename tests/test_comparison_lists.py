@@ -86,6 +86,21 @@ def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
     assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
 
 
+def test_a_section_has_its_arms_without_their_common_words_and_their_pairs(tmp_path):
+    path = tmp_path / "list.yaml"
+    content = (
+        "arms: {x_a: 'left: first', x_b: 'left: second', y_a: 'right: first'}\ndifferences: [[x_b, x_a], [y_a, x_a]]\n"
+    )
+    path.write_text(content + "sections: {one: [x_], two: [y_]}\n")
+    one, two = map(read_comparison(path).section, ("one", "two"))
+    assert [one.arms[name].words for name in one.own] == ["first", "second"]
+    assert (one.pairs, two.pairs) == ((("x_b", "x_a"),), (("y_a", "x_a"),))
+    assert [two.arms[name].words for name in ("y_a", "x_a")] == ["first", "left: first"]
+    path.write_text(content + "sections: {one: [x_]}\n")
+    with pytest.raises(ValueError, match="y_a must stand in one of the sections one"):
+        read_comparison(path)
+
+
 def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
     """An arm that is reduced at evaluation is not trained: the list's training is not its own."""
     path = tmp_path / "list.yaml"

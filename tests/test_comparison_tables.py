@@ -16,17 +16,48 @@ from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
-README = ROOT / "docs" / "trained_arms.md"
-PAGES = dict.fromkeys(("screens", "fill"), ROOT / "docs" / "trials.md")
+PAGES = {
+    "comparison": "trained_arms/first",
+    "visionzip": "trained_arms/first",
+    "two_stage": "trained_arms/two_stage",
+    "recall": "trained_arms/recall",
+    "routed_recall": "trained_arms/recall",
+    "beyond": "trained_arms/beyond",
+    "fill": "trials/ratios",
+    "matched_adapted": "trained_arms/adapted",
+    "matched_layer2": "trained_arms/layer2",
+    "matched_layer4": "trained_arms/layer4",
+    "matched_visionzip": "trained_arms/visionzip",
+    "screens_training": "trials/training",
+    "screens_routers": "trials/routers",
+    "screens_layer4": "trials/layer4",
+    "screens_tower": "trials/layer4",
+}
+"""Pages of ``docs/`` by the name of what they show: a list's, and its section's."""
 
 
-TABLES = ("comparison", "visionzip", "two_stage", "recall", "routed_recall", "beyond", "screens", "matched", "fill")
+def listed(name):
+    if name == "comparison":
+        return EMBEDDED
+    files = {file.stem.removesuffix("_tiny"): file for file in (RECIPES / "ablations").glob("*_tiny.yaml")}
+    if name in files:
+        return read_comparison(files[name])
+    stem, _, section = name.partition("_")
+    return read_comparison(files[stem]).section(section)
 
 
-@sampled("name", TABLES, every=4)
+@sampled("name", PAGES, every=4)
 def test_tables_are_regenerated_from_the_records(name):
-    chosen = EMBEDDED if name == "comparison" else read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml")
-    assert shown(PAGES.get(name, README), name) == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
+    chosen, page = listed(name), ROOT / "docs" / f"{PAGES[name]}.md"
+    assert shown(page, name) == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
+
+
+def test_every_section_has_a_page():
+    named = {
+        file.stem.removesuffix("_tiny"): read_comparison(file) for file in (RECIPES / "ablations").glob("*_tiny.yaml")
+    }
+    wanted = {f"{name}_{section}" for name, own in named.items() for section in own.sections}
+    assert wanted == {name for name in PAGES if name.startswith(("matched_", "screens_"))}
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():

@@ -42,7 +42,7 @@ def test_rows_are_the_records_figures(tmp_path):
     theirs = [written(tmp_path, "theirs", seed) for seed in (0, 1, 2)]  # a pair has the seeds of both
     table = comparison_markdown(read_records(tmp_path), comparison("ours", "theirs")).splitlines()
     assert "| arm | group | log-likelihood | digit F1 |" in table
-    assert "| difference | group | score | log-likelihood | digit F1 | by all |" in table
+    assert "| difference | seeds | group | score | log-likelihood | digit F1 | by all |" in table
 
     def of(runs, name, marks):
         return np.array([np.array(run["measures"][name], dtype=float)[marks] for run in runs])
@@ -55,9 +55,9 @@ def test_rows_are_the_records_figures(tmp_path):
     assert f"| THEIRS | descriptions | {words(likelihood, '{:.3f}')} | {words(digits, '{:.1f}')} |" in table
     assert f"| OURS | questions | {words(of(ours, 'log_likelihood', ~DESCRIBED), '{:.3f}')} | - |" in table
     apart = of(ours, "digit_f1", DESCRIBED) - of(theirs[:2], "digit_f1", DESCRIBED)
-    (row,) = [line for line in table if line.startswith("| OURS - THEIRS | descriptions |")]
-    assert row.split(" | ")[4] == words(100 * apart, "{:+.1f}")
-    assert row.split(" | ")[5].split(" (")[0].rstrip(" |") in ("ahead", "behind", "mixed", "level")
+    (row,) = [line for line in table if line.startswith("| OURS - THEIRS | 2 | descriptions |")]
+    assert row.split(" | ")[5] == words(100 * apart, "{:+.1f}")
+    assert row.split(" | ")[6].rstrip(" |") in ("ahead", "behind", "mixed", "level")
 
 
 def test_a_verdict_follows_all_measures(tmp_path):
@@ -68,8 +68,8 @@ def test_a_verdict_follows_all_measures(tmp_path):
             add_run(tmp_path, record)
     table = comparison_markdown(read_records(tmp_path), comparison("ours", "theirs"))
     for group in ("questions", "descriptions"):
-        cells = "+100.0 [+100.0, +100.0] | -1.000 [-1.000, -1.000] | mixed (ahead: score; behind: log-likelihood)"
-        assert f"| OURS - THEIRS | {group} | {cells} |" in table
+        cells = "+100.0 [+100.0, +100.0] | -1.000 [-1.000, -1.000] | mixed"
+        assert f"| OURS - THEIRS | 2 | {group} | {cells} |" in table
 
 
 def test_older_records_have_the_older_tables(tmp_path):
@@ -81,4 +81,6 @@ def test_older_records_have_the_older_tables(tmp_path):
     table = comparison_markdown(read_records(tmp_path), comparison("ours", "theirs"))
     assert "| THEIRS | questions |" in table
     assert "| OURS | questions |" not in table
-    assert "| OURS - THEIRS | questions |" not in table
+    (row,) = [line for line in table.splitlines() if line.startswith("| OURS - THEIRS |")]
+    assert "| difference | seeds | questions | descriptions |" in table
+    assert row.count("|") == 5

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import real_needles
 from benchmarks.real_ruler import RECORDS, compact, joined, table, tables
-from benchmarks.real_text import PAGE
+from benchmarks.real_text import PAGES
 from tests.support.places import shown
 
 
@@ -66,13 +66,13 @@ def test_a_record_keeps_its_arms_where_the_same_was_asked(tmp_path):
 def test_the_page_shows_the_records():
     for file in RECORDS.glob("*.json"):
         assert len(json.loads(file.read_text())["kinds"]) >= 60
-    assert shown(PAGE, "ruler") == tables()
+    assert shown(PAGES / "ruler.md", "ruler") == tables()
 
 
 def test_the_maps_of_needles_are_of_the_record():
     record = json.loads(real_needles.RECORD.read_text())
     assert len(record["kinds"]) == 30
-    assert shown(PAGE, "needles") == real_needles.table(record)
+    assert shown(PAGES / "ruler.md", "needles") == real_needles.table(record)
     assert real_needles.PICTURE.read_text() == real_needles.picture(record)
     full, *others = real_needles.figure(record).axes
     scores = record["arms"]["full cache"]["scores"]

@@ -9,9 +9,11 @@ from benchmarks import real_text_bytes, real_text_trained
 from benchmarks.real_text import (
     CONTEXTS,
     FACTS,
+    NAMES,
     NETS,
     OUT,
-    PAGE,
+    PAGE_OF,
+    PAGES,
     SHARED,
     Arm,
     arms,
@@ -19,6 +21,7 @@ from benchmarks.real_text import (
     compressed,
     contexts,
     measure,
+    pairs,
     read,
     shared,
     tables,
@@ -95,14 +98,16 @@ def test_records_are_whole_and_make_the_page(file):
     records = {record["arm"]: record for record in read(file)}
     assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
-    assert places.shown(PAGE, file.stem) == tables(records)
+    assert places.shown(PAGE_OF[file.stem], file.stem) == tables(records)
+    if file.stem in NAMES:
+        assert places.shown(PAGES / "equal_bytes.md", f"{file.stem}_pairs") == pairs(records)
 
 
 def test_trained_arms_are_asked_the_same_and_make_the_page():
     records = read(real_text_trained.OUT)
     assert len({(each["loss"], each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 3
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
-    assert places.shown(PAGE, "trained") == real_text_trained.table(records)
+    assert places.shown(PAGES / "trained.md", "trained") == real_text_trained.table(records)
 
 
 @pytest.mark.parametrize("model", real_text_bytes.HEADS)
@@ -111,7 +116,7 @@ def test_arms_of_one_budget_are_asked_the_same_and_make_the_page(model):
     assert len({real_text_bytes.key(each) for each in records}) == len(records)
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
-    assert places.shown(PAGE, f"bytes_{model}") == real_text_bytes.shown(model)
+    assert places.shown(PAGES / "trained.md", f"bytes_{model}") == real_text_bytes.shown(model)
 
 
 def test_arms_that_one_budget_is_told_from_have_records():

@@ -37,7 +37,7 @@ def test_records_are_whole_and_make_the_table():
         assert [(run["arm"], run["recipe"], run["seed"]) for run in own] == [(name, plan.recipe, s) for s in SEEDS]
         assert all(run["settings"] == plan.settings for run in own)
         assert all(len(run["nats"]) == len(run["text_bytes"]) == WINDOWS for run in own)
-    assert table(runs) in (places.ROOT / "docs/quality.md").read_text()
+    assert table(runs) in (places.ROOT / "docs/quality/recall.md").read_text()
 
 
 def test_routed_arms_hold_what_the_anchor_holds():

@@ -274,7 +274,7 @@ class RouterBank(nn.Module):
         routed_BN: Tensor,
         fill_BV: Tensor | None = None,
     ) -> LateValues:
-        """Note what a layer's scores leave of the tokens ``routed_BN``, and return it; dropped groups read as the fill."""
+        """Note what a layer's scores leave of its routed tokens, and return its values; arguments as in ``_route``."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         margin_BNS = scores_BNS
