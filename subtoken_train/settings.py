@@ -127,6 +127,14 @@ class ArmSettings:
         float,
         Setting("share of the key channels in scope that stay, with or without an eviction (default: 1)", "SHARE"),
     ] = 1.0
+    key_axes: Annotated[
+        str,
+        Setting(
+            "axes along which `key_channels` cuts: own (the model's channels, by default) or pca (keys turned to their "
+            "principal axes, as RotateK does)",
+            "own|pca",
+        ),
+    ] = "own"
     merge: Annotated[
         Words,
         Setting(

@@ -18,6 +18,9 @@ Layout = Literal["contiguous", "per_head"]
 Fill = Literal["zero", "mean"]
 """Value that a dropped value group reads as (``routing/bank.py``)."""
 
+KeyAxes = Literal["own", "pca"]
+"""Axes along which keys are cut: the channels that the model gives them, or their principal axes."""
+
 Protocol = Literal["query_aware", "context_first"]
 """Part of a prompt that its compression sees: all, or the context before its question (``inference/prefill.py``)."""
 
@@ -90,21 +93,52 @@ class Identity:
 
 
 @dataclass
+class KeyTurn:
+    """A basis that a layer's keys are turned to, see ``functional/key_axes.py``.
+
+    Attributes:
+        centre_Bh1d: what is taken off all keys, fp16.
+        mirrors_Bhdr: r vectors of every head, at each of which keys and queries are reflected, fp16.
+        joint_Bhrr: what makes one product of the reflections, fp32.
+    """
+
+    centre_Bh1d: Tensor
+    mirrors_Bhdr: Tensor
+    joint_Bhrr: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return sum(part.nbytes for part in vars(self).values())
+
+    def select(self, samples: Tensor) -> KeyTurn:
+        """The same of some samples, see ``LayerPlan.select``."""
+        return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
+
+
+@dataclass
 class CutKeys:
     """Key channels that a layer does not keep of some of its entries.
 
     Attributes:
         entries_BN: entries of the plan whose keys are cut, bool.
         channels_Bhd: channels that stay of them, bool, equally many in each head.
+        turn: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
     """
 
     entries_BN: Tensor
     channels_Bhd: Tensor
+    turn: KeyTurn | None = None
 
     @property
     def kept(self) -> int:
         """Channels that stay of a cut key."""
         return int(self.channels_Bhd[0, 0].sum())
+
+    def select(self, samples: Tensor) -> CutKeys:
+        """The same of some samples, see ``LayerPlan.select``."""
+        turn = None if self.turn is None else self.turn.select(samples)
+        return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
 
 
 @dataclass
@@ -135,7 +169,7 @@ class LayerPlan:
             None if part is None else part[samples] for part in (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
         )
         cut = self.cut_keys
-        own_cut = None if cut is None else CutKeys(cut.entries_BN[samples], cut.channels_Bhd[samples])
+        own_cut = None if cut is None else cut.select(samples)
         return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut, self.filled)
 
 

@@ -1,13 +1,15 @@
-"""A basis of a layer's keys in which rounding costs less: centred, balanced and rotated, for every head.
+"""Bases of a layer's keys, in which rounding or cutting them costs less; queries are put into the same basis.
 
-    k' = ((k - m) / s) T        q' = (q s) T        q' . k' = q . k - q . m
+    k' = A (k - m)        q' = A^-T q        q' . k' = q . k - q . m
 
-``m`` is the mean of a prompt's keys, ``s`` the square root of every channel's root mean square about it, and ``T`` a
-Hadamard rotation. ``q . m`` is the same for all keys, and a softmax over all of them does not see it: so the tail's
-keys stand in the basis too, and every kernel reads the layer as it reads any other. Keys of language models have
-channels that are large for all tokens (Qwen2's come from the biases of its projection) and set the scale of the whole
-vector: the mean takes away what all tokens share, ``s`` halves what is left of the difference, in decades, and ``T``
-spreads the rest. Last, an error of one channel is made up for in the next ones, as far as the prompt's queries see it.
+``m`` is a mean of a prompt's keys, of every head its own. ``q . m`` is the same for all keys, and a softmax over all of
+them does not see it: so the tail's keys stand in the basis too, and every kernel reads the layer as it reads any other.
+
+**Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T. ``s`` is the square root of every channel's root mean
+square about the mean, and ``T`` a Hadamard rotation. Keys of language models have channels that are large for all
+tokens (Qwen2's come from the biases of its projection) and set the scale of the whole vector: the mean takes away what
+all tokens share, ``s`` halves what is left of the difference, in decades, and ``T`` spreads the rest. Last, an error of
+one channel is made up for in the next ones, as far as the prompt's queries see it.
 
 Sources: ``s`` is SmoothAttention of QServe (Lin et al., 2024), which takes largest magnitudes of a calibration set and
 folds them into the weights; rotated keys and queries after the rotary embedding are QuaRot's (Ashkboos et al., 2024);
@@ -15,16 +17,22 @@ that keys are best rounded by channel, about a zero point, is KIVI's finding (Li
 ``s`` are the prompt's own, once for all of its tokens, so an entry pays nothing for them. Values stay as they are:
 rounding them costs little.
 
-Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width.
+**Mirrored**, for cut channels: k' = (k - m) Q, with the principal axes of the keys that are cut, see
+``functional/key_axes.py``.
+
+Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from subtoken_train.functional.key_axes import mirrored
 
 LEAST = 0.1
 """Least size of a channel, of the head's mean one: a channel that is constant has nothing to divide by."""
@@ -55,21 +63,69 @@ def _parity(numbers: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KeyBasis:
-    """The basis of one layer's keys.
+class KeyBasis(ABC):
+    """The basis of one layer's keys. Every field is stored for each sample.
 
     Attributes:
         centre_Bh1d: m, fp16.
-        size_Bh1d: s, fp16; its mean logarithm is 0 in every head.
-        turn_dd: T, fp32; a table that all layers share.
     """
 
     centre_Bh1d: Tensor
+
+    @abstractmethod
+    def _turned(self, apart_BhNd: Tensor) -> Tensor:
+        """Put keys less their centre into the basis, fp32."""
+
+    @abstractmethod
+    def _turned_back(self, key_BhNd: Tensor) -> Tensor:
+        """Undo ``_turned``."""
+
+    @abstractmethod
+    def _turned_queries(self, query_Bhnd: Tensor) -> Tensor:
+        """Put queries into the basis, those of a head's group in a row, fp32."""
+
+    def keys(self, key_BhNd: Tensor) -> Tensor:
+        """Put keys into the basis, in their dtype."""
+        return self._turned(key_BhNd.float() - self.centre_Bh1d.float()).to(key_BhNd.dtype)
+
+    def own_keys(self, key_BhNd: Tensor) -> Tensor:
+        """Take keys out of the basis again, in their dtype."""
+        return (self._turned_back(key_BhNd.float()) + self.centre_Bh1d.float()).to(key_BhNd.dtype)
+
+    def queries(self, query_BHqd: Tensor) -> Tensor:
+        """Put queries into the basis, in their dtype."""
+        batch, heads, _, width = self.centre_Bh1d.shape
+        by_head = query_BHqd.float().reshape(batch, heads, -1, width)
+        return self._turned_queries(by_head).view(query_BHqd.shape).to(query_BHqd.dtype)
+
+    def select(self, samples: Tensor) -> KeyBasis:
+        """Return the basis of chosen samples, int64, in their order."""
+        chosen = samples.to(self.centre_Bh1d.device)
+        return replace(self, **{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """Tensors that are stored, by their names in a file."""
+        return {field.name.partition("_")[0]: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored for each sample."""
+        return sum(part.nbytes for part in self.stored.values())
+
+
+@dataclass(frozen=True)
+class BalancedBasis(KeyBasis):
+    """Keys that are centred, balanced and rotated, so that rounding costs less.
+
+    Attributes:
+        size_Bh1d: s, fp16; its mean logarithm is 0 in every head.
+    """
+
     size_Bh1d: Tensor
-    turn_dd: Tensor
 
     @classmethod
-    def of(cls, key_BhNd: Tensor, entries_BN: Tensor) -> KeyBasis:
+    def of(cls, key_BhNd: Tensor, entries_BN: Tensor) -> BalancedBasis:
         """Measure the keys of marked entries, before any eviction; heads without one keep their keys' sizes."""
         key, marks_B1N1 = key_BhNd.float(), entries_BN[:, None, :, None]
         count = marks_B1N1.sum(2, keepdim=True).clamp(min=1)
@@ -77,30 +133,21 @@ class KeyBasis:
         square = (key - centre.float()).square().where(marks_B1N1, 0).sum(2, keepdim=True) / count
         least = (LEAST**4 * square.mean(-1, keepdim=True)).clamp(min=torch.finfo(torch.float32).tiny)
         log_size = square.clamp(min=least).log() / 4
-        size = (log_size - log_size.mean(-1, keepdim=True)).exp().half()
-        return cls.given(centre, size)
+        return cls(centre, (log_size - log_size.mean(-1, keepdim=True)).exp().half())
 
-    @classmethod
-    def given(cls, centre_Bh1d: Tensor, size_Bh1d: Tensor) -> KeyBasis:
-        """Build a basis from what is stored of it."""
-        return cls(centre_Bh1d, size_Bh1d, rotation(centre_Bh1d.shape[-1], centre_Bh1d.device))
+    @property
+    def turn_dd(self) -> Tensor:
+        """T, fp32: a table that all layers share."""
+        return rotation(self.centre_Bh1d.shape[-1], self.centre_Bh1d.device)
 
-    def keys(self, key_BhNd: Tensor) -> Tensor:
-        """Put keys into the basis, in their dtype."""
-        turned = ((key_BhNd.float() - self.centre_Bh1d.float()) / self.size_Bh1d.float()) @ self.turn_dd
-        return turned.to(key_BhNd.dtype)
+    def _turned(self, apart_BhNd: Tensor) -> Tensor:
+        return (apart_BhNd / self.size_Bh1d.float()) @ self.turn_dd
 
-    def own_keys(self, key_BhNd: Tensor) -> Tensor:
-        """Take keys out of the basis again, in their dtype."""
-        own = (key_BhNd.float() @ self.turn_dd.T) * self.size_Bh1d.float() + self.centre_Bh1d.float()
-        return own.to(key_BhNd.dtype)
+    def _turned_back(self, key_BhNd: Tensor) -> Tensor:
+        return (key_BhNd @ self.turn_dd.T) * self.size_Bh1d.float()
 
-    def queries(self, query_BHqd: Tensor) -> Tensor:
-        """Put queries into the basis, in their dtype."""
-        batch, heads = self.size_Bh1d.shape[:2]
-        by_head = query_BHqd.float().reshape(batch, heads, -1, *query_BHqd.shape[2:])
-        turned = (by_head * self.size_Bh1d.float()[:, :, None]) @ self.turn_dd
-        return turned.view_as(query_BHqd).to(query_BHqd.dtype)
+    def _turned_queries(self, query_Bhnd: Tensor) -> Tensor:
+        return (query_Bhnd * self.size_Bh1d.float()) @ self.turn_dd
 
     def feedback(self, moment_Bhdd: Tensor) -> Tensor:
         """Return what a channel's rounding error asks of those after it, unit lower triangular, fp32 [B, h, d, d].
@@ -121,12 +168,24 @@ class KeyBasis:
         lower: Tensor = (upper / upper.diagonal(dim1=-2, dim2=-1)[..., None, :]).mT
         return lower
 
-    def select(self, samples: Tensor) -> KeyBasis:
-        """Return the basis of chosen samples, int64, in their order."""
-        chosen = samples.to(self.size_Bh1d.device)
-        return replace(self, centre_Bh1d=self.centre_Bh1d[chosen], size_Bh1d=self.size_Bh1d[chosen])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is stored for each sample."""
-        return self.centre_Bh1d.nbytes + self.size_Bh1d.nbytes
+@dataclass(frozen=True)
+class MirroredBasis(KeyBasis):
+    """Keys that are centred and turned by reflections, so that cutting channels costs less.
+
+    Attributes:
+        mirrors_Bhdr: V, fp16.
+        joint_Bhrr: T, fp32, see ``mirrors_of``.
+    """
+
+    mirrors_Bhdr: Tensor
+    joint_Bhrr: Tensor
+
+    def _turned(self, apart_BhNd: Tensor) -> Tensor:
+        return mirrored(apart_BhNd, self.mirrors_Bhdr, self.joint_Bhrr)
+
+    def _turned_back(self, key_BhNd: Tensor) -> Tensor:
+        return mirrored(key_BhNd, self.mirrors_Bhdr, self.joint_Bhrr.mT)
+
+    def _turned_queries(self, query_Bhnd: Tensor) -> Tensor:
+        return mirrored(query_Bhnd, self.mirrors_Bhdr, self.joint_Bhrr)

@@ -209,7 +209,7 @@ class Packing:
     Attributes:
         layout: of the value groups.
         form: of the stored vectors, which are heads of keys and values.
-        feedback_Bhdd: of ``KeyBasis.feedback``; None: keys are rounded without.
+        feedback_Bhdd: of ``BalancedBasis.feedback``; None: keys are rounded without.
     """
 
     layout: Layout = "contiguous"

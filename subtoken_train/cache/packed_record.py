@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.key_basis import KeyBasis
+from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload, Stored
@@ -202,6 +202,7 @@ class PackedShape:
         form: of stored keys and values.
         windows: of every layer; None: it sees all.
         axes: of a position id: 1, or 3 under mRoPE.
+        mirrors: of the basis that its keys are turned to; 0: they are not.
     """
 
     batch: int
@@ -211,6 +212,7 @@ class PackedShape:
     form: Format
     windows: list[int | None]
     axes: int
+    mirrors: int = 0
 
 
 def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]:
@@ -226,10 +228,7 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
         if fill is not None:
             tensors[f"{number}.fill"] = fill.vectors_Bhd if fill.stored else fill.vectors_Bhd[:1]
         if layer.basis is not None:
-            tensors |= {
-                f"{number}.basis.centre": layer.basis.centre_Bh1d,
-                f"{number}.basis.size": layer.basis.size_Bh1d,
-            }
+            tensors |= {f"{number}.basis.{name}": tensor for name, tensor in layer.basis.stored.items()}
         layers.append(LayerRecord(blocks, None if fill is None else "stored" if fill.stored else "weight"))
     return PackedRecord(cache.prompt_length, layers), {name: each.contiguous() for name, each in tensors.items()}
 
@@ -307,13 +306,18 @@ def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedS
 
 
 def _read_basis(name: str, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
-    if not shape.form.rotates:
+    if not shape.form.rotates and not shape.mirrors:
         return None
-    lead = shape.batch, shape.kv_heads, 1, shape.width
-    centre, size = (reader.take(f"{name}.{own}", (torch.float16,), *lead) for own in ("centre", "size"))
+    lead, half = (shape.batch, shape.kv_heads), (torch.float16,)
+    centre = reader.take(f"{name}.centre", half, *lead, 1, shape.width)
+    if shape.mirrors:
+        mirrors = reader.take(f"{name}.mirrors", half, *lead, shape.width, shape.mirrors)
+        joint = reader.take(f"{name}.joint", (torch.float32,), *lead, shape.mirrors, shape.mirrors)
+        return MirroredBasis(centre, mirrors, joint)
+    size = reader.take(f"{name}.size", half, *lead, 1, shape.width)
     if not bool((size > 0).all()):
         raise ValueError(f"tensor {name}.size must hold positive numbers")
-    return KeyBasis.given(centre, size)
+    return BalancedBasis(centre, size)
 
 
 def _read_block(place: str, record: BlockRecord, reader: TensorReader, shape: PackedShape, placed: bool) -> Block:

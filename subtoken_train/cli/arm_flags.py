@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _EVICTIONS = ("eviction", "eviction_keep", "eviction_every", "eviction_options", "scope")
-_CACHES = ("kv_dtype", "dtype", "max_pixels", "key_channels", "merge", "prefill_chunk", "rerotate")
+_CACHES = ("kv_dtype", "dtype", "max_pixels", "key_channels", "key_axes", "merge", "prefill_chunk", "rerotate")
 
 
 def add_compression_options(parser: ArgumentParser) -> None:

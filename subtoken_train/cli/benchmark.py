@@ -260,7 +260,7 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
     """The protocol says what it keeps, in which precision, and how long its prompt is."""
     sizes, kept = (
         ("lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups"),
-        ("eviction", "key_channels", "merge", "rerotate"),
+        ("eviction", "key_channels", "key_axes", "merge", "rerotate"),
     )
     timed = {"new_tokens": None, "pairs": PAIRS, "share_of_copy": False} if args.peak_memory else {}
     given = [

@@ -45,7 +45,7 @@ from subtoken_train.reducers.staged import CutView, DecoderReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 
 
 class CompressedBackbone(nn.Module):
@@ -114,15 +114,16 @@ class CompressedBackbone(nn.Module):
         anew = isinstance(reducer, TowerReducer) and reducer.acts and not reducer.keeps_places
         return anew and self.family.tower_positions == "renumber"
 
-    def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0) -> float:
+    def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
 
         Args:
             samples: tokens of each one's compressed region, before the reducer.
             key_channels: share of their keys that stays.
+            key_axes: along which they are cut.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
-        shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels)
+        shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
         kept = [sum(counts) for counts in zip(*layers, strict=True)]
         tokens, filled = {region: sum(samples)}, sum(bool(tokens) for tokens in samples)

@@ -10,6 +10,8 @@ Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -26,12 +28,15 @@ def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
         rows_BN: rows that ask, bool.
         kv_heads: h; each stands for H / h query heads.
     """
-    count_B = rows_BN.sum(-1)
-    places_BW = rows_BN.int().argsort(dim=-1, descending=True, stable=True)[:, : int(count_B.max())]
-    asks_BW = rows_BN.gather(1, places_BW)
-    square = take_rows(query_BHNd.transpose(1, 2), places_BW).float().square()  # [B, W, H, d]
-    mean_BHd = (square * asks_BW[..., None, None]).sum(1) / count_B.clamp(min=1)[:, None, None]
+    mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
     return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
+
+
+def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
+    """Return the queries of the marked rows, [B, W, H, d] in fp32; a sample with fewer than W has zeros behind them."""
+    places_BW = rows_BN.int().argsort(dim=-1, descending=True, stable=True)[:, : int(rows_BN.sum(-1).max())]
+    asks_BW = rows_BN.gather(1, places_BW)
+    return take_rows(query_BHNd.transpose(1, 2), places_BW).float() * asks_BW[..., None, None]
 
 
 def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
@@ -43,11 +48,20 @@ def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
         kept_BhM: heads that keep the entry, bool; [B, 1, M] where all do alike.
     """
     total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
+    for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
+        total += (key.square() * marks).sum(2)
+    return total / kept_BhM.sum(-1).clamp(min=1)[..., None]
+
+
+def in_blocks(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield some entries' keys after others, [B, h, m, d] in fp32, and which of them heads keep, [B, h, m, 1].
+
+    Arguments are those of ``key_energy``.
+    """
     for start in range(0, rows_BM.shape[1], BLOCK):
         index_BM = rows_BM[:, start : start + BLOCK]
         key = key_BhNd.gather(2, index_BM[:, None, :, None].expand(-1, key_BhNd.shape[1], -1, key_BhNd.shape[3]))
-        total += (key.float().square() * kept_BhM[:, :, start : start + BLOCK, None]).sum(2)
-    return total / kept_BhM.sum(-1).clamp(min=1)[..., None]
+        yield key.float(), kept_BhM[:, :, start : start + BLOCK, None]
 
 
 def best_channels(scores_Bhd: Tensor, count: int) -> Tensor:

@@ -39,6 +39,7 @@ from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression, method_record, settings_record
 from subtoken_train.inference.text_prompts import QuestionFrame
 from subtoken_train.kernels.formats import FORMATS
+from subtoken_train.ledger.kv_budget import mirror_count
 from subtoken_train.outputs import check_file, whole_file
 from subtoken_train.typed import checked, shown, typed
 
@@ -261,6 +262,7 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
         FORMATS[compression.kv_dtype],
         family.windows,
         3 if family.tower_positions == "mrope" else 1,
+        0 if compression.key_axes == "own" else mirror_count(family.shape.head_dim, compression.key_channels),
     )
 
 

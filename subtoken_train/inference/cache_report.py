@@ -160,7 +160,7 @@ def report(
     generated = cache.get_seq_length() - cache.prompt_length
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
-        nominal_fraction=_nominal(backbone, regions_PN, compression.key_channels),
+        nominal_fraction=_nominal(backbone, regions_PN, compression),
         payload_bytes=sum(layer.payload_bytes for layer in layers),
         index_bytes=sum(layer.index_bytes for layer in layers),
         tail_bytes=sum(used for used, _ in tail),
@@ -197,9 +197,10 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     return found
 
 
-def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, key_channels: float) -> float:
+def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, compression: Compression) -> float:
     """Share of the compressed region that the budget promises."""
-    return backbone.promised_fraction(in_compressed_region(regions_PN).sum(-1).tolist(), key_channels)
+    samples = in_compressed_region(regions_PN).sum(-1).tolist()
+    return backbone.promised_fraction(samples, compression.key_channels, compression.key_axes)
 
 
 def _plan_bytes(layer: LayerPlan) -> int:

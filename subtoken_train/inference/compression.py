@@ -31,7 +31,7 @@ from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.typed import shown
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import Scope
 
 KeepUnit = Literal["fraction", "tokens", "bytes"]
@@ -58,6 +58,8 @@ class Compression:
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
+        key_axes: along which they are cut: ``own``, the channels that the model gives keys; ``pca``, their principal
+            axes, to which the keys of a layer are turned first (RotateK, ``functional/key_axes.py``).
         merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
             ``position`` merge them into entries that stay (``functional/merging.py``). None: what the method does.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
@@ -75,6 +77,7 @@ class Compression:
     kv_dtype: KVDtype = "model"
     round_up: bool = False
     key_channels: float = 1.0
+    key_axes: KeyAxes = "own"
     merge: Merge | None = None
     key_window: int = 32
     prefill_chunk: int | None = None
@@ -86,6 +89,12 @@ class Compression:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, FORMATS)
         check_key_channels(self.key_channels)
+        check_word("key_axes", self.key_axes, get_args(KeyAxes))
+        if self.key_axes != "own" and self.key_channels == 1:
+            raise ValueError(
+                f"key_axes={self.key_axes!r} turns keys so that channels can be cut, and key_channels=1 cuts none; "
+                "give key_channels, for instance 0.75, or leave key_axes out"
+            )
         if self.merge is not None:
             check_word("merge", self.merge, get_args(Merge))
         if self.merge not in (None, "none") and self.eviction is None:
@@ -282,6 +291,7 @@ class Compression:
     def label(self) -> str:
         """Short form for tables: ``snapkv 0.1 int8``; ``-`` where nothing is compressed."""
         parts = [] if self.key_channels == 1 else [f"keys {self.key_channels:.6g}"]
+        parts += [] if self.key_axes == "own" else [self.key_axes]
         parts += [] if self.kv_dtype == "model" else [self.kv_dtype]
         if self.eviction is not None:
             amount = f"{self.keep:.6g}" if self.unit == "fraction" else f"{int(self.keep):,} {self.unit}"
@@ -445,6 +455,7 @@ class CompressionSettings(TypedDict, total=False):
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
         kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``kivi4`` or ``kivi2``.
         key_channels: share of the channels that stay of the keys in scope; by default all.
+        key_axes: along which they are cut: ``own`` or ``pca``, see ``Compression``.
         merge: ``none``, ``average``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
         prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
         rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
@@ -458,6 +469,7 @@ class CompressionSettings(TypedDict, total=False):
     scope: Scope | None
     kv_dtype: KVDtype
     key_channels: float
+    key_axes: KeyAxes
     merge: Merge | None
     prefill_chunk: int | None
     rerotate: bool
@@ -498,10 +510,13 @@ def compression_of(settings: CompressionSettings) -> Compression:
 def settings_record(compression: Compression) -> dict[str, Any]:
     """Return a compression as plain values, equal for two that leave the same cache.
 
-    A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out.
+    A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out, and so
+    is what earlier versions did not have where it is as they had it.
     """
-    names = [field.name for field in fields(compression) if field.name not in ("prefill_chunk", "threshold")]
-    record = {name: getattr(compression, name) for name in names}
+    apart = ("prefill_chunk", "threshold", "key_axes")
+    record = {field.name: getattr(compression, field.name) for field in fields(compression) if field.name not in apart}
+    if compression.key_axes != "own":
+        record["key_axes"] = compression.key_axes
     if compression.threshold is not None:
         record["threshold"] = [compression.threshold.value, compression.threshold.window]
     record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}

@@ -29,6 +29,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
     KVShape,
+    basis_bytes,
     channel_index_bytes,
     entry_bytes,
     fill_bytes,
@@ -62,7 +63,7 @@ def entries_for_bytes(
         for own_BM, stored in ((in_region_BM, budget), (~in_region_BM, KVBudget())):
             cost_BM[thin_BM & own_BM] = entry_bytes(shape, replace(stored, key_channels=channels))
     cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-    fixed_B = (cost_BM * ~competes_BM).sum(-1) + fill_bytes(shape, budget)
+    fixed_B = (cost_BM * ~competes_BM).sum(-1) + fill_bytes(shape, budget) + basis_bytes(shape, budget)
     fixed_B += channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
     # entries of unlike cost: the dearest are counted first, so that the bytes are never exceeded
     sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
@@ -115,23 +116,22 @@ def prompt_bytes(
     kept_LBhM: list[Tensor],
     masks: Sequence[Tensor | None],
     cuts_LBM: list[Tensor],
-    key_channels: float,
+    budget: KVBudget,
     shape: KVShape,
     layout: Layout,
-    beside: int = 0,
 ) -> Tensor:
     """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
 
     Args:
         kept_LBhM: per layer the entries that stay, bool; h is 1 where all heads share a set.
         masks: per layer the value groups of every row, bool [B, M, S]; None: all of them.
-        cuts_LBM: per layer the rows whose keys keep ``key_channels`` of their channels, bool.
-        key_channels: a share of the channels.
+        cuts_LBM: per layer the rows whose keys keep ``budget.key_channels`` of their channels, bool.
+        budget: says what a layer holds once for each sample, too.
         shape: cache geometry.
         layout: of the groups.
-        beside: bytes that a layer which routes holds once for each sample.
     """
-    width, heads = shape.head_dim, shape.num_kv_heads
+    width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
+    beside, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
     total_B = torch.zeros_like(kept_LBhM[0][:, 0, 0], dtype=torch.long)
     for kept_BhM, groups_BMS, cut_BM in zip(kept_LBhM, masks, cuts_LBM, strict=True):
         channels_BM1 = torch.where(cut_BM, kept_channels(width, key_channels), width)[..., None]
@@ -142,7 +142,7 @@ def prompt_bytes(
             channels_BMh = channels_BM1 + values.view(*groups_BMS.shape[:2], heads, width).sum(-1)
             total_B += beside
         stored_B = (channels_BMh.transpose(1, 2) * kept_BhM.expand(-1, heads, -1)).sum((1, 2))
-        total_B += stored_B * shape.element_bytes + channel_index_bytes(shape, key_channels) * cut_BM.any(-1)
+        total_B += stored_B * shape.element_bytes + channel_index_bytes(shape, key_channels) * cut_BM.any(-1) + basis
     return total_B
 
 
@@ -284,15 +284,9 @@ class EvictionPass:
 
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)
-        cuts, thin = [self.compression.cuts_keys(x) for x in regions], self.compression.key_channels
+        cuts = [self.compression.cuts_keys(x) for x in regions]
         bytes_of = partial(
-            prompt_bytes,
-            masks=masks,
-            cuts_LBM=cuts,
-            key_channels=thin,
-            shape=self.shape,
-            layout=layout,
-            beside=fill_bytes(self.shape, self.groups),
+            prompt_bytes, masks=masks, cuts_LBM=cuts, budget=self._stored(), shape=self.shape, layout=layout
         )
         allowed = self.compression.keep * len(order) / self.shape.num_layers
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
@@ -359,15 +353,19 @@ class EvictionPass:
         keep = self.compression.keep
         count_B = self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "bytes":  # which count what always stays themselves
-            budget = replace(self.groups, key_channels=self.compression.key_channels)
             cut_BM = self.compression.cuts_keys(regions_BM)
-            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, budget).double()
+            return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, self._stored()).double()
         share_B = self._promised(count_B)
         if self.arm is not None:
             arm_B = torch.floor(self._promised(self.arm.tokens_B) + 1e-9).clamp(min=1)
             own_B = torch.ceil(arm_B * self.arm.each - 1e-9)
             share_B = torch.where(count_B == self.arm.anchor_B, own_B, share_B)
         return share_B - (count_B - competes_BM.sum(-1))
+
+    def _stored(self) -> KVBudget:
+        """Return what an entry of the compressed region stores."""
+        own = self.compression
+        return replace(self.groups, key_channels=own.key_channels, key_axes=own.key_axes)
 
     def _promised(self, count_B: Tensor) -> Tensor:
         """Return what a budget in entries leaves of so many in scope, before it is rounded, fp64 [B]."""

@@ -3,6 +3,8 @@
 **Cut key channels** (ThinK): the queries of a prompt's last rows say which channels of each key-value head matter to
 what comes next, together with the keys that stay after an eviction (``functional/key_channels.py``). The keys of the
 entries in scope are cut; those of the last rows, and everything outside of the scope, stay whole. Values are untouched.
+Along *principal axes* (RotateK, ``functional/key_axes.py``) it is the keys of the cut entries themselves, and the
+queries, that say which; all keys of the layer, later ones too, then stand in the basis of these axes.
 
 **Re-rotation**: a cached key is turned by the position of its token. Re-rotated, the kept keys of every head are turned
 as if they stood at 0, 1, 2, ... in their order, and the next token comes right after them, so that positions in use
@@ -26,12 +28,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.key_basis import KeyBasis
+from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, plan_marks, read_counts
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
+from subtoken_train.functional.key_axes import key_spread, mirrors_of, principal_axes, query_lengths
 from subtoken_train.functional.key_channels import BLOCK, best_channels, key_energy, query_energy
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
@@ -41,36 +44,42 @@ from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.kernels.tail import Fill
 from subtoken_train.ledger.kv_budget import kept_channels
-from subtoken_train.types import CutKeys, LayerPlan, Region
+from subtoken_train.types import CutKeys, KeyTurn, LayerPlan, Region
 
 
 class KeyCut:
     """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys.
 
     Args:
-        compression: whose ``key_channels`` stay.
+        compression: whose ``key_channels`` stay, along its ``key_axes``.
     """
 
     def __init__(self, compression: Compression) -> None:
         self.compression = compression
-        self.energy: dict[int, Tensor] = {}
+        self.asked: dict[int, Tensor] = {}
         self.regions: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Note a layer's last queries, see ``PromptObserver``."""
         self.regions[layer] = rows.regions_BM
         asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
-        self.energy[layer] = query_energy(query, asks_BM, key.shape[1])
+        asked = query_energy if self.compression.key_axes == "own" else query_lengths
+        self.asked[layer] = asked(query, asks_BM, key.shape[1])
 
     def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
         """Write into a layer's plan which keys are cut, and to which channels; ``key_BhMd`` are its rotated keys."""
         rows_BN, valid_BN = plan.rows_BN, plan.entries_BN >= 0
         assert rows_BN is not None
         heads_BhN = valid_BN[:, None] if plan.heads_BNh is None else (plan.heads_BNh & valid_BN[..., None]).mT
-        scores = self.energy[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
-        channels = best_channels(scores, kept_channels(scores.shape[-1], self.compression.key_channels))
-        cut_BM = self.compression.cuts_keys(self.regions[layer])
-        plan.cut_keys = CutKeys(take_rows(cut_BM, rows_BN) & valid_BN, channels)
+        count = kept_channels(key_BhMd.shape[-1], self.compression.key_channels)
+        cut_BN = take_rows(self.compression.cuts_keys(self.regions[layer]), rows_BN) & valid_BN
+        if self.compression.key_axes == "own":
+            scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
+            plan.cut_keys = CutKeys(cut_BN, best_channels(scores, count))
+            return
+        centre, covariance = key_spread(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None])
+        mirrors, joint, channels = mirrors_of(principal_axes(covariance, self.asked[layer]), count)
+        plan.cut_keys = CutKeys(cut_BN, channels, KeyTurn(centre.half(), mirrors, joint))
 
 
 class QueryMoments:
@@ -218,10 +227,10 @@ class LayerPacker:
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         if self.rerotation is not None:
             keys = self.rerotation.closed_up(layer, keys, keep_BhM, position)
-        packing, basis = self.packing, None
-        if self.moments is not None:
-            basis = KeyBasis.of(keys, entries_BM)
-            keys = basis.keys(keys)
+        packing, basis = self.packing, self._basis(here, keys, entries_BM)
+        keys = keys if basis is None else basis.keys(keys)
+        if isinstance(basis, BalancedBasis):
+            assert self.moments is not None
             packing = replace(packing, feedback_Bhdd=basis.feedback(self.moments.of[layer].to(keys.device)))
         window = self.backbone.family.window(layer, position)
         places = None if window is None else window.position_BN
@@ -232,6 +241,12 @@ class LayerPacker:
         kept.filled = fill is not None and fill.stored
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
+
+    def _basis(self, plan: LayerPlan, key_BhMd: Tensor, entries_BM: Tensor) -> KeyBasis | None:
+        """Return the basis in which a layer's keys are stored: what cuts them, or rounds them, asks for; None: none."""
+        if plan.cut_keys is not None and plan.cut_keys.turn is not None:
+            return MirroredBasis(**vars(plan.cut_keys.turn))
+        return None if self.moments is None else BalancedBasis.of(key_BhMd, entries_BM)
 
     def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
         """Return the vectors that stand for pieces not stored; None where all are stored."""

@@ -122,7 +122,7 @@ class Format:
         Args:
             keys: [..., M, d].
             feedback: [..., d, d], unit lower triangular, for formats that rotate: what a channel's error asks of those
-                after it, see ``KeyBasis.feedback``; None: nothing.
+                after it, see ``BalancedBasis.feedback``; None: nothing.
         """
         return self.store(keys)
 

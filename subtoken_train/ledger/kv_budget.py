@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import get_args
 
 from subtoken_train.errors import check_word
-from subtoken_train.types import EntryCosts, Fill
+from subtoken_train.types import EntryCosts, Fill, KeyAxes
 
 WRITTEN = Fraction(1, 10**9)
 """Part of a token by which the last digit of a written ratio may change a count."""
@@ -117,6 +117,8 @@ class KVBudget:
             which the fractions per token leave out: ``total_of`` counts it.
         byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
             chosen by bytes; S and K then leave nothing out.
+        key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, whose bytes depend on a
+            head's width: ``basis_bytes`` counts them, and no fraction here.
     """
 
     keep_ratio: float = 1.0
@@ -125,10 +127,12 @@ class KVBudget:
     key_channels: float = 1.0
     fill: Fill = "zero"
     byte_share: float = 1.0
+    key_axes: KeyAxes = "own"
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
         check_word("fill", self.fill, get_args(Fill))
+        check_word("key_axes", self.key_axes, get_args(KeyAxes))
         check_key_channels(self.key_channels)
         check_byte_share(self.byte_share)
         if not 1 <= self.kept_groups <= self.num_groups:
@@ -251,6 +255,21 @@ def channel_index_bytes(shape: KVShape, key_channels: float) -> int:
     """Bytes that name the kept key channels of one sample in one layer: a number a channel; none where all stay."""
     count = kept_channels(shape.head_dim, key_channels)
     return 0 if count == shape.head_dim else shape.num_kv_heads * count * number_bytes(shape.head_dim)
+
+
+def mirror_count(width: int, key_channels: float) -> int:
+    """Return the vectors of a head that turn its keys to their axes: as many as stay or go, whichever are fewer."""
+    count = kept_channels(width, key_channels)
+    return min(count, width - count)
+
+
+def basis_bytes(shape: KVShape, budget: KVBudget) -> int:
+    """Bytes of the basis of one sample's keys in one layer (``functional/key_axes.py``); none without one.
+
+    Of every head a centre and the mirrors in fp16, and what joins them in fp32.
+    """
+    mirrors = 0 if budget.key_axes == "own" else mirror_count(shape.head_dim, budget.key_channels)
+    return shape.num_kv_heads * (2 * shape.head_dim * (1 + mirrors) + 4 * mirrors**2) if mirrors else 0
 
 
 def number_bytes(width: int) -> int:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
     KVShape,
+    basis_bytes,
     channel_index_bytes,
     count_words,
     entry_bytes,
@@ -89,7 +90,7 @@ def nominal_ledger(
     for layer in range(shape.num_layers):
         for region, tokens in region_tokens.items():
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
-            count, each, extra, keys, fixed, fill = tokens, entry_bytes(shape), 0, shape.side_bytes, 0, 0
+            count, each, extra, keys, fixed, fill, basis = tokens, entry_bytes(shape), 0, shape.side_bytes, 0, 0, 0
             if compressed:
                 if kept_tokens is None:
                     count = kept_count(tokens, budget.keep_ratio)
@@ -98,7 +99,7 @@ def nominal_ledger(
                 each = entry_bytes(shape, budget)
                 extra = index_bytes(budget.num_groups, budget.kept_groups)
                 keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
-                fill = fill_bytes(shape, budget)
+                fill, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
             count = count if tokens else 0
             once = samples if count else 0
             values, index = count * (each - keys) + once * fill, count * extra + once * fixed
@@ -106,7 +107,7 @@ def nominal_ledger(
                 spent = int(count * each * exact(budget.byte_share))
                 rows.append(Entry(layer, region, tokens, count, spent // 2, spent - spent // 2, 0))
                 continue
-            rows.append(Entry(layer, region, tokens, count, count * keys, values, index))
+            rows.append(Entry(layer, region, tokens, count, count * keys + once * basis, values, index))
     return Ledger(shape, tuple(rows))
 
 

@@ -25,7 +25,8 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
     dense cache with zeroed groups occupies. Where heads keep entries of their own, ``tokens`` counts entries that any
     head keeps, and bytes count the heads' own parts. What dropped groups read as is a value vector of every sample, of
-    one without a routed entry too, and counts as values of the compressed region.
+    one without a routed entry too, and counts as values of the compressed region. A basis that keys are turned to is
+    every sample's, and counts as keys of the first region with a cut key, or of the first one.
 
     Args:
         plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
@@ -34,20 +35,20 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """
     entries = []
     for index, layer in enumerate(plan.layers):
-        named = _channel_index(layer, shape)  # once for all regions: it goes to the first with a cut key
-        valid = layer.entries_BN >= 0
+        cut, valid = layer.cut_keys, layer.entries_BN >= 0
         regions = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid, Region.PADDING)
-        for region in torch.unique(regions_BN).tolist():
-            if region == Region.PADDING:
-                continue
+        present = [region for region in torch.unique(regions_BN).tolist() if region != Region.PADDING]
+        thin = [] if cut is None else [each for each in present if bool((cut.entries_BN & (regions == each)).any())]
+        for region in present:
             kept = regions == region
             before, label = int((regions_BN == region).sum()), Region(region).label
             keys, values, found = _bytes(layer, kept, shape, plan.layout)
             if layer.filled and region in (Region.VISUAL, Region.CONTEXT):
                 values += len(layer.entries_BN) * shape.side_bytes
-            if layer.cut_keys is not None and bool((layer.cut_keys.entries_BN & kept).any()):
-                keys -= _cut_bytes(layer, kept, shape)
-                found, named = found + named, 0
+            keys -= _cut_bytes(layer, kept, shape) if region in thin else 0
+            if region == (thin or present)[0]:  # what is stored once for all regions
+                found += _channel_index(layer, shape)
+                keys += 0 if cut is None or cut.turn is None else cut.turn.nbytes
             entries.append(Entry(index, label, before, int(kept.sum()), keys, values, found))
     return Ledger(shape, tuple(entries))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.cache.entries import read_keys, read_values
-from subtoken_train.cache.key_basis import KeyBasis, rotation
+from subtoken_train.cache.key_basis import BalancedBasis, rotation
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
@@ -52,7 +52,7 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(seed, shape, length,
     )
     later = 3 * torch.randn(batch, kv_heads, 5, width, generator=generator)
     marks = torch.rand(batch, length, generator=generator) < 0.7
-    basis = KeyBasis.of(key, marks)
+    basis = BalancedBasis.of(key, marks)
     assert bool((torch.isfinite(basis.size_Bh1d) & (basis.size_Bh1d > 0)).all())
     everything = torch.cat([key, later], 2)
 
@@ -69,9 +69,11 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(seed, shape, length,
 def test_padding_does_not_count_and_samples_are_chosen():
     key = uneven(0, 3, 2, 9, 8)
     marks = torch.arange(9) >= torch.tensor([[0], [4], [2]])
-    basis = KeyBasis.of(key, marks)
+    basis = BalancedBasis.of(key, marks)
     for sample in range(3):
-        alone = KeyBasis.of(key[sample : sample + 1, :, marks[sample]], torch.ones(1, int(marks[sample].sum())).bool())
+        alone = BalancedBasis.of(
+            key[sample : sample + 1, :, marks[sample]], torch.ones(1, int(marks[sample].sum())).bool()
+        )
         chosen = basis.select(torch.tensor([sample]))
         assert torch.allclose(chosen.centre_Bh1d.float(), alone.centre_Bh1d.float(), rtol=1e-3, atol=1e-3)
         assert torch.allclose(chosen.size_Bh1d.float(), alone.size_Bh1d.float(), rtol=2e-3)
@@ -81,13 +83,13 @@ def test_padding_does_not_count_and_samples_are_chosen():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtypes_stay(dtype):
     key = uneven(1, 2, 2, 9, 16).to(dtype)
-    basis = KeyBasis.of(key, torch.ones(2, 9, dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(2, 9, dtype=torch.bool))
     assert basis.keys(key).dtype == basis.own_keys(key).dtype == basis.queries(key).dtype == dtype
 
 
 def layer_of(state, form: Format, key: torch.Tensor) -> PackedLayer:
     """A layer of a state's plan with other keys, in a basis."""
-    basis = KeyBasis.of(key, torch.ones(len(key), key.shape[2], dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(len(key), key.shape[2], dtype=torch.bool))
     layer, packing = PackedLayer(), Packing(state.packing.layout, form)
     blocks = pack_layer(basis.keys(key), state.read, layer_plan(state.keep, state.groups), packing)
     layer.store_prompt(blocks, key.shape[2], key, None, basis)
@@ -137,7 +139,7 @@ def test_rounded_keys_are_those_that_are_read_back(num_groups):
 
 def test_uneven_keys_lose_less_than_without_a_basis():
     key = uneven(9, 1, 2, 200, 64)
-    basis = KeyBasis.of(key, torch.ones(1, 200, dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(1, 200, dtype=torch.bool))
     query = torch.randn(1, 2, 50, 64, generator=torch.Generator().manual_seed(1)) / uneven(9, 1, 2, 1, 64).abs().sqrt()
 
     def lost(own: torch.Tensor) -> float:
@@ -160,7 +162,7 @@ def test_feedback_loses_less_of_what_queries_see(width, dtype):
     """Queries of few directions, two for each key; no scale and no byte changes."""
     key, draw = uneven(10, 2, 2, 50, width), torch.Generator().manual_seed(11)
     query = torch.randn(2, 4, 40, 4, generator=draw) @ torch.randn(2, 1, 4, width, generator=draw)
-    basis = KeyBasis.of(key, torch.ones(2, 50, dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(2, 50, dtype=torch.bool))
     turned, feedback = basis.keys(key.to(dtype)), basis.feedback(moment(query, 2))
     assert torch.allclose(feedback, feedback.tril())
     assert torch.allclose(feedback.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, width))
@@ -185,5 +187,5 @@ def test_feedback_is_each_heads_own():
 
 
 def test_no_queries_ask_for_nothing():
-    basis = KeyBasis.of(uneven(14, 1, 2, 5, 8), torch.ones(1, 5, dtype=torch.bool))
+    basis = BalancedBasis.of(uneven(14, 1, 2, 5, 8), torch.ones(1, 5, dtype=torch.bool))
     assert torch.allclose(basis.feedback(torch.zeros(1, 2, 8, 8)), torch.eye(8).expand(1, 2, -1, -1))

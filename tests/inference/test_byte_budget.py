@@ -9,7 +9,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import prompt_bytes
 from subtoken_train.inference.prefill import prefill
-from subtoken_train.ledger.kv_budget import KVShape
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
@@ -49,7 +49,7 @@ def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
     shape, keep = KVShape(2, 4, 8, 4), torch.tensor([[[True, False, True, True, False, False]]])
     masks, cuts = [torch.ones(1, 6, 8, dtype=torch.bool) if routed else None], [torch.zeros(1, 6, dtype=torch.bool)]
     for kept in (keep, keep.expand(1, 4, 6)):
-        assert prompt_bytes([kept], masks, cuts, 1.0, shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
+        assert prompt_bytes([kept], masks, cuts, KVBudget(), shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
 
 
 @pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])

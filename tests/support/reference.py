@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
-from subtoken_train.types import Batch, Plan, Region
+from subtoken_train.types import Batch, LayerPlan, Plan, Region
 from tests.support.cut_truth import counted_anew, cut_layers, joined_places, joined_targets, noting_cuts
 from tests.support.deep_truth import deep_inputs, deep_rows
 from tests.support.fill_truth import PlainFill, plain_fill
@@ -40,10 +40,10 @@ class LayerTruth:
     """One layer of one sample: who sees whom, and what values are worth.
 
     ``seen_N``: rows that prompt rows see, ``held_hN``: whose keys heads have (None: all); ``entries_hN``: rows that
-    generated tokens see; ``factor_hNd``: of values; ``keys_hNd``: of keys, for generated tokens; ``merge``: what these
-    read of dropped rows; ``pages``: what they read, where they choose; ``lost``: (row, marks [h, row]), what it and
-    later rows see no more; ``joins_N``, ``position_N``: whom rows join before this layer, and where they stand in it;
-    ``fill``: what dropped groups read as.
+    generated tokens see; ``factor_hNd``: of values; ``keys_hNd``: of keys, for generated tokens, in the coordinates
+    ``turn_hdd`` about ``centre_h1d`` where there are such; ``merge``: what these read of dropped rows; ``pages``: what
+    they read, where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``,
+    ``position_N``: whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as.
     """
 
     seen_N: Tensor
@@ -57,6 +57,15 @@ class LayerTruth:
     position_N: Tensor | None = None
     fill: PlainFill = field(default_factory=PlainFill)
     held_hN: Tensor | None = None
+    centre_h1d: Tensor | None = None
+    turn_hdd: Tensor | None = None
+
+    def cut(self, key_hNd: Tensor) -> Tensor:
+        """Keys of the prompt's rows without their cut channels."""
+        if self.turn_hdd is None:
+            return key_hNd * self.keys_hNd.to(key_hNd.dtype)
+        apart = (key_hNd.float() - self.centre_h1d) @ self.turn_hdd
+        return ((apart * self.keys_hNd) @ self.turn_hdd.mT + self.centre_h1d).to(key_hNd.dtype)
 
 
 @dataclass
@@ -196,13 +205,33 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
             if row >= 0:
                 keep_h1 = True if kept.heads_BNh is None else kept.heads_BNh[sample, i, :, None]
                 layers[-1].entries_hN[:, origin == row] = keep_h1
-                if kept.cut_keys is not None and kept.cut_keys.entries_BN[sample, i]:
-                    layers[-1].keys_hNd[:, origin == row] *= kept.cut_keys.channels_Bhd[sample, :, None]
+        _note_cut(layers[-1], kept, sample, origin)
         layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
         layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
     start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
     deep = deep_rows(backbone.family, prompts, sample, origin - start, joined_places(tap.cuts, sample, start))
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
+
+
+def _note_cut(truth: LayerTruth, kept: LayerPlan, sample: int, origin: Tensor) -> None:
+    """Write down which channels of which keys are cut, and along which axes."""
+    cut = kept.cut_keys
+    if cut is None:
+        return
+    for row in kept.entries_BN[sample, cut.entries_BN[sample]].tolist():
+        truth.keys_hNd[:, origin == row] *= cut.channels_Bhd[sample, :, None]
+    if cut.turn is not None:
+        truth.centre_h1d = cut.turn.centre_Bh1d[sample].float()
+        truth.turn_hdd = reflected(cut.turn.mirrors_Bhdr[sample].float())
+
+
+def reflected(mirrors_hdr: Tensor) -> Tensor:
+    """The product of reflections at some vectors, one after the other, [h, d, d]."""
+    product = torch.eye(mirrors_hdr.shape[1]).expand(len(mirrors_hdr), -1, -1)
+    for vector_hd in mirrors_hdr.unbind(-1):
+        unit_hd1 = (vector_hd / vector_hd.norm(dim=-1, keepdim=True))[..., None]
+        product = product - 2 * product @ unit_hd1 @ unit_hd1.mT
+    return product
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
@@ -266,7 +295,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
             there = (layer.factor_hNd != 0).to(value.dtype)
             later_value[:, :, :count] *= there
             later_value[:, :, :count] += layer.fill.under(value, there)
-        later_key[:, :, :count] *= layer.keys_hNd.to(key.dtype)
+        later_key[0, :, :count] = layer.cut(later_key[0, :, :count])
         out[:, count:] = eager(module, query, later_key, later_value, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)

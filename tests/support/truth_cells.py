@@ -49,7 +49,11 @@ CELL = {
     "precision": "fp32",
 }
 """A cell to change a level of; who reads more factors adds theirs."""
-KEYS = {"whole": {}, "cut": {"key_channels": 0.6, "key_window": 4}}
+KEYS = {
+    "whole": {},
+    "cut": {"key_channels": 0.6, "key_window": 4},
+    "turned": {"key_channels": 0.6, "key_axes": "pca", "key_window": 4},
+}
 REDUCERS = {
     "none": {},
     "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
@@ -100,7 +104,7 @@ FACTORS = {
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
     "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"],
-    "keys": ["whole", "cut"],
+    "keys": list(KEYS),
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
@@ -175,7 +179,7 @@ def _fill_fits(cell: Cell) -> bool:
 def _piece_fits(cell: Cell) -> bool:
     """Bytes of several channels need pieces of as many; heads are 16 channels wide."""
     per_code = FORMATS[cell["precision"]].per_code if cell.get("precision") in FORMATS else 1
-    if cell.get("keys") == "cut" and kept_channels(16, KEYS["cut"]["key_channels"]) % per_code:
+    if kept_channels(16, KEYS[cell.get("keys", "whole")].get("key_channels", 1)) % per_code:
         return False
     if per_code == 1 or cell.get("selector", "none") == "none":
         return True
@@ -190,7 +194,7 @@ def _piece_fits(cell: Cell) -> bool:
 def _eviction_fits(cell: Cell) -> bool:
     if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
         return False  # two passes in bf16 find other nearest keys
-    if cell.get("precision") == "int4_rotated" and cell.get("keys") == "cut":
+    if cell.get("precision") == "int4_rotated" and cell.get("keys", "whole") != "whole":
         return False
     if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False

@@ -158,7 +158,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=backbone.promised_fraction([tokens], spec.key_channels) * evicted,
+        nominal_kv=backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes) * evicted,
         anchor=None,
         trained=config is not None and not spec.overrides and compression.eviction is None,
         seed=seed,
@@ -212,6 +212,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
         parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
     parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
     parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
+    parts += [] if spec.key_axes == "own" else [spec.key_axes]
     parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
     parts += ["rerotated"] if spec.rerotate else []
     parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
@@ -337,7 +338,7 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
     keep = None if kept is None else str(kept)
     scope = "all" if spec.scope == "all" else "context"
     eviction = spec.eviction, keep, spec.eviction_every, dict(spec.eviction_options), scope
-    return *eviction, spec.kv_dtype, spec.key_channels, spec.merge, spec.rerotate, spec.protocol
+    return *eviction, spec.kv_dtype, spec.key_channels, spec.key_axes, spec.merge, spec.rerotate, spec.protocol
 
 
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:

@@ -291,13 +291,14 @@ class RunRecord:
         """
         before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
         kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
+        compression = answers.compression
         return cls(
             arm=arm,
             visual_tokens=f"{kept}/{before}",
             groups=groups_words(backbone.active_routing),
-            nominal_kv=backbone.promised_fraction([before], answers.compression.key_channels),
+            nominal_kv=backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
             realised_kv=answers.realised,
-            eviction=answers.compression.label,
+            eviction=compression.label,
             kv_bytes=answers.total("kv_bytes"),
             dense_kv_bytes=answers.total("dense_kv_bytes"),
             unread_bytes=answers.total("unread_bytes"),

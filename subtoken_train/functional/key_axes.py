@@ -1,0 +1,123 @@
+"""Turn keys to their principal axes, so that a cut along the last ones loses the least: RotateK, without the kernels.
+
+    k' = (k - m) Q        q' = q Q        q' . k' = q . k - q . m
+
+``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own. ``w_d`` is the length of
+channel d over the last queries, which are averaged over the head's group first, and the axes are the eigenvectors of
+``w_d C_de w_e``. Of a cut key the coordinates along the leading axes stay, and m in place of the others; ``q . m`` is
+the same for all keys, whole and later ones too, so that a softmax does not see it.
+
+Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Efficient Vision-Language Model
+Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``, ``update_rotatek`` and its Triton kernels). Logits
+are its own; otherwise than there
+
+- the eigenvectors are exact: the release's default are five steps of a subspace iteration from random vectors;
+- its ridge, which exact eigenvectors do not see, is left out;
+- *all* keys stand in the basis, whole ones turned and not cut, where the release keeps whole keys as they are and adds
+  ``q . (m - P m)`` to the logits of the cut ones: the same, for one span of kernels instead of two;
+- what is stored of Q are the vectors of as many Householder reflections as axes are cut, or kept where these are fewer:
+  their product takes the first channels to those axes and is orthogonal whatever they are rounded to, and within the
+  cut and the kept channels no axis is special to q . k. A quarter that is kept, or cut, then takes d / 4 vectors of d
+  numbers and a quarter of that in ``T``, which makes one product of them; the release stores d by k and a shift.
+
+Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
+channels, r = min(k, d - k) mirrors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subtoken_train.functional.key_channels import asking, in_blocks
+
+LEAST = 1e-3
+"""Least length of a channel of the queries, of its head's median one."""
+
+
+def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
+    """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32.
+
+    Args:
+        query_BHNd: rotated queries.
+        rows_BN: rows that ask, bool.
+        kv_heads: h; each stands for H / h query heads.
+    """
+    query_BWHd = asking(query_BHNd, rows_BN)
+    pooled_BWhd = query_BWHd.view(*query_BWHd.shape[:2], kv_heads, -1, query_BWHd.shape[-1]).mean(3)
+    length_Bhd = pooled_BWhd.square().sum(1).sqrt()
+    return torch.maximum(length_Bhd, LEAST * length_Bhd.median(-1, keepdim=True).values)
+
+
+def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
+
+    Args:
+        key_BhNd: rotated keys.
+        rows_BM: row of each entry, int64.
+        kept_BhM: entries of each head that count, bool; [B, 1, M] where all do alike.
+    """
+    batch, heads, _, width = key_BhNd.shape
+    count = kept_BhM.sum(-1).clamp(min=1)[..., None, None]
+    mean = key_BhNd.new_zeros(batch, heads, 1, width, dtype=torch.float32)
+    for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
+        mean += (key * marks).sum(2, keepdim=True)
+    mean /= count
+    square = key_BhNd.new_zeros(batch, heads, width, width, dtype=torch.float32)
+    for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
+        apart = (key - mean) * marks
+        square += apart.mT @ apart
+    return mean, square / count
+
+
+def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) -> Tensor:
+    """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d].
+
+    Args:
+        covariance_Bhdd: of keys.
+        length_Bhd: w, of queries; None: all channels are alike to them.
+    """
+    if length_Bhd is not None:
+        covariance_Bhdd = covariance_Bhdd * length_Bhd[..., None] * length_Bhd[..., None, :]
+    axes_Bhdd: Tensor = torch.linalg.eigh(covariance_Bhdd)[1]
+    return axes_Bhdd.flip(-1)
+
+
+def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mirrors that turn keys to their axes, and which channels then stay.
+
+    The product of the reflections is I - V T V^T, and the inverse of T is the upper triangle of V^T V with half of its
+    diagonal (Puglisi, 1992), so that it is orthogonal for all V without a column of zeros.
+
+    Args:
+        axes_Bhdd: orthonormal columns, those that stay first.
+        kept: k of them stay.
+
+    Returns:
+        V, fp16 [B, h, d, r]; T, fp32 [B, h, r, r]; the channels, bool [B, h, d].
+    """
+    width = axes_Bhdd.shape[-1]
+    few = kept <= width - kept
+    reflected, _ = torch.geqrf(axes_Bhdd[..., :kept] if few else axes_Bhdd[..., kept:])
+    count, eye = reflected.shape[-1], torch.eye(width, device=reflected.device)
+    mirrors_Bhdr = (reflected.tril(-1) + eye[:, :count]).half()
+    stored = mirrors_Bhdr.float()
+    product = stored.mT @ stored
+    upper = product.triu(1) + torch.diag_embed(product.diagonal(dim1=-2, dim2=-1) / 2)
+    joint_Bhrr = torch.linalg.solve_triangular(upper, eye[:count, :count].expand_as(upper), upper=True)
+    first_d = torch.arange(width, device=reflected.device) < count
+    return mirrors_Bhdr, joint_Bhrr, (first_d if few else ~first_d).expand(axes_Bhdd.shape[:-1])
+
+
+def mirrored(vectors_Bhnd: Tensor, mirrors_Bhdr: Tensor, joint_Bhrr: Tensor) -> Tensor:
+    """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again.
+
+    Args:
+        vectors_Bhnd: keys or queries.
+        mirrors_Bhdr: V.
+        joint_Bhrr: T.
+    """
+    own, mirrors, joint = (part.float().flatten(0, 1) for part in (vectors_Bhnd, mirrors_Bhdr, joint_Bhrr))
+    with torch.autocast(vectors_Bhnd.device.type, enabled=False):
+        seen = own @ mirrors @ joint
+        return torch.baddbmm(own, seen, mirrors.mT, alpha=-1).view(vectors_Bhnd.shape)
