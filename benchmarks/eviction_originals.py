@@ -1,7 +1,7 @@
-"""Outputs of CAKE's, LOOK-M's, MEDA's, HeadKV's and SparseMM's own code on small random inputs, for their tests.
+"""Outputs of CAKE's, LOOK-M's, MEDA's, HeadKV's, SparseMM's and RotateK's own code on small inputs, for their tests.
 
     git clone https://github.com/antgroup/cakekv; git clone https://github.com/SUSTechBruce/LOOK-M; ...
-    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA HeadKV SparseMM    # needs torch and safetensors alone
+    python -m benchmarks.eviction_originals cakekv LOOK-M MEDA HeadKV SparseMM rotatek    # torch and safetensors alone
 
 The functions and classes are taken out of the checkouts' files as they stand and run here: nothing of theirs is in this
 project. One file is written, ``benchmarks/results/eviction_originals.safetensors``: inputs, scores, what stayed, and in
@@ -176,7 +176,30 @@ def by_head(method: Any, query_HNd: Tensor, key_hNd: Tensor) -> Tensor:
     return torch.stack([torch.zeros(ROWS, dtype=torch.bool).scatter(0, own, True) for own in heads])
 
 
-CASES = {"cake": cake, "lookm": lookm, "meda": meda, "headkv": headkv, "sparsemm": sparsemm}
+def rotatek(checkout: Path) -> dict[str, Tensor]:
+    """Text, an image, text: the logits of new queries on the image's keys that keep a quarter and three quarters.
+
+    Eigenvectors are exact (``ROTATEK_SOLVER=eigh``); with and without the weights of the queries.
+    """
+    file, before, after = "integrations/lmms_eval/models/model_utils/kv_pruning_utils.py", 9, 12
+    mixed = torch.randn(KV_HEADS, WIDTH, WIDTH)
+    key = (torch.randn(1, KV_HEADS, ROWS, WIDTH) + 2 * torch.randn(1, KV_HEADS, 1, WIDTH)) @ mixed
+    query = torch.randn(1, HEADS, ROWS, WIDTH) * torch.rand(HEADS, 1, WIDTH) ** 2
+    found = {"query": query, "key": key, "image": torch.tensor([before, ROWS - after]), "window": torch.tensor(WINDOW)}
+    for word, aware in (("weighted", True), ("plain", False)):
+        told = {"QUERY_WINDOW": WINDOW, "_ROTATEK_SOLVER": "eigh", "_ROTATEK_QUERY_AWARE": aware}
+        code = taken(checkout, file, ("_split_spans", "ChannelPruner"), **told)
+        for kept in (WIDTH // 4, 3 * WIDTH // 4):
+            pruner = code.ChannelPruner(1 - kept / WIDTH, before, after)
+            thin, *_ = pruner.update_rotatek(key, query, key, None, HEADS // KV_HEADS)
+            asks = query.view(1, KV_HEADS, -1, WIDTH)  # of all rows and heads of a group
+            shift = asks @ pruner.current_rotatek_delta_mu[..., None]
+            logits = asks @ pruner.current_rotatek_R_partial @ thin.mT + shift
+            found[f"{word}.{kept}.logits"] = logits
+    return found
+
+
+CASES = {"cake": cake, "lookm": lookm, "meda": meda, "headkv": headkv, "sparsemm": sparsemm, "rotatek": rotatek}
 
 
 def main() -> None:

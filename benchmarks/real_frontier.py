@@ -88,6 +88,7 @@ def settings(arm: Arm) -> dict[str, Any]:
         made |= {"eviction_options": options} if options else {}
     made |= {"kv_dtype": own.kv_dtype} if own.kv_dtype != "model" else {}
     made |= {"key_channels": own.key_channels} if own.key_channels < 1 else {}
+    made |= {"key_axes": own.key_axes} if own.key_axes != "own" else {}
     return made | ({"groups": "{},{}".format(*arm.groups)} if arm.groups else {})
 
 

@@ -56,7 +56,7 @@ from subtoken_train.inference.prefill import append, contexts_of, pack_whole, ru
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.routing import untrained_routing
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, KeyAxes
 from subtoken_train.view.view import TaskPlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,6 +140,8 @@ BRIEF = {
 SHARED = 6
 """Methods that share a prompt's pass; their records are written together."""
 GROUPS = (16, 12)
+ROTATED = "3/4 of the key channels, keys rotated"
+BOTH = f"{ROTATED}, 12 of 16 value groups by norm"
 CUT = 0.125
 """Of a token's bytes, that 12 of 16 value groups or three quarters of the key channels leave out, nearly."""
 SEEN = ("kvzip", "compactor", "expected_attention", "snapkv", "pyramidkv", "h2o", "tova", "kvcompose", "finch")
@@ -172,6 +174,7 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
     found: dict[str, list[Arm]] = {"full": [Arm("full cache", Compression())]}
     found["bits"] = [Arm(f"{kind} of everything", Compression(kv_dtype=kind)) for kind in ("int8", "int4")]
     found["channels"] = [Arm("3/4 of the key channels", Compression(key_channels=0.75))]
+    found["few channels"] = [Arm("1/4 of the key channels", Compression(key_channels=0.25))]
     chains = {name: (name.split(" ")[0], options) for name, options in METHODS.items()}
     if (nets := NETS / f"{model}.json").exists():
         chains["kvzap"] = ("kvzap", {"calibration": str(nets)})
@@ -227,12 +230,26 @@ def cut_arms() -> dict[str, list[Arm]]:
     halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
     rounded_halves: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
     four_bits: Shares = [(0.867, "int4_rotated"), (0.505, "int4_rotated"), (0.407, "int4_rotated")]
+    # the basis of a head's keys takes the bytes of 12.5 of its entries
+    turned: Shares = [(0.552, "model"), (0.23, "model"), (0.123, "model")]
+    turned_bits: Shares = [(0.435, "int8"), (0.235, "int8"), (0.455, "int4")]
+    both: Shares = [(0.63, "model"), (0.263, "model"), (0.14, "model")]
+    both_bits: Shares = [(0.488, "int8"), (0.262, "int8")]
     rotated_halves: Shares = [(0.578, "int4_rotated"), (0.466, "int4_rotated"), (0.273, "int4_rotated")]
     return {
         "kvzip channels": _kvzip_arms(tokens, "3/4 of the key channels", key_channels=0.75),
         "kvzip channels bits": _kvzip_arms(
             [(0.473, "int8"), (0.273, "int8"), (0.528, "int4")], "3/4 of the key channels", key_channels=0.75
         ),
+        "rotated channels": [Arm(ROTATED, Compression(key_channels=0.75, key_axes="pca"))],
+        "few rotated channels": [
+            Arm("1/4 of the key channels, keys rotated", Compression(key_channels=0.25, key_axes="pca"))
+        ],
+        "kvzip rotated channels": _kvzip_arms(turned, ROTATED, key_channels=0.75, key_axes="pca"),
+        "kvzip rotated channels bits": _kvzip_arms(turned_bits, ROTATED, key_channels=0.75, key_axes="pca"),
+        "both cuts": [Arm(BOTH, Compression(key_channels=0.75, key_axes="pca"), GROUPS)],
+        "kvzip both cuts": _kvzip_arms(both, BOTH, GROUPS, key_channels=0.75, key_axes="pca"),
+        "kvzip both cuts bits": _kvzip_arms(both_bits, BOTH, GROUPS, key_channels=0.75, key_axes="pca"),
         "groups": [Arm(_groups_words(GROUPS), Compression(), GROUPS)],
         "kvzip groups": _kvzip_arms(tokens, _groups_words(GROUPS), GROUPS),
         "kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS), GROUPS),
@@ -260,13 +277,18 @@ def _groups_words(groups: tuple[int, int], turned: bool = False) -> str:
 
 
 def _kvzip_arms(
-    kinds: Shares, words: str, groups: tuple[int, int] | None = None, turned: bool = False, key_channels: float = 1
+    kinds: Shares,
+    words: str,
+    groups: tuple[int, int] | None = None,
+    turned: bool = False,
+    key_channels: float = 1,
+    key_axes: KeyAxes = "own",
 ) -> list[Arm]:
     kvzip = build_eviction("kvzip")
     return [
         Arm(
             f"kvzip {keep:.1%}{'' if kind == 'model' else f' in {kind}'}, {words}",
-            Compression(kvzip, keep, kv_dtype=kind, key_channels=key_channels),
+            Compression(kvzip, keep, kv_dtype=kind, key_channels=key_channels, key_axes=key_axes),
             groups,
             turned=turned,
         )
@@ -508,6 +530,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 Records = Mapping[str, Mapping[str, Any]]
 BUDGETS = {"50.0": 0, "57.1": 0, "65.8": 0, "21.9": 1, "25.0": 1, "28.6": 1, "12.5": 2, "14.3": 2, "16.5": 2}
+BUDGETS |= {"55.2": 0, "63.0": 0, "23.0": 1, "26.3": 1, "12.3": 2, "14.0": 2}
 """Column of an arm by its share of tokens; groups and cut keys hold more tokens in the same bytes."""
 TWINS = {
     "kvzip 47.0% in int8, 12 of 16 value groups by norm": "kvzip 42% in int8",
@@ -529,6 +552,11 @@ TWINS = {
     "kvzip 47.3% in int8, 3/4 of the key channels": "kvzip 42% in int8",
     "kvzip 27.3% in int8, 3/4 of the key channels": "kvzip 24% in int8",
     "kvzip 52.8% in int4, 3/4 of the key channels": "kvzip 47% in int4",
+    f"kvzip 43.5% in int8, {ROTATED}": "kvzip 42% in int8",
+    f"kvzip 23.5% in int8, {ROTATED}": "kvzip 24% in int8",
+    f"kvzip 45.5% in int4, {ROTATED}": "kvzip 47% in int4",
+    f"kvzip 48.8% in int8, {BOTH}": "kvzip 42% in int8",
+    f"kvzip 26.2% in int8, {BOTH}": "kvzip 24% in int8",
     "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 46.5% in int4_rotated",
     "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 37.5% in int4_rotated",
     "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 22.0% in int4_rotated",

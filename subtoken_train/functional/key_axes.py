@@ -11,8 +11,11 @@ Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Ef
 Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``, ``update_rotatek`` and its Triton kernels). Logits
 are its own; otherwise than there
 
+- keys of text are cut as well, where a text's context is what is compressed. The release cuts visual tokens alone, and
+  so never the first one, which all tokens look at and whose key lies far from all others: it stays whole here too;
 - the eigenvectors are exact: the release's default are five steps of a subspace iteration from random vectors;
-- its ridge, which exact eigenvectors do not see, is left out;
+- its ridge, which exact eigenvectors do not see, is left out, and so are the weights of a head that cuts no more keys
+  than channels stay: the keys' own axes then lose nothing, where weighted ones leave open what the others are;
 - *all* keys stand in the basis, whole ones turned and not cut, where the release keeps whole keys as they are and adds
   ``q . (m - P m)`` to the logits of the cut ones: the same, for one span of kernels instead of two;
 - what is stored of Q are the vectors of as many Householder reflections as axes are cut, or kept where these are fewer:
@@ -30,9 +33,30 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.key_channels import asking, in_blocks
+from subtoken_train.types import KeyTurn
 
 LEAST = 1e-3
 """Least length of a channel of the queries, of its head's median one."""
+
+
+def turn_of(
+    key_BhNd: Tensor, rows_BM: Tensor, cut_BhM: Tensor, length_Bhd: Tensor, kept: int
+) -> tuple[KeyTurn, Tensor]:
+    """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d].
+
+    Args:
+        key_BhNd: rotated keys.
+        rows_BM: row of each entry, int64.
+        cut_BhM: entries of each head that are cut, bool.
+        length_Bhd: w, of queries.
+        kept: k.
+    """
+    with torch.autocast(key_BhNd.device.type, enabled=False):  # in fp32 alone is the basis orthogonal
+        centre_Bh1d, covariance_Bhdd = key_spread(key_BhNd, rows_BM, cut_BhM)
+        few_Bh1 = cut_BhM.sum(-1, keepdim=True) <= kept
+        axes_Bhdd = principal_axes(covariance_Bhdd, length_Bhd.masked_fill(few_Bh1, 1))
+        mirrors_Bhdr, joint_Bhrr, channels_Bhd = mirrors_of(axes_Bhdd, kept)
+    return KeyTurn(centre_Bh1d.half(), mirrors_Bhdr, joint_Bhrr), channels_Bhd
 
 
 def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:

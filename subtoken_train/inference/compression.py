@@ -314,10 +314,15 @@ class Compression:
         return self.keep if self.unit == "fraction" else None
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
-        """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt."""
+        """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt.
+
+        Along principal axes its first stays whole too: all tokens look at it, and its key lies far from all others.
+        """
         if self.key_channels == 1:
             return torch.zeros_like(regions_BM, dtype=torch.bool)
-        return self.in_scope(regions_BM) & ~last_marked(regions_BM != Region.PADDING, self.key_window)
+        visible_BM = regions_BM != Region.PADDING
+        cut_BM = self.in_scope(regions_BM) & ~last_marked(visible_BM, self.key_window)
+        return cut_BM if self.key_axes == "own" else cut_BM & (visible_BM.cumsum(-1) > 1)
 
     @property
     def merging(self) -> Merge:

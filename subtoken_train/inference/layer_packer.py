@@ -34,7 +34,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
-from subtoken_train.functional.key_axes import key_spread, mirrors_of, principal_axes, query_lengths
+from subtoken_train.functional.key_axes import query_lengths, turn_of
 from subtoken_train.functional.key_channels import BLOCK, best_channels, key_energy, query_energy
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
@@ -44,7 +44,7 @@ from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.storage import Block, RoutedValues
 from subtoken_train.kernels.tail import Fill
 from subtoken_train.ledger.kv_budget import kept_channels
-from subtoken_train.types import CutKeys, KeyTurn, LayerPlan, Region
+from subtoken_train.types import CutKeys, LayerPlan, Region
 
 
 class KeyCut:
@@ -77,9 +77,8 @@ class KeyCut:
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
             plan.cut_keys = CutKeys(cut_BN, best_channels(scores, count))
             return
-        centre, covariance = key_spread(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None])
-        mirrors, joint, channels = mirrors_of(principal_axes(covariance, self.asked[layer]), count)
-        plan.cut_keys = CutKeys(cut_BN, channels, KeyTurn(centre.half(), mirrors, joint))
+        turn, channels = turn_of(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None], self.asked[layer], count)
+        plan.cut_keys = CutKeys(cut_BN, channels, turn)
 
 
 class QueryMoments:

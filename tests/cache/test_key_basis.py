@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.cache.entries import read_keys, read_values
-from subtoken_train.cache.key_basis import BalancedBasis, rotation
+from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis, rotation
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.functional.key_axes import key_spread, mirrors_of, principal_axes
 from subtoken_train.kernels.formats import FORMATS, MODEL, Format
 from tests.support.packing import SETS, dense, masked_attention
 
@@ -35,14 +36,25 @@ def test_the_rotation_is_orthogonal_and_spreads(width):
     assert float((torch.ones(width) @ turn).abs().max()) <= 2**0.5 + 1e-6  # of a vector whose channels are alike
 
 
-@settings(max_examples=40, deadline=None)
+def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
+    """A basis of marked keys of which half of the channels would stay."""
+    rows = torch.arange(key.shape[2]).expand(len(key), -1)
+    centre, covariance = key_spread(key, rows, marks[:, None])
+    return MirroredBasis(centre.half(), *mirrors_of(principal_axes(covariance), -(-key.shape[-1] // 2))[:2])
+
+
+MADE = {"balanced": BalancedBasis.of, "mirrored": mirrored_basis}
+
+
+@settings(max_examples=60, deadline=None)
 @given(
+    made=st.sampled_from(list(MADE)),
     seed=st.integers(0, 999),
     shape=st.sampled_from([(1, 1, 4, 8), (3, 2, 4, 16), (2, 3, 3, 12), (2, 2, 6, 7)]),
     length=st.sampled_from([0, 1, 9]),
     new=st.sampled_from([1, 3]),
 )
-def test_scores_are_the_same_but_for_one_number_of_all_keys(seed, shape, length, new):
+def test_scores_are_the_same_but_for_one_number_of_all_keys(made, seed, shape, length, new):
     batch, kv_heads, heads, width = shape
     heads = kv_heads * heads
     generator = torch.Generator().manual_seed(seed)
@@ -52,8 +64,9 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(seed, shape, length,
     )
     later = 3 * torch.randn(batch, kv_heads, 5, width, generator=generator)
     marks = torch.rand(batch, length, generator=generator) < 0.7
-    basis = BalancedBasis.of(key, marks)
-    assert bool((torch.isfinite(basis.size_Bh1d) & (basis.size_Bh1d > 0)).all())
+    basis = MADE[made](key, marks)
+    assert all(bool(torch.isfinite(part).all()) for part in basis.stored.values())
+    assert not isinstance(basis, BalancedBasis) or bool((basis.size_Bh1d > 0).all())
     everything = torch.cat([key, later], 2)
 
     def scores(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -80,31 +93,42 @@ def test_padding_does_not_count_and_samples_are_chosen():
     assert basis.nbytes == 3 * 2 * 8 * 2 * 2  # two fp16 numbers of every sample, head and channel
 
 
+@pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtypes_stay(dtype):
+def test_dtypes_stay(dtype, made):
     key = uneven(1, 2, 2, 9, 16).to(dtype)
-    basis = BalancedBasis.of(key, torch.ones(2, 9, dtype=torch.bool))
+    basis = MADE[made](key, torch.ones(2, 9, dtype=torch.bool))
     assert basis.keys(key).dtype == basis.own_keys(key).dtype == basis.queries(key).dtype == dtype
 
 
-def layer_of(state, form: Format, key: torch.Tensor) -> PackedLayer:
+def test_autocast_turns_no_key_less_precisely():
+    key = uneven(2, 1, 2, 9, 16)
+    basis = mirrored_basis(key, torch.ones(1, 9, dtype=torch.bool))
+    turned = basis.keys(key)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(basis.keys(key), turned)
+        assert torch.allclose(basis.own_keys(turned), key, atol=1e-4, rtol=1e-4)
+
+
+def layer_of(state, form: Format, key: torch.Tensor, made: str = "balanced") -> PackedLayer:
     """A layer of a state's plan with other keys, in a basis."""
-    basis = BalancedBasis.of(key, torch.ones(len(key), key.shape[2], dtype=torch.bool))
+    basis: KeyBasis = MADE[made](key, torch.ones(len(key), key.shape[2], dtype=torch.bool))
     layer, packing = PackedLayer(), Packing(state.packing.layout, form)
     blocks = pack_layer(basis.keys(key), state.read, layer_plan(state.keep, state.groups), packing)
     layer.store_prompt(blocks, key.shape[2], key, None, basis)
     return layer
 
 
+@pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("path", ["reference", "cpu"])
 @pytest.mark.parametrize("num_groups", [None, 4])
 @pytest.mark.parametrize("sets", SETS)
-def test_a_layer_attends_as_one_of_plain_keys(sets, num_groups, path, monkeypatch):
+def test_a_layer_attends_as_one_of_plain_keys(sets, num_groups, path, made, monkeypatch):
     """Unrounded: one token (in C where a compiler is), several, and after samples were chosen; grouped query heads."""
     monkeypatch.setenv("SUBTOKEN_KERNEL", path)
     state = dense(seed=5, num_groups=num_groups, sets=sets)
     state.key = uneven(5, *state.key.shape)
-    layer = layer_of(state, MODEL, state.key).branch()
+    layer = layer_of(state, MODEL, state.key, made).branch()
     draw = torch.Generator().manual_seed(6)
     tail_key, tail_value = (3 * torch.randn(3, 2, 4, 8, generator=draw) for _ in range(2))
     layer.update(tail_key, tail_value)

@@ -22,6 +22,7 @@ from tests.support.sampling import cells
 
 CELLS = {
     "routed": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets", "keys": "cut"},
+    "turned": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets", "keys": "turned"},
     "window": {"family": "mistral_window", **PLAIN},
     "pages": {"family": "llama", **PLAIN, "eviction": "read_pages"},
     "mrope": {"family": "qwen2_5_vl", **PLAIN},
@@ -36,7 +37,8 @@ def packed(request):
     family = model.backbone.family
     width = family.shape.num_kv_heads, family.shape.head_dim, torch.float32, MODEL
     axes = 3 if family.tower_positions == "mrope" else 1
-    return *packed_tensors(model.cache.packed), PackedShape(2, *width, family.windows, axes)
+    mirrors = 6 if CELLS[request.param].get("keys") == "turned" else 0  # 10 of 16 channels stay
+    return *packed_tensors(model.cache.packed), PackedShape(2, *width, family.windows, axes, mirrors)
 
 
 def read(record, tensors, shape):

@@ -43,6 +43,7 @@ CELLS = {
     "llama split": {"family": "llama", "reducer": "compactor", "selector": "value_norm", "eviction": "none"},
     "llama pages": {"family": "llama", **PLAIN, "eviction": "quest_steps"},
     "qwen3": {"family": "qwen3", **PLAIN, "eviction": "kvcompose", "keys": "cut"},
+    "llama turned": {"family": "llama", **PLAIN, "eviction": "snapkv", "keys": "turned"},
     "mistral_window": {"family": "mistral_window", **PLAIN, "eviction": "ada(knorm)"},
     "qwen2_window": {"family": "qwen2_window", "reducer": "none", "selector": "mean", "eviction": "none"},
 }

@@ -18,6 +18,7 @@ CELLS = {
     "routed": {"eviction": "none"},
     "routed, unequal heads": {},
     "whole heads": {"selector": "none"},
+    "turned keys": {"keys": "turned"},
     "int8": {"precision": "int8"},
     "int8, equal rows": {"eviction": "none", "batch": "one", "precision": "int8"},
 }

@@ -112,6 +112,22 @@ def test_key_channels_and_integers(kv_dtype):
     check(cell, "three_left", METHODS["h2o"], (7, 13), key_channels=0.5, kv_dtype=kv_dtype)
 
 
+@pytest.mark.parametrize("scope", ["context", "all"])
+def test_key_channels_along_principal_axes(scope):
+    """The same basis, but for numbers that fall on two sides of a half: mirrors are stored in fp16."""
+    backbone = backbone_of({**CELL, "family": "llama", "reducer": "none", "selector": "linear"})
+    batch = prompts(backbone.family, "three", True)
+    compression = Compression(scope=scope, key_channels=0.5, key_axes="pca", key_window=4)
+    plan, logits = opened(backbone, batch, compression)
+    for chunk in (7, 13):
+        found, near = opened(backbone, batch, replace(compression, prefill_chunk=chunk))
+        for ours, its in zip(found.layers, plan.layers, strict=True):
+            assert torch.equal(ours.cut_keys.entries_BN, its.cut_keys.entries_BN)
+            for name, part in vars(its.cut_keys.turn).items():
+                assert torch.allclose(getattr(ours.cut_keys.turn, name).float(), part.float(), atol=2e-3), name
+        assert (near - logits).abs().max() < 2e-3
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "reducer", "selector"), [("llama", "quest", "linear"), ("llava", "none", "none")])
 def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):

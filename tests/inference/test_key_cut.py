@@ -10,7 +10,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
-from subtoken_train.ledger.kv_budget import kept_channels
+from subtoken_train.ledger.kv_budget import KVBudget, basis_bytes, kept_channels
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region, in_compressed_region
 from tests.support.helpers import FirstEntries, compress
@@ -29,17 +29,20 @@ def filled(compression, routing=None, prompts=PROMPTS, **shape):
     return backbone, batch, prefill(backbone, batch, cache, compression), cache
 
 
+@pytest.mark.parametrize("axes", ["own", "pca"])
 @pytest.mark.parametrize("scope", [None, "all"])
-def test_keys_in_scope_are_cut_but_for_the_last_rows(scope):
+def test_keys_in_scope_are_cut_but_for_the_last_rows(scope, axes):
     eviction = None if scope is None else FirstEntries()
     keep = 1.0 if scope is None else 0.5
-    _, batch, first, _ = filled(Compression(eviction, keep, scope=scope, key_channels=0.6))
+    _, batch, first, _ = filled(Compression(eviction, keep, scope=scope, key_channels=0.6, key_axes=axes))
     for plan in first.plan.layers:
         for sample, padded in enumerate(plan.entries_BN):
             entries = padded[padded >= 0]
             real = (batch.regions_BN[sample] != Region.PADDING).nonzero()[:, 0]
             in_scope = in_compressed_region(batch.regions_BN[sample])[entries] | (scope == "all")
             expected = in_scope & ~torch.isin(entries, real[-32:])
+            if axes == "pca":
+                expected &= entries != real[0]  # all tokens look at it
             assert plan.cut_keys.entries_BN[sample, : len(entries)].tolist() == expected.tolist()
         assert not plan.cut_keys.entries_BN[plan.entries_BN < 0].any()
         assert (plan.cut_keys.channels_Bhd.sum(-1) == kept_channels(16, 0.6)).all()
@@ -48,27 +51,32 @@ def test_keys_in_scope_are_cut_but_for_the_last_rows(scope):
 @pytest.mark.parametrize("routing", [None, ROUTING])
 @pytest.mark.parametrize("method", [None, "shared", "own"])
 @pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])
+@pytest.mark.parametrize("axes", ["own", "pca"])
 @torch.no_grad()
-def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype):
+def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype, axes):
     eviction = {None: None, "shared": FirstEntries(), "own": OwnSets()}[method]
     keep = 1.0 if eviction is None else 0.5
-    compression = Compression(eviction, keep, kv_dtype=kv_dtype, key_channels=0.6)
+    compression = Compression(eviction, keep, kv_dtype=kv_dtype, key_channels=0.6, key_axes=axes)
     backbone, batch, first, cache = filled(compression, routing)
     told = report(backbone, batch, first.plan, cache, compression)
     shares = account(backbone, batch, first, cache)
     assert sum(share.kv_bytes for share in shares) == told.payload_bytes + told.index_bytes
     whole = filled(Compression(eviction, keep, kv_dtype=kv_dtype), routing)
     before = account(whole[0], batch, whole[2], whole[3])
+    shape = backbone.family.shape
+    basis = shape.num_layers * basis_bytes(shape, KVBudget(key_channels=0.6, key_axes=axes))
+    assert basis * len(shares) == sum(layer.basis_bytes for layer in cache.layers)
     for share, other in zip(shares, before, strict=True):
         saved = other.kv_bytes - share.kv_bytes
         assert saved == other.region_bytes - share.region_bytes
+        saved += basis
         assert (saved + share.index_bytes - other.index_bytes > 0) == (share.entries_before > 0)
     if kv_dtype == "model":
         assert told.payload_bytes == told.ledger.bytes_of(with_index=False)
         for share, other in zip(shares, before, strict=True):
             saved_keys = (other.keys_after - share.keys_after) * backbone.family.shape.side_bytes
             index = share.index_bytes - other.index_bytes
-            assert saved_keys == pytest.approx(other.region_bytes - share.region_bytes + index)
+            assert saved_keys == pytest.approx(other.region_bytes - share.region_bytes + index + basis)
     if routing is None and method != "own":
         rows = sum(block.rows.nbytes for x in cache.layers for block in x.blocks if block.rows is not None)
         assert told.index_bytes - rows == sum(entry.index_bytes for entry in told.ledger.entries)
@@ -85,12 +93,22 @@ def test_the_promise_is_what_a_long_context_takes():
     assert routed.promised_fraction([100], 0.5) == (0.5 + 0.25) / 2
 
 
+def test_the_promise_holds_the_basis():
+    cut = Compression(key_channels=0.5, key_axes="pca")
+    backbone, batch, first, cache = filled(cut, prompts=[(1500, 40, 0)], max_position_embeddings=2048)
+    told, shape = report(backbone, batch, first.plan, cache, cut), backbone.family.shape
+    basis = shape.num_kv_heads * (2 * 16 * 9 + 4 * 8 * 8)  # a centre and 8 mirrors in fp16, and what joins them
+    assert told.nominal_fraction == pytest.approx(0.75 + basis / (1500 * 2 * shape.side_bytes))
+    assert told.realised_fraction == pytest.approx(told.nominal_fraction)
+
+
+@pytest.mark.parametrize("axes", ["own", "pca"])
 @pytest.mark.parametrize("routing", [None, ROUTING])
 @pytest.mark.parametrize("name", ["streaming_llm", "snapkv"])
-def test_budgets_in_bytes_are_kept_and_used(routing, name):
+def test_budgets_in_bytes_are_kept_and_used(routing, name, axes):
     eviction, budget = build_eviction(name), 100_000
     for share in (1.0, 0.6, 0.3):
-        compression = Compression(eviction, budget, "bytes", key_channels=share)
+        compression = Compression(eviction, budget, "bytes", key_channels=share, key_axes="own" if share == 1 else axes)
         backbone, batch, first, cache = filled(compression, routing, [(500, 40, 0)])
         (kept,) = account(backbone, batch, first, cache)
         shape = backbone.family.shape
@@ -99,7 +117,9 @@ def test_budgets_in_bytes_are_kept_and_used(routing, name):
         assert budget - dearest < kept.kv_bytes - index <= budget
 
 
-def test_a_share_that_rounds_to_all_channels_cuts_nothing():
-    *_, first, cache = filled(Compression(key_channels=0.99))
+@pytest.mark.parametrize("axes", ["own", "pca"])
+def test_a_share_that_rounds_to_all_channels_cuts_nothing(axes):
+    *_, first, cache = filled(Compression(key_channels=0.99, key_axes=axes))
+    assert all(layer.basis is None for layer in cache.layers)
     assert all(plan.cut_keys is None for plan in first.plan.layers)
     assert all(block.channels is None for layer in cache.layers for block in layer.blocks)

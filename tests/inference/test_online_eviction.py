@@ -80,10 +80,10 @@ def compression_of(cell: dict[str, str], **changed) -> Compression:
     return Compression(method, **(settings | changed))
 
 
-def check(cell: dict[str, str], steps: int = 18) -> None:
+def check(cell: dict[str, str], steps: int = 18, **changed) -> None:
     """Logits are the truth's, and the budget is held by every row, of all layers together at least."""
     backbone = backbone_of(cell)
-    run = decoded_online(backbone, batch_of(cell), steps, compression_of(cell), cell["protocol"])
+    run = decoded_online(backbone, batch_of(cell), steps, compression_of(cell, **changed), cell["protocol"])
     largest, same = largest_difference(backbone, run)
     assert largest < 1e-4
     assert same
@@ -109,6 +109,14 @@ def test_decoding_is_the_truth(cell):
 @pytest.mark.parametrize("cell", DRAWN[QUICK:ALL], ids=name_of)
 def test_decoding_is_the_truth_everywhere(cell):
     check(cell)
+
+
+@sampled("eviction", ONLINE, every=5)
+@sampled("protocol", ["query_aware", "context_first"], every=2)
+def test_keys_that_are_cut_along_principal_axes(eviction, protocol):
+    """What the tail holds is evicted, and packed, in their basis."""
+    cell = cell_of(eviction=eviction, protocol=protocol, keys="0.5")
+    check(cell, key_axes="pca")
 
 
 def cell_of(**levels: str) -> dict[str, str]:

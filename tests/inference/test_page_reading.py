@@ -137,6 +137,11 @@ def test_beams_take_their_pages_along():
         ),
         (Compression(build_eviction("quest_steps"), 9000, "bytes"), None, "frees no bytes.*a share such as 0.25"),
         (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "whole keys; use key_channels=1"),
+        (
+            Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5, key_axes="pca"),
+            None,
+            "whole keys; use key_channels=1",
+        ),
         (Compression(build_eviction("quest_steps"), 0.5, merge="pivot"), None, "drops nothing that could be merged"),
     ],
 )
