@@ -23,6 +23,7 @@ PAGES = {
     "recall": "trained_arms/recall",
     "routed_recall": "trained_arms/recall",
     "beyond": "trained_arms/beyond",
+    "bytes": "trained_arms/bytes",
     "fill": "trials/ratios",
     "matched_adapted": "trained_arms/adapted",
     "matched_layer2": "trained_arms/layer2",

@@ -102,6 +102,20 @@ def test_no_link_leads_nowhere(site):
     assert dead == []
 
 
+def test_every_picture_of_a_page_is_shown(site):
+    """One that lies outside of ``docs/`` and is not added would leave its words alone."""
+    named = [
+        (page.stem, Path(picture).name)
+        for page in (ROOT / "docs").rglob("*.md")
+        for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 5
+    shown = {
+        (path.parent.name, Path(place).name) for path in site.rglob("index.html") for place in Fetched(path).places
+    }
+    assert [each for each in named if each not in shown and each[0] != "index"] == []
+
+
 def test_it_is_whole_and_asks_nobody(site):
     pages = {path.relative_to(site).as_posix(): Fetched(path) for path in site.rglob("*.html")}
     assert len(pages) > 40
