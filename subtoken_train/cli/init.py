@@ -34,6 +34,11 @@ docs/own_data.md walks through it."""
 _ASKED = "local_text/test.jsonl"
 """Folder below a ``--data-root`` in which the task ``local_text`` looks for questions."""
 _KINDS = ("image", "question", "answer")
+_OTHERWISE = {
+    False: "a real model for a laptop: subtoken-train data smollm2, then --backbone checkpoints/smollm2 --overwrite",
+    True: "it has seen drawn digits alone, so what it says of photos means nothing; models that see them need a GPU",
+}
+"""What is said of the embedded models of texts and of images."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +156,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
         f"to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
+        *([_OTHERWISE[data.kind == "images"]] if chosen.is_embedded else []),
     ]
 
 

@@ -52,6 +52,7 @@ def test_images_and_a_table(tmp_path, capsys):
     assert (recipe["output_dir"], anchor["output_dir"]) == ("runs/mine", "runs/mine_anchor")
     assert lines[0] == "mine: questions.csv: 20 records (image in 'image', question in 'question', answer in 'answer')"
     assert "10 images, all opened" in lines[1]
+    assert any("has seen drawn digits alone" in line for line in lines)
     assert [line.split()[:2] for line in lines if line.startswith("  ")] == [
         ["subtoken-train", word] for word in ("check", "fit", "fit", "evaluate", "generate")
     ]
@@ -175,6 +176,7 @@ def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, c
     assert recipe["trainer"]["accelerator"] == "gpu"
     assert any("does not know your words ('What', 'does', 'zebra')" in line for line in lines)
     assert any(line.startswith("to use another one: --backbone NAME --overwrite") for line in lines)
+    assert not any("drawn digits" in line for line in lines)
 
 
 @sampled(
@@ -262,6 +264,8 @@ def test_conversations_become_documents_and_questions(tmp_path, capsys):
     recipe = yaml.safe_load((out / "mine.yaml").read_text())
     assert recipe["data"]["train"] == {"name": "mine_subtoken/train.jsonl", "documents": "conversations"}
     assert any("--tasks local_text --data-root mine_subtoken" in line for line in lines)
+    offered = "subtoken-train data smollm2, then --backbone checkpoints/smollm2 --overwrite"
+    assert f"a real model for a laptop: {offered}" in lines
 
 
 @sampled("end", ["\n", "\r\n"], every=2)
