@@ -127,6 +127,8 @@ def test_it_is_whole_and_asks_nobody(site):
     assert pages["evictions/index.html"].anchors >= {*EVICTIONS, *WRAPPERS}
     assert pages["reducers/index.html"].anchors >= set(REDUCERS)
     assert "subtoken_train.inference.model.SubTokenModel.from_pretrained" in pages["api/index.html"].anchors
+    caches = {name.rpartition(".")[2] for name in pages["api_caches/index.html"].anchors}
+    assert caches >= {"Compression", "CompressionSettings", "PackedCache"}
     for old in ("choose_budget", "equal_bytes"):  # old addresses still lead somewhere
         assert 'url=../budgets/"' in (site / old / "index.html").read_text(encoding="utf-8")
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
