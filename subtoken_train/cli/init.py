@@ -38,7 +38,7 @@ _OTHERWISE = {
     False: "a real model for a laptop: subtoken-train data smollm2, then --backbone checkpoints/smollm2 --overwrite",
     True: "it has seen drawn digits alone, so what it says of photos means nothing; models that see them need a GPU",
 }
-"""What is said of the embedded models of texts and of images."""
+"""Lines on the embedded models of texts and of images."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
