@@ -55,17 +55,16 @@ def measure_markdown(
     names = measure_names([arm.measures for _, arm in arms])
     if not names:
         return []
-    lines = _head("arm", names)
+    lines = _head(["arm", "group", *names])
     for words, arm in arms:
         for group in groups if arm.measures else ():
             found = {name: _known(arm.measure_of(name, group)) for name in names if name in arm.measures}
-            lines.append(_row(words, group, [_cell(name, found.get(name)) for name in names]))
-    lines += (
-        _head("difference | seeds", ["score", *names, "by all"]) if any(common_measures(*x[1:]) for x in pairs) else []
-    )
-    for words, first, second in pairs:
-        both = common_measures(first, second)
-        for group in groups if both else ():
+            lines.append(_row([words, group, *(_cell(name, found.get(name)) for name in names)]))
+    measured = [(*pair, both) for pair in pairs if (both := common_measures(*pair[1:]))]
+    if measured:
+        lines += _head(["difference", "seeds", "group", "score", *names, "by all"])
+    for words, first, second, both in measured:
+        for group in groups:
             found = {"score": first.scores_of(group) - second.scores_of(group)}
             found |= {name: _known(first.measure_of(name, group) - second.measure_of(name, group)) for name in both}
             cells = [_cell(name, found.get(name), "+") for name in ("score", *names)]
@@ -73,18 +72,17 @@ def measure_markdown(
                 MEASURES.get(name, name): bootstrap_interval(figures) for name, figures in found.items() if figures.size
             }
             verdict = verdict_words(intervals).partition(" (")[0]
-            lines.append(_row(f"{words} | {len(first.seeds)}", group, [*cells, verdict]))
+            lines.append(_row([words, str(len(first.seeds)), group, *cells, verdict]))
     return lines
 
 
-def _head(first: str, names: Sequence[str]) -> list[str]:
-    columns = [first, "group", *(MEASURES.get(name, name) for name in names)]
-    head = f"| {' | '.join(columns)} |"
-    return ["", head, "|" + "---|" * (head.count("|") - 1)]
+def _head(columns: Sequence[str]) -> list[str]:
+    """Return an empty line and a table's head; measures have their words."""
+    return ["", _row([MEASURES.get(name, name) for name in columns]), "|" + "---|" * len(columns)]
 
 
-def _row(words: str, group: str, cells: Sequence[str]) -> str:
-    return f"| {' | '.join([words, group, *cells])} |"
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _known(figures_sn: Figures) -> Figures:

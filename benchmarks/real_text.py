@@ -110,7 +110,6 @@ METHODS: dict[str, dict[str, Any]] = {
 """Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
-PAGE_OF = {"qwen05": "qwen.md", "qwen15": "qwen.md", "smollm2": "smollm2.md"}
 PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen.md", "smollm2": PAGES / "smollm2.md"}
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))

@@ -171,10 +171,17 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """Record of a ``PackedLayer``; ``fill``: ``stored`` by the cache, a ``weight`` of the model, or None."""
+    """Record of a ``PackedLayer``.
+
+    Attributes:
+        blocks: in order.
+        fill: ``stored`` by the cache, a ``weight`` of the model, or None.
+        turned: whether keys are turned to axes along which they are cut.
+    """
 
     blocks: list[BlockRecord]
     fill: Literal["stored", "weight"] | None = None
+    turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +209,7 @@ class PackedShape:
         form: of stored keys and values.
         windows: of every layer; None: it sees all.
         axes: of a position id: 1, or 3 under mRoPE.
-        mirrors: of the basis that its keys are turned to; 0: they are not.
+        mirrors: of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
     """
 
     batch: int
@@ -229,7 +236,8 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
             tensors[f"{number}.fill"] = fill.vectors_Bhd if fill.stored else fill.vectors_Bhd[:1]
         if layer.basis is not None:
             tensors |= {f"{number}.basis.{name}": tensor for name, tensor in layer.basis.stored.items()}
-        layers.append(LayerRecord(blocks, None if fill is None else "stored" if fill.stored else "weight"))
+        turned = isinstance(layer.basis, MirroredBasis)
+        layers.append(LayerRecord(blocks, None if fill is None else "stored" if fill.stored else "weight", turned))
     return PackedRecord(cache.prompt_length, layers), {name: each.contiguous() for name, each in tensors.items()}
 
 
@@ -285,7 +293,8 @@ def packed_cache(
         check_rows(f"layer {number}", blocks, shape.batch, shape.kv_heads)
         fill = _read_fill(f"{number}.fill", own.fill, reader, shape)
         like = torch.empty(shape.batch, shape.kv_heads, 0, shape.width, dtype=shape.dtype, device=device)
-        beside = on_device(fill, device), on_device(_read_basis(f"{number}.basis", reader, shape), device)
+        basis = _read_basis(f"{number}.basis", own.turned, reader, shape)
+        beside = on_device(fill, device), on_device(basis, device)
         layer.store_prompt(on_device(blocks, device), record.prompt_length, like, *beside)
     reader.check_all_taken()
     cache.next_position = position.to(devices[0])
@@ -305,12 +314,15 @@ def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedS
     return Fill(weight.expand(shape.batch, -1, -1), False)
 
 
-def _read_basis(name: str, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
-    if not shape.form.rotates and not shape.mirrors:
+def _read_basis(name: str, turned: bool, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
+    """Return the basis of a layer's keys, where they are turned to be cut or its format rotates them; else None."""
+    if turned and not shape.mirrors:
+        raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
+    if not shape.form.rotates and not turned:
         return None
     lead, half = (shape.batch, shape.kv_heads), (torch.float16,)
     centre = reader.take(f"{name}.centre", half, *lead, 1, shape.width)
-    if shape.mirrors:
+    if turned:
         mirrors = reader.take(f"{name}.mirrors", half, *lead, shape.width, shape.mirrors)
         joint = reader.take(f"{name}.joint", (torch.float32,), *lead, shape.mirrors, shape.mirrors)
         return MirroredBasis(centre, mirrors, joint)

@@ -319,7 +319,7 @@ class CompressedBackbone(nn.Module):
             if run.cache is not None:
                 routed = run.split.routed
                 if self.bank is not None and run.state is not None and run.state.scopes is not None:
-                    held = [layer.values for layer in run.cache.layers[: self.family.shape.num_layers]]
+                    held = [layer.values for layer in run.cache.layers]
                     routed = dict(enumerate(self.bank.route_noted(run.state, held)))
                 for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd

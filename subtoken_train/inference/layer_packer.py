@@ -58,6 +58,7 @@ class KeyCut:
         self.compression = compression
         self.asked: dict[int, Tensor] = {}
         self.regions: dict[int, Tensor] = {}
+        self.cuts: bool | None = None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Note a layer's last queries, see ``PromptObserver``."""
@@ -67,12 +68,23 @@ class KeyCut:
         self.asked[layer] = asked(query, asks_BM, key.shape[1])
 
     def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
-        """Write into a layer's plan which keys are cut, and to which channels; ``key_BhMd`` are its rotated keys."""
+        """Write into a layer's plan which keys are cut, and to which channels; nothing if the prompts have none to cut.
+
+        Args:
+            layer: its number.
+            plan: what it keeps.
+            key_BhMd: its rotated keys.
+        """
+        may_BM = self.compression.cuts_keys(self.regions[layer])
+        if self.cuts is None:  # read once: rows that leave on the way add none
+            self.cuts = bool(may_BM.any())
+        if not self.cuts:
+            return
         rows_BN, valid_BN = plan.rows_BN, plan.entries_BN >= 0
         assert rows_BN is not None
         heads_BhN = valid_BN[:, None] if plan.heads_BNh is None else (plan.heads_BNh & valid_BN[..., None]).mT
         count = kept_channels(key_BhMd.shape[-1], self.compression.key_channels)
-        cut_BN = take_rows(self.compression.cuts_keys(self.regions[layer]), rows_BN) & valid_BN
+        cut_BN = take_rows(may_BM, rows_BN) & valid_BN
         if self.compression.key_axes == "own":
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
             plan.cut_keys = CutKeys(cut_BN, best_channels(scores, count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import account, report
@@ -100,6 +101,25 @@ def test_the_promise_holds_the_basis():
     basis = shape.num_kv_heads * (2 * 16 * 9 + 4 * 8 * 8)  # a centre and 8 mirrors in fp16, and what joins them
     assert told.nominal_fraction == pytest.approx(0.75 + basis / (1500 * 2 * shape.side_bytes))
     assert told.realised_fraction == pytest.approx(told.nominal_fraction)
+
+
+@pytest.mark.parametrize("axes", ["own", "pca"])
+def test_where_no_key_is_cut_nothing_is_stored_for_it(axes, tmp_path):
+    """Without a context, or with one that the last rows hold; such a cache is kept, and read back."""
+    cut = Compression(key_channels=0.5, key_axes=axes)
+    for prompts in ([(0, 8, 0)], [(20, 0, 0)]):
+        backbone, batch, first, cache = filled(cut, prompts=prompts)
+        *_, whole, plain = filled(Compression(), prompts=prompts)
+        assert [layer.basis for layer in cache.layers] == [None] * len(cache.layers)
+        assert torch.equal(first.logits_BV, whole.logits_BV)
+        assert [layer.payload_bytes for layer in cache.layers] == [layer.payload_bytes for layer in plain.layers]
+        told = report(backbone, batch, first.plan, cache, cut)
+        assert told.payload_bytes == told.dense_bytes
+    model = SubTokenModel.around(backbone, cut)
+    answers = model.ask("the lamp is red .", ["which ?"], max_new_tokens=2)
+    read = SubTokenModel.around(backbone, cut)
+    read.load_cache(str(model.cache.save(tmp_path / "kept")))
+    assert read.ask(None, ["which ?"], max_new_tokens=2) == answers
 
 
 @pytest.mark.parametrize("axes", ["own", "pca"])
