@@ -482,9 +482,6 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
     for left in shared([[arm for arm in found.get(name, []) if arm.words not in done] for name in names]):
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
-        machine: dict[str, Any] = {"threads": torch.get_num_threads(), "device": device}
-        if device == "cpu":
-            machine["bf16_unit"] = has_unit()
         if (folder, left[0].groups) != loaded:
             loaded = folder, left[0].groups
             routing = untrained_routing(left[0].groups)
@@ -492,12 +489,20 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
         with reading_packed(backbone.family.decoder.config), torch.no_grad(), products():
             measured = measure(backbone, left, asked)
         for words, record in measured.items():
-            line = {"arm": words, **weights, **about, "commit": commit(), **machine, **record}
+            line = {"arm": words, **weights, **about, "commit": commit(), **machine(device), **record}
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(
                 f"{words}: {np.mean(record['facts']):.2f} nats a fact, {np.mean(record['exact']):.1%} exact", flush=True
             )
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return what a record says of where it was made."""
+    found: dict[str, Any] = {"threads": torch.get_num_threads(), "device": device}
+    if device == "cpu":
+        return {**found, "bf16_unit": has_unit()}
+    return {**found, "gpu": torch.cuda.get_device_name(device)}
 
 
 def shared(methods: Iterable[list[Arm]]) -> Iterator[list[Arm]]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.arm_training import commit, sha256
-from benchmarks.bf16_products import has_unit
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGES, facts_lost, read, text_lost
+from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGES, facts_lost, machine, read, text_lost
 from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import shapes_digest
@@ -61,7 +60,10 @@ LEARNS = {
     "untrained": {"optimizer.learning_rate": "0", "optimizer.router_learning_rate": "0"},
     "router": {"optimizer.learning_rate": "0"},
     "router and LoRA": {"optimizer.learning_rate": "2e-4"},
+    "router and LoRA, 640 steps": {"optimizer.learning_rate": "2e-4"},
 }
+STEPS = {"untrained": 1, "router and LoRA, 640 steps": 640}
+"""Optimiser steps where they are not the recipe's 160."""
 BEST = (
     "kvzip {:.1%}",
     "kvzap {:.1%}",
@@ -91,7 +93,7 @@ class Arm(NamedTuple):
     size: str
     turned: bool
 
-    def argv(self, model: str, nets: Path) -> list[str]:
+    def argv(self, model: str, nets: Path, device: str = "cpu") -> list[str]:
         """Flags of ``fit`` beside the recipe; ``nets`` is KVzap's file for the weights."""
         groups, weights = str(HEADS[model] * ROUTERS[self.router]), weights_of(model, self.turned)
         settings = {f"routing.{name}": value for name, value in BUDGET.items()}
@@ -100,7 +102,9 @@ class Arm(NamedTuple):
         settings |= {"routing.warm_start": str(nets)} if self.start != "nothing" else {}
         settings |= {**STARTS[self.start], **LEARNS[self.learns]}
         flags = [part for name, value in settings.items() for part in (f"--model.{name}", value)]
-        return [*MIXED, *flags, *(["--trainer.max_steps", "1"] if self.learns == "untrained" else [])]
+        flags += ["--trainer.accelerator", "gpu"] if device != "cpu" else []
+        flags += ["--trainer.max_steps", str(STEPS[self.learns])] if self.learns in STEPS else []
+        return [*MIXED, *flags]
 
 
 def weights_of(model: str, turned: bool) -> Path:
@@ -165,11 +169,11 @@ def nets_for(model: str, turned: bool, work: Path) -> Path:
     return work / f"{weights.name}-kvzap.json"
 
 
-def train(model: str, arm: Arm, seed: int, data: Path, work: Path) -> Path:
-    """Train an arm's adapter unless it is there; return its folder."""
+def train(model: str, arm: Arm, seed: int, data: Path, work: Path, device: str = "cpu") -> Path:
+    """Train an arm's adapter on a device unless it is there; return its folder."""
     name = "-".join([model, *map(str, arm)]).replace(" ", "_")
     argv = ["--seed_everything", str(seed), "--data.seed", str(seed), "--data.train.name", str(data)]
-    flags = [*arm.argv(model, nets_for(model, arm.turned, work)), *argv]
+    flags = [*arm.argv(model, nets_for(model, arm.turned, work), device), *argv]
     fitted(work / f"{name}-seed{seed}", RECIPE, flags, sha256(data.read_bytes()))
     return work / f"{name}-seed{seed}" / "adapter"
 
@@ -243,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
     parser.add_argument("--model", choices=list(HEADS), default="smollm2")
+    parser.add_argument("--device", default="cpu", help="where it runs: cpu, or a GPU")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text_bytes")
     parser.add_argument("--learns", nargs="+", choices=list(LEARNS), default=list(LEARNS))
     parser.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
@@ -256,22 +261,23 @@ def main() -> None:
         if args.source is None:
             parser.error("--source DIR, or --table")
         some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
-        run(args.model, some, args.seeds, args.source, args.work)
+        run(args.model, some, args.seeds, args.source, args.work, args.device)
     for model in HEADS:
         put(PAGES / "trained.md", f"bytes_{model}", shown(model))
 
 
-def run(model: str, some: Iterable[Arm], seeds: Iterable[int], source: Path, work: Path) -> None:
+def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, work: Path, device: str = "cpu") -> None:
     """Train and ask what has no record yet; one line for each arm and seed in the model's file."""
     file = records_of(model)
     file.parent.mkdir(parents=True, exist_ok=True)
     data, done, first = write_documents(model, source, work), {key(each) for each in read(file)}, min(seeds)
     for seed, arm in product(seeds, some):
-        line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit()}
+        line = {**arm._asdict(), "seed": seed, "commit": commit(), "dtype": "bfloat16", **machine(device)}
         if key(line) in done or (arm.learns == "untrained" and seed != first):
             continue  # nothing of what is untrained hangs on the seed
         compression = Compression(kv_dtype=SIZES[arm.size][1])
-        line |= said(ModelPool().get(train(model, arm, seed, data, work)), compression, source, CONTEXTS)
+        adapter = train(model, arm, seed, data, work, device)
+        line |= said(ModelPool(device).get(adapter), compression, source, CONTEXTS)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, separators=(",", ":")) + "\n")
         print(words(arm), seed, f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact", flush=True)
