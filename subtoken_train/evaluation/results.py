@@ -32,7 +32,7 @@ SAMPLES_GLOB = "samples-*.jsonl"
 _WRITTEN = {
     "backbone": re.compile(r".*\S.*", re.DOTALL),
     "reducer": re.compile(r"-|\w+ \d+(\.\d+)?(e-\d+)?"),
-    "groups": re.compile(r"-|S\d+K\d+ \w+"),
+    "groups": re.compile(r"-|S\d+(K\d+| bytes \d+(\.\d+)?(e-\d+)?) \w+"),
     "eviction": re.compile(r"\S.*"),
 }
 """Forms of those ``ArmFacts`` that are read again."""
@@ -47,7 +47,7 @@ class ArmFacts:
         backbone: path or Hub id of the backbone.
         adapter: path or Hub id of the adapter; None for a backbone alone.
         reducer: ``fastv 0.25`` or ``-``.
-        groups: ``S16K4 linear`` or ``-`` for token-only arms.
+        groups: ``S16K4 linear``, ``S16 bytes 0.125 linear``, or ``-`` for token-only arms.
         eviction: ``snapkv 0.1 int8`` or ``-``.
         protocol: ``query_aware``: the question is there when the cache is compressed. ``context_first``: the context is
             compressed before the question is seen (KVCompose's protocol).
