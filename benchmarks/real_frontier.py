@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
-from benchmarks.real_text import NAMES, OUT, Arm, arms, facts_lost, read, text_lost
+from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, text_above
 from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -53,7 +53,7 @@ Records = Mapping[str, Mapping[str, Any]]
 
 def blind(model: str) -> dict[str, dict[str, Any]]:
     """Return a model's records but those that saw the question."""
-    return {own["arm"]: own for own in read(OUT / f"{model}.jsonl") if "question seen" not in own["arm"]}
+    return {arm: own for arm, own in by_arm(OUT / f"{model}.jsonl").items() if "question seen" not in arm}
 
 
 def _size(own: Mapping[str, Any]) -> float:
@@ -68,7 +68,7 @@ def measured(models: Mapping[str, Records]) -> list[MeasuredArm]:
         MeasuredArm(
             arm,
             settings(known[arm]),
-            {name: _figures(own[arm], own["full cache"]) for name, own in models.items() if arm in own},
+            {name: _figures(own[arm]) for name, own in models.items() if arm in own},
             known[arm].turned,
         )
         for arm in words
@@ -92,10 +92,10 @@ def settings(arm: Arm) -> dict[str, Any]:
     return made | ({"groups": "{},{}".format(*arm.groups)} if arm.groups else {})
 
 
-def _figures(own: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return an arm's bytes, and what it loses."""
-    codes = np.array(own["exact"]).mean(1) - np.array(full["exact"]).mean(1)
-    lost = {"facts": facts_lost(own, full), "text": text_lost(own, full), "codes": codes}
+    codes = np.array(own["exact"]).mean(1) - np.array(own["full"]["exact"]).mean(1)
+    lost = {"facts": facts_above(own), "text": text_above(own), "codes": codes}
     return {"bytes": round(_size(own), 5)} | {name: _mean_and_interval(each) for name, each in lost.items()}
 
 
@@ -172,7 +172,7 @@ def figure(models: Mapping[str, Records]) -> Figure:
     for own_axes, (name, records) in zip(axes, models.items(), strict=True):
         for number, (kind, pattern) in enumerate(KINDS.items()):
             points = sorted(
-                (_size(own), float(facts_lost(own, records["full cache"]).mean()))
+                (_size(own), float(facts_above(own).mean()))
                 for arm, own in records.items()
                 if re.fullmatch(pattern, arm)
             )

@@ -48,7 +48,9 @@ def compact(results: Path, task: str = "ruler_synthetic") -> dict[str, Any]:
             raise ValueError(
                 f"{path.parent} was asked otherwise than the arms before it: other prompts, model or device"
             )
-        arms[_words(manifest["arm"])] = {
+        if (words := _words(manifest["arm"])) in arms:
+            raise ValueError(f"{path.parent} is a second arm called {words!r}")
+        arms[words] = {
             "scores": [sample["score"] for sample in samples],
             "share": [_bytes(sample) / sample["region_dense_bytes"] for sample in samples],
         }
@@ -68,7 +70,7 @@ def _bytes(sample: Mapping[str, Any]) -> int:
 
 
 def _words(arm: Mapping[str, Any]) -> str:
-    kept = [str(arm[name]) for name in ("adapter", "reducer", "groups", "eviction") if arm[name] not in (None, "-")]
+    kept = [str(arm[name]) for name in ("reducer", "groups", "eviction") if arm[name] != "-"]
     return ", ".join([*kept, *(["values turned"] if str(arm["backbone"]).endswith("-axes") else [])]) or FULL
 
 

@@ -110,7 +110,7 @@ METHODS: dict[str, dict[str, Any]] = {
 """Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
-PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen.md", "smollm2": PAGES / "smollm2.md"}
+PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen15.md", "smollm2": PAGES / "smollm2.md"}
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))
 BRIEF = {
@@ -184,7 +184,7 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
     for name, (notation, options) in chains.items():
         method = build_eviction(notation, **options)
         found[name] = [Arm(f"{name} {keep:.1%}", Compression(method, keep)) for keep in ENTRIES]
-    kvzip = build_eviction("kvzip")
+    kvzip = found["kvzip"][0].compression.eviction  # what shares a pass is one object
     mixed: dict[str, tuple[tuple[float, KVDtype], ...]] = {
         "kvzip": ((0.42, "int8"), (0.5, "int8"), (0.8, "int4")),
         "kvzip bits": ((0.242, "int8"), (0.47, "int4")),
@@ -473,13 +473,15 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
     }
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{model.name}.jsonl"
-    done = {record["arm"]: record for record in read(file)}
+    # an arm counts as asked on whichever machine; the full cache does not, since arms are told from that of their own
+    where, found = machine(device).get("gpu"), read(file)
+    done = {own["arm"]: own for own in found if own["arm"] != "full cache" or own.get("gpu") == where}
     if wrong := [arm for arm, record in done.items() if any(record[key] != about[key] for key in about)]:
         raise SystemExit(f"{file} holds records of other contexts ({wrong[0]}); move it away")
     if "full cache" in done and done["full cache"]["weights_sha256"] != weights_digest(model):
         raise SystemExit(f"{file} holds records of other weights; move it away")
-    found = arms(model.name)
-    for left in shared([[arm for arm in found.get(name, []) if arm.words not in done] for name in names]):
+    known = arms(model.name)
+    for left in shared([[arm for arm in known.get(name, []) if arm.words not in done] for name in names]):
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
         if (folder, left[0].groups) != loaded:
@@ -532,6 +534,13 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def by_arm(file: Path) -> dict[str, dict[str, Any]]:
+    """Return records by arm, a GPU's rather than a CPU's; ``full`` is the full cache's of the same machine."""
+    found = sorted(read(file), key=lambda own: "gpu" in own)
+    full = {own.get("gpu"): own for own in found if own["arm"] == "full cache"}
+    return {own["arm"]: own | {"full": full[own.get("gpu")]} for own in found}
+
+
 Records = Mapping[str, Mapping[str, Any]]
 BUDGETS = {"50.0": 0, "57.1": 0, "65.8": 0, "21.9": 1, "25.0": 1, "28.6": 1, "12.5": 2, "14.3": 2, "16.5": 2}
 BUDGETS |= {"55.2": 0, "63.0": 0, "23.0": 1, "26.3": 1, "12.3": 2, "14.0": 2}
@@ -580,15 +589,15 @@ TWINS = {
 
 def tables(records: Records) -> str:
     """Write a model's records: what has one budget alone, then methods by budget, on facts and on text."""
-    whole, full = by_budget(records), records["full cache"]
-    several = [own for row in whole.values() for own in row.values()]
-    parts = [_single({words: own for words, own in records.items() if own not in several}, full)]
+    whole, place = by_budget(records), records["full cache"].get("gpu")
+    several = [own["arm"] for row in whole.values() for own in row.values()]
+    parts = [_single({words: own for words, own in records.items() if words not in several}, place)]
     blind, seen = ([name for name in whole if name.endswith("question seen") == last] for last in (False, True))
     for names in (blind, seen):
         if names:
-            parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, full, _fact_cell))
+            parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, place, _fact_cell))
     if blind:
-        parts.append(_by_budget("text that follows: nats a token above", blind, whole, full, _text_cell))
+        parts.append(_by_budget("text that follows: nats a token above", blind, whole, place, _text_cell))
     return "\n\n".join(parts)
 
 
@@ -606,19 +615,21 @@ def by_budget(records: Records) -> dict[str, dict[int, Mapping[str, Any]]]:
         found = re.fullmatch(r"(.*) ([0-9.]+)%(, .*)?", words)
         if found and found[2] in BUDGETS:
             rows.setdefault(found[1] + (found[3] or ""), {})[BUDGETS[found[2]]] = own
-    whole, full = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}, records["full cache"]
-    order = sorted(whole, key=lambda name: float(facts_lost(whole[name][1], full).mean()))
+    whole = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}
+    order = sorted(whole, key=lambda name: float(facts_above(whole[name][1]).mean()))
     return {name: whole[name] for name in order}
 
 
 def _beside_twins(twins: Mapping[str, str], records: Records) -> str:
     """Write what an arm loses more than another of the same bytes."""
     lines = ["| less another arm | bytes of the two | a fact | a token of text |", "|---|---|---|---|"]
+    place = records["full cache"].get("gpu")
     for arm, twin in twins.items():
         own, other = records[arm], records[twin]
         shares = " / ".join(f"{np.mean(each['share']):.1%}" for each in (own, other))
         cells = [signed_cell(facts_lost(own, other), 2), signed_cell(text_lost(own, other), 3)]
-        lines.append(f"| {arm}, less {twin} | {shares} | {' | '.join(cells)} |")
+        name = _marked(_marked(f"{arm}, less {twin}", own, place), other, place)
+        lines.append(f"| {name} | {shares} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -634,47 +645,61 @@ def _beside_whole(names: Sequence[str], rows: Mapping[str, Mapping[int, Mapping[
 
 def brief() -> str:
     """Write README's table: what a reader may choose between, on the models that have records."""
-    found = {name: {each["arm"]: each for each in read(OUT / f"{name}.jsonl")} for name in NAMES}
+    found = {name: by_arm(OUT / f"{name}.jsonl") for name in NAMES}
     head = "".join(f" {words}: codes said | text, nats a token above full |" for words in NAMES.values())
     lines = [f"| | bytes |{head}", "|---|---|" + "---|---|" * len(NAMES)]
     for arm, words in BRIEF.items():
-        own = [(records.get(arm), records["full cache"]) for records in found.values()]
-        share = np.mean(next(record["share"] for record, _ in own if record))
+        own = [records.get(arm) for records in found.values()]
+        share = np.mean(next(record["share"] for record in own if record))
         cells = [
-            f"{np.mean(record['exact']):.0%} | {text_lost(record, full).mean():+.3f}" if record else " | "
-            for record, full in own
+            f"{np.mean(record['exact']):.0%} | {text_above(record).mean():+.3f}" if record else " | " for record in own
         ]
         lines.append(f"| {words} | {share:.1%} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def facts_lost(own: Mapping[str, Any], full: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a fact above the full cache, of every context."""
+def facts_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a fact above the full cache of the same machine, of every context."""
     scored = np.array(own["facts"])
-    apart: npt.NDArray[np.float64] = scored.mean(1) - np.array(full["facts"])[:, : scored.shape[1]].mean(1)
+    apart: npt.NDArray[np.float64] = scored.mean(1) - np.array(own["full"]["facts"])[:, : scored.shape[1]].mean(1)
     return apart
 
 
-def text_lost(own: Mapping[str, Any], full: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a token of what follows above the full cache, of every context."""
-    apart: npt.NDArray[np.float64] = (np.array(own["text"]) - np.array(full["text"])) / (FOLLOWING - 1)
+def text_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a token of what follows above the full cache of the same machine, of every context."""
+    apart: npt.NDArray[np.float64] = (np.array(own["text"]) - np.array(own["full"]["text"])) / (FOLLOWING - 1)
     return apart
 
 
-def _fact_cell(own: Mapping[str, Any], full: Mapping[str, Any]) -> str:
-    return f"{signed_cell(facts_lost(own, full), 2)}, {np.mean(own['exact']):.0%}"
+def facts_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a fact that an arm loses more than another, of every context; each above its own full cache."""
+    return facts_above(own) - facts_above(other)
 
 
-def _text_cell(own: Mapping[str, Any], full: Mapping[str, Any]) -> str:
-    return signed_cell(text_lost(own, full), 3)
+def text_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the nats a token of what follows that an arm loses more than another, see ``facts_lost``."""
+    return text_above(own) - text_above(other)
+
+
+def _fact_cell(own: Mapping[str, Any]) -> str:
+    return f"{signed_cell(facts_above(own), 2)}, {np.mean(own['exact']):.0%}"
+
+
+def _text_cell(own: Mapping[str, Any]) -> str:
+    return signed_cell(text_above(own), 3)
+
+
+def _marked(words: str, own: Mapping[str, Any], place: str | None) -> str:
+    """Mark an arm that another machine was asked than ``place``."""
+    return words if own.get("gpu") == place else words.removesuffix("*") + "*"
 
 
 def _by_budget(
     words: str,
     names: Sequence[str],
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
-    full: Mapping[str, Any],
-    cell: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+    place: str | None,
+    cell: Callable[[Mapping[str, Any]], str],
 ) -> str:
     lines = [
         f"| {words} | 50 % | 21.9 % | 12.5 % | bytes, measured |",
@@ -683,21 +708,22 @@ def _by_budget(
     for name in names:
         columns = [rows[name][budget] for budget in range(len(ENTRIES))]
         shares = " / ".join(f"{100 * np.mean(own['share']):.1f}" for own in columns)
-        lines.append(f"| {name} | {' | '.join(cell(own, full) for own in columns)} | {shares} % |")
+        cells = [_marked(name, columns[0], place), *map(cell, columns), f"{shares} %"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _single(records: Records, full: Mapping[str, Any]) -> str:
+def _single(records: Records, place: str | None) -> str:
     lines = [
         "| arm | bytes of full bf16 | facts: nats above full, codes said | text: nats a token above full |",
         "|---|---|---|---|",
     ]
     for words, own in records.items():
-        cells = [_fact_cell(own, full), _text_cell(own, full)]
-        if own is full:
+        cells = [_fact_cell(own), _text_cell(own)]
+        if words == "full cache":
             said = f"({np.mean(own['facts']):.2f} nats), {np.mean(own['exact']):.1%}"
             cells = [said, f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
-        lines.append(f"| {words} | {np.mean(own['share']):.1%} | {' | '.join(cells)} |")
+        lines.append(f"| {_marked(words, own, place)} | {np.mean(own['share']):.1%} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -717,7 +743,7 @@ def main() -> None:
             parser.error("--model DIR --source DIR, or --table")
         run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device)
     for file in sorted(OUT.glob("*.jsonl")):
-        records = {record["arm"]: record for record in read(file)}
+        records = by_arm(file)
         put(PAGE_OF[file.stem], file.stem, tables(records))
         if file.stem in NAMES:
             put(PAGES / "equal_bytes.md", f"{file.stem}_pairs", pairs(records))

@@ -34,7 +34,19 @@ import numpy as np
 from benchmarks.arm_training import commit, sha256
 from benchmarks.comparison_tables import signed_cell
 from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, PAGES, facts_lost, machine, read, text_lost
+from benchmarks.real_text import (
+    CONTEXTS,
+    ENTRIES,
+    HALVES,
+    NETS,
+    OUT,
+    PAGES,
+    by_arm,
+    facts_lost,
+    machine,
+    read,
+    text_lost,
+)
 from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import shapes_digest
@@ -45,6 +57,7 @@ from subtoken_train.kernels.formats import KVDtype
 
 RECIPE = "smollm2_bytes21p875_s12"
 BLOCK, CONTEXT = 512, 384
+PAGE_OF = {"smollm2": PAGES / "one_budget_smollm2.md", "qwen05": PAGES / "one_budget_qwen.md"}
 BUDGET = {"byte_pool": "all", "sinks": "1", "window": "16"}
 HEADS = {"smollm2": 3, "qwen05": 2}
 """Key-value heads of a layer."""
@@ -56,18 +69,16 @@ STARTS = {
     "kvzap and norm": {**WARM, "routing.score_prior": "value_norm"},
     "nothing": {"optimizer.router_learning_rate": "1e-3"},
 }
+USUAL = "kvzap and norm"
+"""The start that tables do not name."""
 LEARNS = {
     "untrained": {"optimizer.learning_rate": "0", "optimizer.router_learning_rate": "0"},
     "router": {"optimizer.learning_rate": "0"},
     "router and LoRA": {"optimizer.learning_rate": "2e-4"},
-    "router and LoRA, 640 steps": {"optimizer.learning_rate": "2e-4"},
 }
-STEPS = {"untrained": 1, "router and LoRA, 640 steps": 640}
-"""Optimiser steps where they are not the recipe's 160."""
 BEST = (
     "kvzip {:.1%}",
     "kvzap {:.1%}",
-    "compactor {:.1%}",
     "pooled(compactor) {:.1%}",
     "expected_attention {:.1%}",
     "pooled(keydiff) {:.1%}",
@@ -103,8 +114,7 @@ class Arm(NamedTuple):
         settings |= {**STARTS[self.start], **LEARNS[self.learns]}
         flags = [part for name, value in settings.items() for part in (f"--model.{name}", value)]
         flags += ["--trainer.accelerator", "gpu"] if device != "cpu" else []
-        flags += ["--trainer.max_steps", str(STEPS[self.learns])] if self.learns in STEPS else []
-        return [*MIXED, *flags]
+        return [*MIXED, *flags, *(["--trainer.max_steps", "1"] if self.learns == "untrained" else [])]
 
 
 def weights_of(model: str, turned: bool) -> Path:
@@ -182,49 +192,60 @@ Own = Mapping[str, Any]
 
 
 def tables(records: Iterable[Own], others: Mapping[str, Own]) -> str:
-    """Write means over seeds and contexts, and what byte budgets lose more than their twins and other rankings.
+    """Write, size by size, means over seeds and contexts, and what byte budgets lose more than other arms.
 
     Args:
-        records: of the arms of one model.
+        records: of the arms of one model, each with its ``full`` cache's.
         others: of ``real_text.py`` on the same contexts, by arm.
     """
     found: dict[Arm, list[Own]] = {}
     for record in records:
         found.setdefault(Arm(*(record[name] for name in Arm._fields)), []).append(record)
-    if not found:
-        return "Not measured yet."
-    own_lines = [
-        "| arm | seeds | bytes | codes said | nats a fact above full | nats a token above full |",
-        "|" + "---|" * 6,
-    ]
-    pair_lines = ["| one byte budget | less | nats a fact | nats a token |", "|" + "---|" * 4]
-    for arm in sorted(found, key=_place):
-        own = found[arm]
-        share, said_ = (np.mean([np.mean(each[name]) for each in own]) for name in ("share", "exact"))
-        cells = [words(arm), str(len(own)), f"{share:.1%}", f"{said_:.0%}"]
-        own_lines.append("| " + " | ".join([*cells, *_lost(own, [others["full cache"]] * len(own))]) + " |")
+    parts = []
+    for size in SIZES:
+        own = {arm: found[arm] for arm in sorted(found, key=_place) if arm.size == size}
+        if own:
+            parts += [f"**{size}**", _measured(own), _beside(own, {name: others[name] for name in SIZES[size][2]})]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def _measured(found: Mapping[Arm, list[Own]]) -> str:
+    """Write what the arms of a size keep and lose."""
+    lines = [f"| arm | seeds | bytes | codes said | {_LOST} |", "|" + "---|" * 5]
+    for arm, own in found.items():
+        share, exact = (np.mean([np.mean(each[name]) for each in own]) for name in ("share", "exact"))
+        cells = [words(arm), str(len(own)), f"{share:.1%}", f"{exact:.0%}", _lost(own, [each["full"] for each in own])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _beside(found: Mapping[Arm, list[Own]], others: Mapping[str, Own]) -> str:
+    """Write what byte budgets of a size lose more than their twins and than other rankings."""
+    lines = [f"| less | its twin | {' | '.join(others)} |", "|" + "---|" * (2 + len(others))]
+    for arm, own in found.items():
         if arm.router == "tokens":
             continue
-        beside = {"its token-only twin": same_seeds(found.get(arm._replace(router="tokens"), []), own)}
-        beside |= {name: [others[name]] * len(own) for name in SIZES[arm.size][2] if name in others}
-        pair_lines += [
-            "| " + " | ".join([words(arm), name, *_lost(own, other)]) + " |"
-            for name, other in beside.items()
-            if len(other) == len(own)
-        ]
-    return "\n".join([*own_lines, "", *pair_lines])
+        twin = same_seeds(found.get(arm._replace(router="tokens"), []), own)
+        beside = [twin, *([other] * len(own) for other in others.values())]
+        cells = [_lost(own, other) if len(other) == len(own) else "" for other in beside]
+        lines.append(f"| {words(arm)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_LOST = "nats a fact; a token, above full"
 
 
 def words(arm: Arm) -> str:
-    """Return what a table calls an arm."""
+    """Return what a table of a size calls an arm."""
     kept = {"bytes": "keys and groups", "tokens": "whole tokens"}[arm.router]
-    return f"{arm.size}, {kept}{', values turned' * arm.turned}; {arm.learns}, from {arm.start}"
+    start = "" if arm.start == USUAL else f", from {arm.start}"
+    return f"{kept}{', turned' * arm.turned}, {arm.learns}{start}"
 
 
-def _lost(own: Iterable[Own], others: Iterable[Own]) -> list[str]:
+def _lost(own: Iterable[Own], others: Iterable[Own]) -> str:
     pairs = list(zip(own, others, strict=True))
     kinds = ((facts_lost, 2), (text_lost, 3))
-    return [signed_cell(np.array([lost(*pair) for pair in pairs]), digits) for lost, digits in kinds]
+    return "; ".join(signed_cell(np.array([lost(*pair) for pair in pairs]), digits) for lost, digits in kinds)
 
 
 def _place(arm: Arm) -> tuple[int, ...]:
@@ -239,7 +260,8 @@ def records_of(model: str) -> Path:
 
 def shown(model: str) -> str:
     """Return the page's tables of a model."""
-    return tables(read(records_of(model)), {each["arm"]: each for each in read(OUT / f"{model}.jsonl")})
+    others = by_arm(OUT / f"{model}.jsonl")
+    return tables([own | {"full": others["full cache"]} for own in read(records_of(model))], others)
 
 
 def main() -> None:
@@ -263,7 +285,7 @@ def main() -> None:
         some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
         run(args.model, some, args.seeds, args.source, args.work, args.device)
     for model in HEADS:
-        put(PAGES / "trained.md", f"bytes_{model}", shown(model))
+        put(PAGE_OF[model], f"bytes_{model}", shown(model))
 
 
 def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, work: Path, device: str = "cpu") -> None:
@@ -280,7 +302,13 @@ def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, wor
         line |= said(ModelPool(device).get(adapter), compression, source, CONTEXTS)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, separators=(",", ":")) + "\n")
-        print(words(arm), seed, f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact", flush=True)
+        print(
+            arm.size,
+            words(arm),
+            seed,
+            f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact",
+            flush=True,
+        )
 
 
 def key(record: Own) -> tuple[Any, ...]:

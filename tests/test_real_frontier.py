@@ -19,7 +19,9 @@ from tests.support.places import shown
 
 
 def record(share, facts, text):
-    return {"share": [share] * 3, "facts": [[facts] * 2] * 3, "exact": [[1, 0]] * 3, "text": [text * 127] * 3}
+    """One beside a full cache of 0.5 nats a fact and 3 a token."""
+    own = {"share": [share] * 3, "facts": [[facts] * 2] * 3, "exact": [[1, 0]] * 3, "text": [text * 127] * 3}
+    return {**own, "full": {**own, "facts": [[0.5] * 2] * 3, "text": [3.0 * 127] * 3}}
 
 
 def test_a_size_names_what_fits_it_and_loses_least():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -18,8 +20,11 @@ from benchmarks.real_text import (
     Arm,
     arms,
     brief,
+    by_arm,
     compressed,
     contexts,
+    facts_above,
+    facts_lost,
     measure,
     pairs,
     read,
@@ -95,7 +100,7 @@ def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
 
 @pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
 def test_records_are_whole_and_make_the_page(file):
-    records = {record["arm"]: record for record in read(file)}
+    records = by_arm(file)
     assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
     assert places.shown(PAGE_OF[file.stem], file.stem) == tables(records)
@@ -116,32 +121,53 @@ def test_arms_of_one_budget_are_asked_the_same_and_make_the_page(model):
     assert len({real_text_bytes.key(each) for each in records}) == len(records)
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
-    assert places.shown(PAGES / "trained.md", f"bytes_{model}") == real_text_bytes.shown(model)
+    assert places.shown(real_text_bytes.PAGE_OF[model], f"bytes_{model}") == real_text_bytes.shown(model)
 
 
 def test_arms_that_one_budget_is_told_from_have_records():
-    """Of both models, at every size."""
+    """Of both models, at every size, of one machine."""
     for model in real_text_bytes.HEADS:
-        asked = {record["arm"] for record in read(OUT / f"{model}.jsonl")}
-        assert {name for _, _, names in real_text_bytes.SIZES.values() for name in names} <= asked
+        asked = {own["arm"]: own for own in read(OUT / f"{model}.jsonl") if "gpu" in own}
+        assert {name for _, _, names in real_text_bytes.SIZES.values() for name in names} <= asked.keys()
+        own = read(real_text_bytes.records_of(model))
+        assert {each["gpu"] for each in [*own, *asked.values()]} == {"NVIDIA H200"}
 
 
 def test_arms_of_one_budget_are_told_from_their_twins():
     """A twin is of the same seeds; other rankings are those of the same bytes."""
     full = {"facts": [[1.0, 2.0], [0.0, 1.0]], "text": [127.0, 127.0]}
+    full["full"] = full
     worse = {**full, "facts": [[2.0, 2.0], [1.0, 1.0]]}
-    others = {"full cache": full, "kvzip 21.9%": worse}
+    others = {name.format(0.219): worse for name in real_text_bytes.BEST}
     own = {**full, "share": [0.2, 0.22], "exact": [[1, 0], [1, 1]], "learns": "router", "start": "kvzap", "seed": 0}
     sizes = {"size": "21.9%", "turned": False}
     records = [{**own, **sizes, "router": name} for name in ("tokens", "bytes")]
     lines = real_text_bytes.tables(records, others).splitlines()
-    arm, none = "21.9%, keys and groups; router, from kvzap", "+0.00 [+0.00, +0.00] | +0.000 [+0.000, +0.000] |"
-    assert lines[2] == f"| {arm} | 1 | 21.0% | 75% | {none}"
-    assert lines[3] == f"| 21.9%, whole tokens; router, from kvzap | 1 | 21.0% | 75% | {none}"
-    assert lines[-2] == f"| {arm} | its token-only twin | {none}"
-    assert lines[-1] == f"| {arm} | kvzip 21.9% | -0.50 [-0.50, -0.50] | +0.000 [+0.000, +0.000] |"
-    assert len(lines) == 9
+    none, less = "+0.00 [+0.00, +0.00]; +0.000 [+0.000, +0.000]", "-0.50 [-0.50, -0.50]; +0.000 [+0.000, +0.000]"
+    assert lines[0] == "**21.9%**"
+    assert lines[4] == f"| keys and groups, router, from kvzap | 1 | 21.0% | 75% | {none} |"
+    assert lines[5] == f"| whole tokens, router, from kvzap | 1 | 21.0% | 75% | {none} |"
+    assert lines[7] == f"| less | its twin | {' | '.join(others)} |"
+    assert lines[9] == f"| keys and groups, router, from kvzap | {' | '.join([none] + [less] * len(others))} |"
+    assert len(lines) == 10
     assert real_text_bytes.tables([], others) == "Not measured yet."
+
+
+def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
+    """The GPU's record stands for an arm that two machines were asked; what one alone was asked is marked."""
+    made = {"exact": [[1]], "share": [0.5], "text": [127.0]}
+    records = [
+        {**made, "arm": "full cache", "facts": [[1.0]]},
+        {**made, "arm": "full cache", "facts": [[2.0]], "gpu": "H"},
+        {**made, "arm": "both", "facts": [[5.0]]},
+        {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
+        {**made, "arm": "one", "facts": [[5.0]]},
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
+    found = by_arm(tmp_path / "m.jsonl")
+    assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
+    assert float(facts_lost(found["one"], found["both"])[0]) == 3
+    assert [line.split(" | ")[0] for line in tables(found).splitlines()[2:]] == ["| full cache", "| both", "| one*"]
 
 
 def test_the_copy_with_turned_values_takes_the_nets_of_its_model(tmp_path, monkeypatch):
