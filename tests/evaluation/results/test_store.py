@@ -17,6 +17,8 @@ from subtoken_train.evaluation.results import (
     prompt_digest,
     read_samples,
 )
+from subtoken_train.evaluation.runner.arms import groups_words
+from subtoken_train.routing import RoutingConfig
 from tests.support.measured import MEASURED
 
 RECORD = SampleRecord(
@@ -108,6 +110,16 @@ def manifest(**changes):
 def test_manifests_read_back(tmp_path):
     manifest(settings={"batch_size": 3}).write(tmp_path / "new")
     assert Manifest.read(tmp_path / "new") == manifest(settings={"batch_size": 3})
+
+
+@pytest.mark.parametrize("share", [0.5, 0.21875, 1e-5, 1.0])
+def test_what_an_arm_of_groups_is_called_reads_back(tmp_path, share):
+    """Of K groups of every token, and of a budget in bytes."""
+    budget = RoutingConfig(budget="bytes", kept_groups=16, byte_share=share)
+    for number, routing in enumerate((None, RoutingConfig(), budget)):
+        arm = replace(FACTS, groups=groups_words(routing))
+        (own := replace(manifest(), arm=arm)).write(tmp_path / str(number))
+        assert Manifest.read(tmp_path / str(number)) == own
 
 
 def test_a_part_of_a_set_is_partial():
