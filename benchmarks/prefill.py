@@ -32,7 +32,7 @@ from transformers.masking_utils import create_causal_mask
 
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
-from subtoken_train.cache.pack import Packing, pack_layer, plan_marks, read_counts
+from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.attention_rows import scouted_row
 from subtoken_train.engine.prompt_pass import layer_plans
@@ -109,7 +109,7 @@ class Prompt:
         """Plan and pack all layers."""
         plans = layer_plans(keep, masks or {}, [None] * len(keep))
         packing = Packing()
-        counts = read_counts([plan_marks(plan, self.kv_heads, HEAD_DIM, packing.layout) for plan in plans])
+        counts = read_counts(plans, self.kv_heads, HEAD_DIM, packing.layout)
         for layer, plan, own in zip(cache.layers, plans, counts, strict=True):
             pack_layer(layer.keys, layer.values, plan, packing, None, own)
 

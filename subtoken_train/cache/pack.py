@@ -1,7 +1,7 @@
 """Pack one layer's dense keys and values: what a plan keeps, and nothing else.
 
 A plan is first read by the rows of the storage (``plan_marks``). How much of it there is are shapes, which whoever
-packs has to read from the device: ``read_counts`` reads them of many layers at once, because a plan stands before its
+packs has to read from the device: ``read_counts`` does both for many layers at once, because a plan stands before its
 keys and values are looked at. ``with_pages`` adds page indices: full storage, of which a step reads chosen pages.
 
 Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block,
@@ -12,7 +12,7 @@ pages), w channels of a piece, K kinds, k channels of a cut key.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -68,12 +68,20 @@ class PlanMarks:
 
     def numbers(self) -> Tensor:
         """Count each row's entries by kind, the set bits of routed ones, and a cut key's channels, [R, n]."""
-        counts = [torch.stack([kind.marks_RM.sum(-1) for kind in self.kinds], -1)]
+        counted = [torch.stack([kind.marks_RM for kind in self.kinds], 1)]
         if self.flags_RSM is not None:
-            counts += [(self.flags_RSM & kind.marks_RM[:, None]).sum(-1) for kind in self.kinds if kind.routed]
-        if self.cut is not None:
-            counts.append(self.cut.channels_Bhd[0, 0].sum().expand(len(self.rows_RM), 1))
-        return torch.cat(counts, -1)
+            counted += [self.flags_RSM & kind.marks_RM[:, None] for kind in self.kinds if kind.routed]
+        counts_Rn = (counted[0] if len(counted) == 1 else torch.cat(counted, 1)).sum(-1)
+        if self.cut is None:
+            return counts_Rn
+        return torch.cat([counts_Rn, self.cut.channels_Bhd[0, 0].sum().expand(len(counts_Rn), 1)], -1)
+
+    def of_rows(self, rows: slice) -> PlanMarks:
+        """Return the marks of some rows, in a plan without cut keys."""
+        assert self.cut is None
+        flags_RSM = None if self.flags_RSM is None else self.flags_RSM[rows]
+        kinds = [replace(kind, marks_RM=kind.marks_RM[rows]) for kind in self.kinds]
+        return replace(self, rows_RM=self.rows_RM[rows], kinds=kinds, flags_RSM=flags_RSM)
 
 
 @dataclass(frozen=True)
@@ -139,16 +147,67 @@ def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
     return replace(kind, marks_RM=marks_RM & early_RM), replace(kind, marks_RM=marks_RM & ~early_RM, form=MODEL)
 
 
-def read_counts(layers: Sequence[PlanMarks]) -> list[RowCounts]:
-    """Read what layers store from the device, all at once."""
-    if not layers:
+def read_counts(
+    plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, form: Format = MODEL
+) -> list[RowCounts]:
+    """Sort the entries of layers by how they are stored, and read how many there are from the device, all at once.
+
+    Layers of equal shapes are sorted together: a GPU waits for calls, and one layer after another asks for as many as a
+    layer's attention does.
+
+    Args:
+        plans: of the layers.
+        kv_heads: h.
+        width: d.
+        layout: of the value groups.
+        form: as of ``plan_marks``.
+    """
+    alike: dict[object, list[int]] = {}
+    for number, plan in enumerate(plans):
+        alike.setdefault(_sorted_with(plan, number), []).append(number)
+    marks = [plan_marks(_joined([plans[n] for n in some]), kv_heads, width, layout, form) for some in alike.values()]
+    numbers = [each.numbers() for each in marks]
+    if not numbers:
         return []
-    numbers = [layer.numbers() for layer in layers]
     flat = iter(torch.cat([each.flatten().to(numbers[0].device) for each in numbers]).tolist())
-    return [
-        _counts(layer, [[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])])
-        for layer, each in zip(layers, numbers, strict=True)
-    ]
+    found: dict[int, RowCounts] = {}
+    for some, own, each in zip(alike.values(), marks, numbers, strict=True):
+        rows = [[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])]
+        size = len(rows) // len(some)
+        for place, number in enumerate(some):
+            part = slice(place * size, (place + 1) * size)
+            found[number] = _counts(own if len(some) == 1 else own.of_rows(part), rows[part])
+    return [found[number] for number in range(len(plans))]
+
+
+JOINED = 2**24
+"""Flags and marks of layers that are sorted together, at most: 16 MB, and some times as much while they are counted."""
+
+
+def _sorted_with(plan: LayerPlan, number: int) -> object:
+    """Return what layers must have in common to be sorted together; ``number`` is the layer's."""
+    if plan.cut_keys is not None:
+        return number
+    parts = (plan.entries_BN, plan.group_mask_BNS, plan.heads_BNh, plan.rows_BN)
+    flags = sum(part.numel() for part in parts if part is not None)
+    return (*(None if part is None else (part.shape, part.device) for part in parts), number * flags // JOINED)
+
+
+def _joined(plans: Sequence[LayerPlan]) -> LayerPlan:
+    """Return the plan of several layers' samples, one layer's after the other's; of a single layer its own."""
+    if len(plans) == 1:
+        return plans[0]
+
+    def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+        whole = [part for part in parts if part is not None]
+        return torch.cat(whole) if whole else None
+
+    return LayerPlan(
+        torch.cat([plan.entries_BN for plan in plans]),
+        joined(plan.group_mask_BNS for plan in plans),
+        joined(plan.heads_BNh for plan in plans),
+        joined(plan.rows_BN for plan in plans),
+    )
 
 
 def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
@@ -246,7 +305,7 @@ def pack_layer(
     Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    counts = counts or read_counts([plan_marks(plan, kv_heads, width, packing.layout, packing.form)])[0]
+    counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
     marks = on_device(counts.marks, key_BhNd.device)
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     fill, feedback = None, packing.feedback(plan)
@@ -342,7 +401,7 @@ def _routed_values(
     stored_n = torch.nonzero_static(flags_RPM.flatten(), size=bounds[-1])[:, 0]
     pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
     pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
-    return with_index(pieces, flags_RSM, piece_bit, keys, bounds, stored_n)
+    return with_index(pieces, flags_RSM, piece_bit, keys, bounds, (flags_RPM, stored_n))
 
 
 def with_index(
@@ -351,7 +410,7 @@ def with_index(
     piece_bit: Tensor,
     keys: Payload,
     bounds: list[int] | None = None,
-    stored_n: Tensor | None = None,
+    found: tuple[Tensor, Tensor] | None = None,
 ) -> RoutedValues:
     """Index stored pieces by their entries.
 
@@ -361,9 +420,10 @@ def with_index(
         piece_bit: which of the bits rules each piece.
         keys: of the same entries.
         bounds: of the result; None: they are read from the device.
-        stored_n: (row * P + piece) * M + entry of the pieces; None: it is found.
+        found: flags by piece, [R, P, M], and (row * P + piece) * M + entry of the pieces; None: they are found.
     """
-    flags_RPM, heads, stored = flags_RSM.index_select(1, piece_bit), keys.data.shape[1], len(pieces.data)
+    flags_RPM, stored_n = found or (flags_RSM.index_select(1, piece_bit), None)
+    heads, stored = keys.data.shape[1], len(pieces.data)
     counts = flags_RPM.sum(-1, dtype=torch.int32).flatten()
     offsets = counts.cumsum(0, dtype=torch.int32) - counts
     fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits

@@ -29,7 +29,7 @@ from transformers import DynamicCache
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
-from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, plan_marks, read_counts
+from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_counts
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
@@ -199,8 +199,7 @@ class LayerPacker:
         if self.key_cut is not None:
             return [None] * len(layers)
         shape, packing = self.backbone.family.shape, self.packing
-        sizes = shape.num_kv_heads, shape.head_dim
-        return read_counts([plan_marks(kept, *sizes, packing.layout, packing.form) for kept in layers])
+        return read_counts(layers, shape.num_kv_heads, shape.head_dim, packing.layout, packing.form)
 
     def pack(
         self,

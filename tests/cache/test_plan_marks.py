@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from subtoken_train.cache.pack import Packing, pack_layer, plan_marks, read_counts
+from subtoken_train.cache import pack
+from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys
@@ -44,7 +46,7 @@ def tensors(blocks):
 def test_counts_of_many_layers_are_read_once(sets, groups, layout, cut):
     layers = [planned(sets, groups, layout, cut, seed) for seed in range(3)]
     with host_reads() as found:
-        counts = read_counts([plan_marks(plan, 2, 8, layout, FORMAT_OF[8]) for _, plan in layers])
+        counts = read_counts([plan for _, plan in layers], 2, 8, layout, FORMAT_OF[8])
     assert len(found) == 1
     for (state, plan), own in zip(layers, counts, strict=True):
         value = state.value * state.channels
@@ -66,7 +68,7 @@ def test_counts_of_many_layers_are_read_once(sets, groups, layout, cut):
 @pytest.mark.parametrize("sets", SETS)
 def test_counts_are_those_of_a_plain_loop(sets):
     _, plan = planned(sets, 4, "contiguous", True)
-    (counts,) = read_counts([plan_marks(plan, 2, 8, "contiguous")])
+    (counts,) = read_counts([plan], 2, 8, "contiguous")
     heads = [(sample, head) for sample in range(3) for head in range(2 if sets == "own" else 1)]
     assert counts.channels == 4
     for row, (sample, head) in enumerate(heads):
@@ -82,3 +84,42 @@ def test_counts_are_those_of_a_plain_loop(sets):
                 bits[1 - cut] = [have + is_set for have, is_set in zip(bits[1 - cut], own, strict=True)]
         assert counts.kinds[row] == tuple(expected)
         assert [kind[row] for kind in counts.bits] == bits
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_of_one_shape_are_sorted_together():
+    """A GPU waits for calls: eight layers ask for no more than one, but for joining and parting them."""
+    plans, asked = [planned("shared", 4, "contiguous", False)[1]] * 8, []
+    for some in (plans[:1], plans):
+        with Calls() as calls:
+            read_counts(some, 2, 8, "contiguous")
+        asked.append(calls.count)
+    parted = 4 * len(plans)  # views of rows, flags and two kinds
+    assert asked[1] <= asked[0] + parted + 4
+
+
+@pytest.mark.parametrize("joined", [2**24, 1])
+def test_layers_of_several_shapes_keep_their_order(joined, monkeypatch):
+    """Also where all together would be too many marks."""
+    monkeypatch.setattr(pack, "JOINED", joined)
+    kinds = [("shared", 4, False), ("own", 4, False), ("shared", None, False), ("shared", 4, True)]
+    plans = [planned(sets, groups, "contiguous", cut, seed)[1] for seed in range(2) for sets, groups, cut in kinds]
+    plans[-1].rows_BN = plans[-1].entries_BN.clamp(min=0)
+    found = read_counts(plans, 2, 8, "contiguous")
+    for plan, own in zip(plans, found, strict=True):
+        (alone,) = read_counts([plan], 2, 8, "contiguous")
+        assert (own.kinds, own.bits, own.channels) == (alone.kinds, alone.bits, alone.channels)
+        assert torch.equal(own.marks.rows_RM, alone.marks.rows_RM)
+        for one, other in zip(own.marks.kinds, alone.marks.kinds, strict=True):
+            assert torch.equal(one.marks_RM, other.marks_RM)
