@@ -29,7 +29,15 @@ from subtoken_train.evaluation.reporting.report import make_report
 ROOT = Path(__file__).resolve().parents[1]
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results/screens" / f"bits.{suffix}" for suffix in ("csv", "svg"))
 PAGE = ROOT / "benchmarks/results/screens/bits.md"
-BITS = {"model": 16, "int8": 8, "int4": 4}
+BITS = {
+    "-": "16 bits",
+    "int8": "8 bits",
+    "int4": "4 bits",
+    "int4_rotated": "4 bits, keys rotated",
+    "kivi4": "4 bits, KIVI",
+    "kivi2": "2 bits, KIVI",
+}
+"""Words of the formats, by what a record calls them."""
 BUDGETS = {
     "scenes_caption": (0.3125, 0.15625, 0.078125, 0.0390625),
     "recall": (0.4375, 0.21875, 0.109375, 0.0546875),
@@ -48,7 +56,7 @@ class Choice:
         adapter: folder's name.
         keep: share of the tokens that stay, in words.
         groups: ``S16K4 linear``; ``-`` for whole tokens.
-        bits: of a stored number.
+        bits: of a stored number, in words.
         kv: share of the 16-bit bytes, scales and index counted.
         value: the score.
         low: of its 95 % interval over samples.
@@ -59,7 +67,7 @@ class Choice:
     adapter: str
     keep: str
     groups: str
-    bits: int
+    bits: str
     kv: float
     value: float
     low: float
@@ -82,7 +90,7 @@ def _choice(row: dict[str, str]) -> Choice:
         Path(row["adapter"]).name,
         keep,
         row["groups"],
-        BITS["model" if eviction == "-" else eviction],
+        BITS[eviction],
         *numbers,
     )
 
@@ -127,14 +135,14 @@ def _score(one: Choice) -> str:
 def _bests(choices: Sequence[Choice], budget: float) -> list[str]:
     cells = []
     for grouped in (False, True):
-        for bits in ((16,), tuple(BITS.values())):
+        for bits in ((BITS["-"],), tuple(BITS.values())):
             fitting = [
                 one
                 for one in choices
                 if (one.groups != "-") == grouped and one.bits in bits and one.kv <= budget * INDEX
             ]
             best = max(fitting, key=lambda one: one.value, default=None)
-            words = best and f"{_score(best)} ({best.adapter}, r {best.keep}, {best.bits} bits)"
+            words = best and f"{_score(best)} ({best.adapter}, r {best.keep}, {best.bits})"
             cells.append(words or "-")
     return cells
 
@@ -168,7 +176,7 @@ def _draw(axes: Axes, choices: Sequence[Choice], title: str) -> None:
     axes.set(title=title, xlabel="bytes, of 16-bit keys and values; scales and index counted", ylabel="score, %")
     handles = [Line2D([], [], color=color, label=name) for name, color in zip(adapters, COLORS, strict=False)]
     handles += [
-        Line2D([], [], color=INK, marker=marker, linestyle="", label=f"{bits} bits")
+        Line2D([], [], color=INK, marker=marker, linestyle="", label=bits)
         for bits, marker in zip(BITS.values(), MARKERS, strict=False)
     ]
     axes.legend(handles=[*handles, Line2D([], [], color=INK, linestyle=":", label="front")])

@@ -61,9 +61,9 @@ def test_fewer_bits_take_fewer_bytes_and_a_part_of_a_value_the_scale_of_all():
     choices = bits_pareto.read_choices()
     found = {(one.task, one.adapter, one.keep, one.bits): one.kv for one in choices}
     for (task, adapter, keep, bits), kv in found.items():
-        if bits == 16:
+        if bits == "16 bits":
             whole = "lora_only" in adapter or adapter.endswith("_anchor")
-            rounded = found[task, adapter, keep, 8] / kv, found[task, adapter, keep, 4] / kv
+            rounded = found[task, adapter, keep, "8 bits"] / kv, found[task, adapter, keep, "4 bits"] / kv
             assert rounded == pytest.approx((17 / 32, 9 / 32), abs=5e-3) if whole else rounded > (17 / 32, 9 / 32)
 
 
