@@ -19,7 +19,7 @@ stored pieces (or pages read), b bytes of all (row, piece), k channels of a cut 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 def pack_bits(flags_RSM: Tensor) -> Tensor:
     """Pack eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
-    missing, places = -flags_RSM.shape[-1] % 8, _bits_of_byte(flags_RSM.device)
+    missing, places = -flags_RSM.shape[-1] % 8, torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
     padded_RSM = flags_RSM.to(torch.uint8)
     if missing:
         padded_RSM = torch.nn.functional.pad(padded_RSM, (0, missing))
@@ -42,15 +42,8 @@ def pack_bits(flags_RSM: Tensor) -> Tensor:
 
 def unpack_bits(packed_RSm: Tensor, entries: int) -> Tensor:
     """Return the flags of ``pack_bits``, bool [R, S, M]."""
-    places = _bits_of_byte(packed_RSm.device)
+    places = torch.arange(8, dtype=torch.uint8, device=packed_RSm.device)
     return (packed_RSm[..., None] >> places & 1).bool().flatten(-2)[..., :entries]
-
-
-@cache
-def _bits_of_byte(device: torch.device) -> Tensor:
-    """Return 0 to 7, uint8, made once for a device: a GPU waits for calls."""
-    with torch.inference_mode(False):
-        return torch.arange(8, dtype=torch.uint8, device=device)
 
 
 def prepare_bits(device: torch.device) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer, read_counts
@@ -14,6 +13,7 @@ from subtoken_train.types import CutKeys
 from tests.support.host_reads import host_reads
 from tests.support.packing import FORMAT_OF, SETS, dense
 from tests.support.sampling import sampled
+from tests.support.spies import Calls
 
 LAYOUTS = ("contiguous", "per_head")
 
@@ -84,18 +84,6 @@ def test_counts_are_those_of_a_plain_loop(sets):
                 bits[1 - cut] = [have + is_set for have, is_set in zip(bits[1 - cut], own, strict=True)]
         assert counts.kinds[row] == tuple(expected)
         assert [kind[row] for kind in counts.bits] == bits
-
-
-class Calls(TorchDispatchMode):
-    """Counts the operations asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_layers_of_one_shape_are_sorted_together():
