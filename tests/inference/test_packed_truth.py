@@ -6,17 +6,18 @@ import os
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 
 from subtoken_train.inference.prefill import decode
+from tests.support import truth_bounds as bounds
 from tests.support.greedy import generate_greedy
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
-from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import (
     CELL,
     FACTORS,
@@ -110,6 +111,19 @@ def test_the_comparison_notices_small_faults(change):
     assert corrupted(change) > 1e-3
 
 
+def flip_last_bits(cache):
+    """Of one entry's key."""
+    codes = cache.layers[0].blocks[0].parts[0].keys.data
+    codes[0, :, 0] ^= 1
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "int4_rotated", "kivi4", "kivi2"])
+def test_the_comparison_notices_the_last_bits_of_one_key(precision):
+    levels = {"family": "mistral", "reducer": "none", "selector": "none", "precision": precision, "batch": "one"}
+    assert corrupted(lambda cache: None, **levels) < 1e-4
+    assert corrupted(flip_last_bits, **levels) > 1e-4
+
+
 @pytest.mark.parametrize("change", [forget_a_place, move_on])
 def test_the_comparison_notices_a_wrong_window(change):
     windowed = {"family": "mistral_window", "reducer": "quest"}
@@ -169,9 +183,14 @@ HEAD = [
     "",
     "Cells of 4 greedy tokens: logits from the packed cache against transformers' eager attention",
     "without a cache, with the same masks (`tests/inference/test_packed_truth.py`, `PACKED_MATRIX=file`).",
-    "Largest difference of a logit in fp32 (bound 1e-4; logits have a standard deviation of about 1.6), and the",
-    "root mean square of the difference over that of the logits in the other precisions (bounds "
-    f"{', '.join(map(str, BOUNDS.values()))}, set from measurements: what rounding costs, not exactness).",
+    f"**fp32**: the largest difference of a logit (bound {bounds.EXACT:g}; logits have a standard deviation of about",
+    "1.6), and cells whose tokens differ. **bf16**: root mean square of the difference from a truth in fp32, over that",
+    f"of eager attention in bf16: median, largest (bound {bounds.TIMES:g}). **Formats that round**: the truth rounds",
+    "the prompt's entries too, by arithmetic written out beside it. Cells that are its to",
+    f"{bounds.EXACT:g} with all tokens, and, of the others, the largest root mean square of a difference over that of",
+    f"the logits (bound {bounds.TIED:g} steps of a code). In each of these a number lies within {bounds.EDGE:g} of the",
+    "edge of two codes, as a share of its vector's largest, or a scale so near that of two of fp16: the last bits of",
+    "fp32 decide.",
     "",
 ]
 LATER = ["## Levels that came later", "", "Drawn cells of each of them (`PACKED_MATRIX_LEVELS`).", ""]
@@ -180,8 +199,8 @@ LATER = ["## Levels that came later", "", "Drawn cells of each of them (`PACKED_
 def summary(found, levels=()) -> list[str]:
     """Return the largest differences of every factor level, or of some levels, as Markdown."""
     lines = [
-        f"| factor | level | cells | fp32 | fp32 tokens differ | {' | '.join(BOUNDS)} |",
-        "|---|---|---|---|---|" + "---|" * len(BOUNDS),
+        f"| factor | level | cells | fp32 | fp32 tokens differ | bf16 | {' | '.join(bounds.STEPS)} |",
+        "|---|---|---|---|---|---|" + "---|" * len(bounds.STEPS),
     ]
     rows = defaultdict(list)
     for cell, x in found:
@@ -192,10 +211,13 @@ def summary(found, levels=()) -> list[str]:
         of = defaultdict(list)
         for precision, x in rows[factor, level]:
             of[precision].append(x)
-        exact = max((x.largest for x in of["fp32"]), default=None)
-        rounded = [max((x.relative for x in of[kind]), default=None) for kind in BOUNDS]
-        wrong = str(sum(not x.same_tokens for x in of["fp32"])) if of["fp32"] else "-"
-        cells = ["-" if exact is None else f"{exact:.1e}", wrong]
-        cells += ["-" if x is None else f"{x:.3f}" for x in rounded]
+        cells = [f"{max(x.largest for x in of['fp32']):.1e}" if of["fp32"] else "-"]
+        cells.append(str(sum(not x.same_tokens for x in of["fp32"])) if of["fp32"] else "-")
+        times = [x.times for x in of["bf16"]]
+        cells.append(f"{median(times):.2f}, {max(times):.2f}" if times else "-")
+        for some in map(of.get, bounds.STEPS):
+            tied = [x.relative for x in some or () if not x.exact]
+            worst = f", {max(tied):.1e}" if tied else ""
+            cells.append(f"{len(some) - len(tied)} of {len(some)}{worst}" if some else "-")
         lines.append(f"| {factor} | {level} | {len(rows[factor, level])} | " + " | ".join(cells) + " |")
     return lines

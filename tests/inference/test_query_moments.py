@@ -10,7 +10,6 @@ import torch
 from subtoken_train.inference import layer_packer
 from subtoken_train.inference.layer_packer import QueryMoments
 from subtoken_train.types import Region
-from tests.support.truth_bounds import BOUNDS
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of, from_truth
 
 
@@ -34,4 +33,4 @@ def test_keys_are_rounded_in_chunks_and_after_rerotation(more):
     cell = PLAIN_CELL | {"scope": "context", "batch": "three_left", "protocol": "query_aware", "merge": "own"} | more
     cell |= {"precision": "int4_rotated"}
     found = from_truth(backbone_of(cell), batch_of(cell), 4, compression_of(cell))
-    assert found.relative < BOUNDS["int4_rotated"], found
+    assert found.fits("int4_rotated"), found

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
@@ -31,6 +32,7 @@ from tests.support.fill_truth import PlainFill, plain_fill
 from tests.support.page_truth import PageTruth
 from tests.support.plain_merging import merged_by_loop
 from tests.support.plain_positions import moved_keys, plain_window, prompt_positions
+from tests.support.rounded_truth import PlainStorage, plain_storage
 
 NAME = "truth_eager"
 
@@ -43,7 +45,8 @@ class LayerTruth:
     generated tokens see; ``factor_hNd``: of values; ``keys_hNd``: of keys, for generated tokens, in the coordinates
     ``turn_hdd`` about ``centre_h1d`` where there are such; ``merge``: what these read of dropped rows; ``pages``: what
     they read, where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``,
-    ``position_N``: whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as.
+    ``position_N``: whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as;
+    ``cut_N``: whose keys are cut; ``storage``: what rounds the prompt's entries for generated tokens (None: nothing).
     """
 
     seen_N: Tensor
@@ -59,6 +62,8 @@ class LayerTruth:
     held_hN: Tensor | None = None
     centre_h1d: Tensor | None = None
     turn_hdd: Tensor | None = None
+    cut_N: Tensor | None = None
+    storage: PlainStorage | None = None
 
     def cut(self, key_hNd: Tensor) -> Tensor:
         """Keys of the prompt's rows without their cut channels."""
@@ -66,6 +71,12 @@ class LayerTruth:
             return key_hNd * self.keys_hNd.to(key_hNd.dtype)
         apart = (key_hNd.float() - self.centre_h1d) @ self.turn_hdd
         return ((apart * self.keys_hNd) @ self.turn_hdd.mT + self.centre_h1d).to(key_hNd.dtype)
+
+    def read_back(self, key_hNd: Tensor, value_hNd: Tensor, plain_hNd: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the prompt's rows as tokens read them after they were stored; ``plain_hNd`` was routed."""
+        there_hNd = self.factor_hNd != 0
+        fill_hNd = self.fill.under(plain_hNd[None], torch.zeros(there_hNd.shape))[0]
+        return self.storage.read(key_hNd, value_hNd, fill_hNd, there_hNd, self.entries_hN)
 
 
 @dataclass
@@ -138,6 +149,21 @@ def truths(
     ``merge`` is what becomes of what an eviction drops.
     """
     return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
+
+
+def rounded(samples: list[SampleTruth], name: str, cache: PackedCache, feedback: list[Tensor]) -> list[SampleTruth]:
+    """The same, after the prompt's entries were stored in the format of this name; ``feedback`` of rotated keys."""
+    for number, sample in enumerate(samples):
+        for layer, packed, own in zip(sample.layers, cache.layers, feedback or [None] * len(cache.layers), strict=True):
+            turn = layer.centre_h1d, layer.turn_hdd
+            layer.storage = plain_storage(name, packed, own, number, layer.cut_N, turn)
+    return samples
+
+
+def in_fp32(truth: SampleTruth) -> SampleTruth:
+    """The same, of a model of the same weights in fp32."""
+    deep = None if truth.deep is None else (truth.deep[0], [each.float() for each in truth.deep[1]])
+    return replace(truth, hidden_ND=truth.hidden_ND.float(), deep=deep)
 
 
 def closed_up(truth: SampleTruth) -> SampleTruth:
@@ -215,11 +241,12 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
 
 def _note_cut(truth: LayerTruth, kept: LayerPlan, sample: int, origin: Tensor) -> None:
     """Write down which channels of which keys are cut, and along which axes."""
-    cut = kept.cut_keys
+    cut, truth.cut_N = kept.cut_keys, torch.zeros(len(origin), dtype=torch.bool)
     if cut is None:
         return
     for row in kept.entries_BN[sample, cut.entries_BN[sample]].tolist():
         truth.keys_hNd[:, origin == row] *= cut.channels_Bhd[sample, :, None]
+        truth.cut_N |= origin == row
     if cut.turn is not None:
         truth.centre_h1d = cut.turn.centre_Bh1d[sample].float()
         truth.turn_hdd = reflected(cut.turn.mirrors_Bhdr[sample].float())
@@ -251,6 +278,29 @@ def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
     if backbone.bank.config.layout == "per_head":
         return channel % shape.head_dim // (shape.head_dim // num_groups)
     return channel // (shape.value_dim // num_groups)
+
+
+def _for_later(
+    sample: SampleTruth, layer: LayerTruth, key: Tensor, value: Tensor, routed: Tensor, entries_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of all rows as tokens after the prompt read them; the very ones where nothing differs."""
+    count = len(layer.seen_N)
+    if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
+        plain, key, routed = (key[0, :, :count], routed[0, :, :count]), key.clone(), routed.clone()
+        if layer.merge != "none":
+            merged = merged_by_loop(layer.merge, *plain, layer.entries_hN, entries_N)
+            key[0, :, :count], routed[0, :, :count] = merged
+            there = (layer.factor_hNd != 0).to(value.dtype)
+            routed[:, :, :count] *= there
+            routed[:, :, :count] += layer.fill.under(value, there)
+        key[0, :, :count] = layer.cut(key[0, :, :count])
+    if sample.closed_up:
+        key = moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1])
+    if layer.storage is not None:
+        read = layer.read_back(key[0, :, :count], routed[0, :, :count], value[0])
+        key, routed = key.clone(), routed.clone()
+        key[0, :, :count], routed[0, :, :count] = read
+    return key, routed
 
 
 _active: list[SampleTruth] = []
@@ -286,24 +336,12 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
     routed[:, :, :count] += layer.fill.under(value, layer.factor_hNd)
     out, _ = eager(module, query, key, routed, mask, scaling=scaling)
-    if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
-        later_key, later_value = key.clone(), routed.clone()
-        if layer.merge != "none":
-            own = key[0, :, :count], routed[0, :, :count]
-            merged = merged_by_loop(layer.merge, *own, layer.entries_hN, entries_N)
-            later_key[0, :, :count], later_value[0, :, :count] = merged
-            there = (layer.factor_hNd != 0).to(value.dtype)
-            later_value[:, :, :count] *= there
-            later_value[:, :, :count] += layer.fill.under(value, there)
-        later_key[0, :, :count] = layer.cut(later_key[0, :, :count])
+    later_key, later_value = _for_later(sample, layer, key, value, routed, entries_N)
+    if later_key is not key or later_value is not routed:
         out[:, count:] = eager(module, query, later_key, later_value, mask, scaling=scaling)[0][:, count:]
     if bool(sample.whole_N.any()):
         plain, _ = eager(module, query, key, value, mask, scaling=scaling)
         out[:, :count] = torch.where(sample.whole_N[:, None, None], plain[:, :count], out[:, :count])
-    if sample.closed_up:
-        turned = moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1])
-        near, _ = eager(module, query, turned, routed, mask, scaling=scaling)
-        out[:, count:] = near[:, count:]
     return out, None
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, product
-from math import gcd
+from math import gcd, inf
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.thresholds import Threshold
+from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.kernels.formats import FORMATS
@@ -32,9 +35,10 @@ from tests.support.helpers import compress
 from tests.support.kvzap_files import settings_for
 from tests.support.page_truth import note_pages
 from tests.support.pairwise import Cell
-from tests.support.reference import SampleTruth, closed_up, recompute, tapped, truths
+from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
+from tests.support.rounded_truth import noting_feedback
 from tests.support.tiny_schedules import schedules_of
-from tests.support.truth_bounds import Difference
+from tests.support.truth_bounds import EXACT, Difference
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
@@ -226,7 +230,7 @@ def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
     return list({tuple(cell.values()): cell for cell in drawn}.values())
 
 
-MOST_CELLS = 6100  # drawn of some 28,000; they take an hour of a core
+MOST_CELLS = 6100  # drawn of some 38,000; they take an hour of a core
 CELLS_OF_LEVEL = 40
 PLAIN_CELL = {
     "family": "llama",
@@ -276,12 +280,14 @@ def decoded(
 ) -> Decoded:
     """Greedy decoding that notes its logits and does not stop at an end of text."""
     cache = PackedCache(backbone.family.shape.num_layers)
-    with tapped(backbone) as tap:
+    with tapped(backbone) as tap, noting_feedback() as feedback:
         first = open_prompts(backbone, batch, cache, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch, compression.merging)
     if compression.eviction is not None and compression.eviction.reads:
         note_pages(saved, tap, compression)
     saved = list(map(closed_up, saved)) if compression.rerotate else saved
+    if compression.kv_dtype != "model":
+        saved = rounded(saved, compression.kv_dtype, cache, feedback)
     logits, tokens = [first.logits_BV], [first.logits_BV.argmax(-1)]
     while len(tokens) < steps:
         logits.append(decode(backbone, tokens[-1][:, None], cache))
@@ -353,12 +359,44 @@ def from_truth(
 ) -> Difference:
     """Decode ``steps`` tokens after a batch of prompts from the packed cache, and recompute them."""
     got = decoded(backbone, batch, steps, compression, protocol)
-    expected = torch.stack(
-        [recompute(backbone, truth, tokens[:-1]) for truth, tokens in zip(got.truths, got.tokens_BT, strict=True)]
-    ).float()
-    error = got.logits_BTV.float() - expected
+    eager = _recomputed(backbone, got.truths, got)
+    if backbone.family.model.dtype != torch.bfloat16:
+        return _apart(got, eager)
+    wide = _recomputed(SimpleNamespace(family=widened(backbone.family)), list(map(in_fp32, got.truths)), got)
+    own = _apart(got, wide)
+    return replace(own, times=own.relative / _relative(eager, wide))
+
+
+def _recomputed(backbone: CompressedBackbone, samples: list[SampleTruth], got: Decoded) -> Tensor:
+    """The truth's logits [B, T, V] of the tokens that were decoded, in fp32."""
+    pairs = zip(samples, got.tokens_BT, strict=True)
+    return torch.stack([recompute(backbone, truth, tokens[:-1]) for truth, tokens in pairs]).float()
+
+
+def _apart(got: Decoded, expected: Tensor) -> Difference:
+    logits, tokens_BT = got.logits_BTV.float(), expected.argmax(-1)
+    far_B = ((logits - expected).abs().amax((1, 2)) >= EXACT) | (tokens_BT != got.tokens_BT).any(-1)
+    edges = [_edge(truth) for truth, far in zip(got.truths, far_B.tolist(), strict=True) if far]
     return Difference(
-        largest=float(error.abs().max()),
-        relative=float(error.norm() / expected.norm()),
-        same_tokens=torch.equal(expected.argmax(-1), got.tokens_BT),
+        largest=float((logits - expected).abs().max()),
+        relative=_relative(logits, expected),
+        same_tokens=torch.equal(tokens_BT, got.tokens_BT),
+        edge=max(edges, default=0.0),
     )
+
+
+def _edge(truth: SampleTruth) -> float:
+    """How near a number was to the edge of two, see ``Rounding``; of what rounds nothing, infinite."""
+    return min((layer.storage.rounding.edge for layer in truth.layers if layer.storage is not None), default=inf)
+
+
+def _relative(logits: Tensor, expected: Tensor) -> float:
+    return float((logits - expected).norm() / expected.norm())
+
+
+@cache
+def widened(family: Family) -> Family:
+    """The family whose model has the same weights in fp32."""
+    wide = copy(family)
+    wide.model = deepcopy(family.model).float()
+    return wide
