@@ -28,8 +28,13 @@ ADAPTERS = {"unrouted": ("tiny_lora_only", 1.0), "routed": ("tiny_none100_s16k4"
 """Base -> (adapter folder, share of a token's bytes that it keeps)."""
 FRACTIONS = (0.5, 0.2, 0.1, 0.05)
 VISUAL_TOKENS = 64
-SETTINGS: dict[str, dict[str, Any]] = {"snapkv": {"window": 8}, "pyramidkv": {"window": 8}}
-"""Where a published default is longer than this model's prompts (64 visual tokens and a line of text)."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "snapkv": {"window": 8},
+    "pyramidkv": {"window": 8},
+    "sparsemm": {"calibration": "checkpoints/calibrations/tiny-llava_sparsemm.json"},
+}
+"""Where a published default is longer than this model's prompts (64 visual tokens and a line of text), and where a file
+is read: ``subtoken-train calibrate sparsemm --backbone checkpoints/tiny-llava`` wrote it."""
 NONE = "none"
 
 
