@@ -370,7 +370,7 @@ def test_least_recently_asked_contexts_go():
 
 
 def test_a_thousand_requests_at_once_are_answered_or_told_to_come_later(llama):
-    """By status: 200; 429, the line is full; 503, no more connections are let in."""
+    """By status: 200; 429, the line is full; 503, no more connections are let in. Four are there before the others."""
     llama.until_free()
     host, port = llama.url.removeprefix("http://").split(":")
     body = long_request(max_tokens=1, temperature=0)
@@ -385,7 +385,9 @@ def test_a_thousand_requests_at_once_are_answered_or_told_to_come_later(llama):
         return int(reply.split()[1])
 
     async def all_at_once():
-        return await asyncio.gather(*(ask() for _ in range(1000)))
+        first = [asyncio.create_task(ask()) for _ in range(4)]
+        await asyncio.sleep(1)  # on a busy machine all may connect before one is read, and none is let in
+        return await asyncio.gather(*first, *(ask() for _ in range(996)))
 
     counts = Counter(asyncio.run(all_at_once()))
     assert counts[200] >= 3
