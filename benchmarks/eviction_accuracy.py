@@ -59,7 +59,7 @@ def run_method(method: str, data: Path, limit: int, out: Path) -> None:
                 eviction = build_eviction(method, **SETTINGS.get(method, {}))
                 compression = Compression(eviction, tokens, "tokens", "visual")
             answers = answer_records(backbone, records, batch_size=128, limit=limit, compression=compression)
-            while compression is not None and answers.realised > fraction:
+            while compression is not None and answers.realised > fraction + 1e-9:
                 # heads that keep more tokens may hold more of their groups: a token less, so that no bytes are over
                 compression = replace(compression, keep=compression.keep - 1)
                 answers = answer_records(backbone, records, batch_size=128, limit=limit, compression=compression)

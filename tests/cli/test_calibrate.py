@@ -10,6 +10,10 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.evictions import build_eviction
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.family import check_calibration
+from subtoken_train.families.load import load_family
 from tests.support.commands import refused
 from tests.support.sampling import sampled
 
@@ -138,6 +142,15 @@ def test_the_shipped_file_is_of_the_shipped_model(capsys):
     assert content["backbone"]["path"] == "checkpoints/tiny-llama"
     assert (content["data"]["samples"], content["settings"]["samples"]) == (200, 200)
     assert "duo_attention 0.5" in capsys.readouterr().out
+
+
+def test_the_shipped_heads_are_of_the_shipped_model():
+    path = CHECKPOINTS / "calibrations/tiny-llava_sparsemm.json"
+    made = build_eviction("sparsemm", calibration=str(path)).calibrated
+    check_calibration(made, load_family(BackboneConfig(str(CHECKPOINTS / "tiny-llava"))))
+    assert (made.backbone.path, made.data.samples) == ("checkpoints/tiny-llava", 50)
+    with pytest.raises(ValueError, match="this backbone is another one"):
+        check_calibration(made, load_family(BackboneConfig(str(CHECKPOINTS / "tiny-llama"))))
 
 
 WRONG = [
