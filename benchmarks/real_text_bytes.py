@@ -13,7 +13,8 @@ of the context once more: only then is there anything to learn of what a fact is
 
 ``tokens`` is the twin: the same router and budget, whose heads keep an entry whole or not at all. Routers start as
 KVzap's nets (the file of ``real_text.py``), which keep what KVzap keeps, with the norm of value groups beside them or
-without; or from ``nothing``. They learn alone (``router``), with LoRA, or not at all (``untrained``).
+without; or from ``nothing``. They learn alone (``router``), with LoRA, for the recipe's steps or twice as many, or not at
+all (``untrained``).
 
 ``--turned`` takes the model's copy with turned values, NAME-axes beside it. Turning leaves what layers read as it is,
 so the nets of the model are those of its copy.
@@ -75,7 +76,10 @@ LEARNS = {
     "untrained": {"optimizer.learning_rate": "0", "optimizer.router_learning_rate": "0"},
     "router": {"optimizer.learning_rate": "0"},
     "router and LoRA": {"optimizer.learning_rate": "2e-4"},
+    "router and LoRA, 320 steps": {"optimizer.learning_rate": "2e-4"},
 }
+STEPS = {"untrained": "1", "router and LoRA, 320 steps": "320"}
+"""Where they are not the recipe's."""
 BEST = (
     "kvzip {:.1%}",
     "kvzap {:.1%}",
@@ -114,7 +118,7 @@ class Arm(NamedTuple):
         settings |= {**STARTS[self.start], **LEARNS[self.learns]}
         flags = [part for name, value in settings.items() for part in (f"--model.{name}", value)]
         flags += ["--trainer.accelerator", "gpu"] if device != "cpu" else []
-        return [*MIXED, *flags, *(["--trainer.max_steps", "1"] if self.learns == "untrained" else [])]
+        return [*MIXED, *flags, *(["--trainer.max_steps", STEPS[self.learns]] if self.learns in STEPS else [])]
 
 
 def weights_of(model: str, turned: bool) -> Path:
