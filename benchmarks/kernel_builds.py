@@ -36,6 +36,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "S64 of d128": {"piece": 2},
     "S16 of d128, int8": {"piece": 8, "bits": 8},
     "S16 of d128, int4": {"piece": 8, "bits": 4},
+    "whole d128, kivi4": {"bits": 4, "shared": 32},
+    "S16 of d128, kivi4": {"piece": 8, "bits": 4, "shared": 32},
+    "S16 of d128, kivi2": {"piece": 8, "bits": 2, "shared": 32},
     "S16 of d128, cut, padded, window": {"piece": 8, "cut": True, "padded": True, "fixed": True, "window": True},
     "S16 of d64": {"width": 64, "piece": 4},
     "S16 of d80": {"width": 80, "piece": 5},
@@ -51,6 +54,7 @@ def source(
     width: int = 128,
     piece: int | None = None,
     bits: int = 0,
+    shared: int = 0,
     group: int = 1,
     new: int = 1,
     dtype: torch.dtype = torch.float16,
@@ -62,11 +66,11 @@ def source(
 ) -> ASTSource:
     """The kernel with what a launch of this shape fixes."""
     piece = piece or width
-    own, stored = ELEMENTS[dtype], {0: ELEMENTS[dtype], 8: tl.int8, 4: tl.uint8}[bits]
+    own, stored = ELEMENTS[dtype], {0: ELEMENTS[dtype], 8: tl.int8, 4: tl.uint8, 2: tl.uint8}[bits]
     fixed_values: dict[str, Any] = {
         "KV_HEADS": 8, "GROUP": group, "WIDTH": width, "TAIL_STRETCH": TAIL_STRETCH, "ROW_HEADS": 8, "PIECE": piece,
-        "BITS": bits, "KEY_DTYPE": stored, "VALUE_DTYPE": stored, "ALIGNED": 16, "CUT": cut, "FILLED": filled,
-        "FILL_DTYPE": own, "PADDED": padded, "FIXED": fixed, "WINDOW": window,
+        "BITS": bits, "SHARED": shared, "KEY_DTYPE": stored, "VALUE_DTYPE": stored, "ALIGNED": 16, "CUT": cut,
+        "FILLED": filled, "FILL_DTYPE": own, "PADDED": padded, "FIXED": fixed, "WINDOW": window,
         **tiles(width, piece, group * new, dtype),
     }  # fmt: skip
     signature, hints = {}, {}
@@ -84,7 +88,7 @@ def source(
 def build(capability: int, **shape: Any) -> dict[str, int]:
     """Compile one shape for a compute capability (80 for 8.0); bytes and registers of a thread."""
     rows = shape.get("group", 1) * shape.get("new", 1)
-    count = warps(shape.get("width", 128), rows, shape.get("dtype", torch.float16))
+    count = warps(shape.get("width", 128), rows, shape.get("dtype", torch.float16), shape.get("shared", 0))
     options = {"num_warps": count, "num_stages": STAGES}
     made = triton.compile(source(**shape), target=GPUTarget("cuda", capability, 32), options=options)
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"

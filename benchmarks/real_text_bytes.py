@@ -13,8 +13,8 @@ of the context once more: only then is there anything to learn of what a fact is
 
 ``tokens`` is the twin: the same router and budget, whose heads keep an entry whole or not at all. Routers start as
 KVzap's nets (the file of ``real_text.py``), which keep what KVzap keeps, with the norm of value groups beside them or
-without; or from ``nothing``. They learn alone (``router``), with LoRA, for the recipe's steps or twice as many, or not at
-all (``untrained``).
+without; or from ``nothing``. They learn alone (``router``), with LoRA, for the recipe's steps or twice as many, or not
+at all (``untrained``).
 
 ``--turned`` takes the model's copy with turned values, NAME-axes beside it. Turning leaves what layers read as it is,
 so the nets of the model are those of its copy.

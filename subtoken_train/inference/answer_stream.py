@@ -13,6 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What a character is decoded as of which tokens are missing."""
+STRETCH = 16
+"""Tokens that are decoded anew with every further one, at least."""
+BEFORE = 16
+"""Tokens before them that are decoded with them, and say how they begin: with a space, or half a character."""
+
 
 class AnswerStream:
     """Hands on an answer's text in pieces, which joined are the stripped answer that ``SubTokenModel.chat`` returns.
@@ -44,6 +51,7 @@ class AnswerStream:
         self._tokenizer, self._say, self._stopped = tokenizer, say, stopped
         self._stops = [stop for stop in stops if stop]
         self._asked = False
+        self._settled, self._begin, self._around = "", 0, ""
 
     def put(self, ids: Tensor) -> None:
         """Take new ids; the first ones are the prompt's."""
@@ -63,17 +71,33 @@ class AnswerStream:
     def _hand_on(self, whole: bool) -> None:
         if self.ended:
             return
-        said: str = self._tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        said = self._decoded(0) if whole else self._grown()
         found = [said.find(stop) for stop in self._stops if stop in said]
         self.ended = bool(found)
         if found or whole:
             ready = said[: min(found, default=len(said))].strip()
         else:
-            ready = said[: len(said) - self._held(said)].rstrip("\N{REPLACEMENT CHARACTER}").strip()
+            ready = said[: len(said) - self._held(said)].rstrip(HALF).strip()
         # a tokenizer may write earlier tokens otherwise once more follow; what was handed on stays
         if ready.startswith(self.text) and ready != self.text:
             piece, self.text = ready[len(self.text) :], ready
             self._say(piece)
+
+    def _grown(self) -> str:
+        """Return the text so far. What was said long ago is not decoded once more: that would take ever longer."""
+        around = self._decoded(self._begin)
+        if not around.startswith(self._around):  # earlier tokens are written otherwise now
+            self._settled, self._begin, self._around = "", 0, ""
+            around = self._decoded(0)
+        said = self._settled + around[len(self._around) :]
+        begin = len(self.token_ids) - BEFORE
+        if begin >= self._begin + STRETCH and not said.endswith(HALF):
+            self._settled, self._begin, self._around = said, begin, self._decoded(begin)
+        return said
+
+    def _decoded(self, first: int) -> str:
+        text: str = self._tokenizer.decode(self.token_ids[first:], skip_special_tokens=True)
+        return text
 
     def _held(self, said: str) -> int:
         """Return how many characters at the end may begin a stop text."""

@@ -10,14 +10,16 @@ stretches of a row, S flags of an entry.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.formats import FORMATS, Payload
+from subtoken_train.kernels.formats import CHANNELS, FORMATS, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, pack_bits, stored_flags, unpack_bits
 from subtoken_train.kernels.tail import Fill
 
@@ -26,7 +28,7 @@ class Field(IntEnum):
     """Columns of ``RowTable.rows``, int64; addresses are those of the row's first head. 0: there is none."""
 
     KEYS = 0
-    KEY_SCALES = 1  # of each entry
+    KEY_SCALES = 1  # of each entry, or of each run
     KEY_WIDTH = 2  # channels of a stored key
     CHANNELS = 3  # their numbers, where keys are cut
     VALUES = 4  # where values are routed, of the part's first piece
@@ -63,6 +65,36 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
 """Dtypes that the kernels read."""
 
 
+class Alike(NamedTuple):
+    """What the kernel is compiled for: how the entries of some stretches are stored.
+
+    Attributes:
+        bits: of their format.
+        shared: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
+            vector has a scale, and no zero point.
+        key_dtype: of stored keys, of an empty table that of nothing.
+        value_dtype: of stored values or pieces.
+    """
+
+    bits: int = 0
+    shared: int = 0
+    key_dtype: torch.dtype = torch.float32
+    value_dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, part: BlockPart, width: int) -> Alike:
+        """Return how a part is stored, whose heads have ``width`` channels."""
+        keys, values = part.payloads
+        assert keys.format.bits == values.format.bits
+        shared = math.gcd(width, CHANNELS) if keys.format.run > 1 else 0
+        return cls(keys.format.bits, shared, keys.data.dtype, values.data.dtype)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All of it as numbers."""
+        return self.bits, self.shared, DTYPES.index(self.key_dtype), DTYPES.index(self.value_dtype)
+
+
 @dataclass
 class RowTable:
     """A layer's packed entries, as addresses.
@@ -71,13 +103,11 @@ class RowTable:
         rows: [rows of all parts, len(Field)], int64.
         items: (row, first entry, number of the stretch, slot of the row's first head) of each stretch, int32 [n, 4].
         owners: (first slot, slots) of each head of each sample, int32 [B * h, 2].
+        launches: how items are stored, and those that are stored so, which lie together; one at least.
         stretch: entries of a stretch.
         slots: of all heads.
         heads: c.
         piece: channels of a value piece; the head's width where nothing is routed.
-        bits: of the payloads' format.
-        key_dtype: of stored keys, of an empty table that of nothing.
-        value_dtype: of stored values or pieces.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
         cut: whether any keys are cut.
         fill_dtype: of what pieces that are not stored read as; None: as zero.
@@ -88,13 +118,11 @@ class RowTable:
     rows: Tensor
     items: Tensor
     owners: Tensor
+    launches: list[tuple[Alike, Tensor]]
     stretch: int
     slots: int
     heads: int
     piece: int
-    bits: int
-    key_dtype: torch.dtype
-    value_dtype: torch.dtype
     aligned: int
     cut: bool
     fill_dtype: torch.dtype | None = None
@@ -103,16 +131,21 @@ class RowTable:
 
     def facts(self) -> list[int]:
         """Return all that is no tensor as numbers: a node of a compiled graph takes nothing else."""
-        dtypes = [DTYPES.index(each) for each in (self.key_dtype, self.value_dtype)]
         fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
-        return [self.stretch, self.slots, self.heads, self.piece, self.bits, *dtypes, self.aligned, int(self.cut), fill]
+        numbers = [self.stretch, self.slots, self.heads, self.piece, self.aligned, int(self.cut), fill]
+        for alike, own in self.launches:
+            numbers += [*alike.numbers, len(own)]
+        return numbers
 
     @classmethod
     def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
         """Rebuild a table from ``facts``; it holds no blocks, so the original must outlive it."""
-        stretch, slots, heads, piece, bits, key, value, aligned, cut, fill = facts
-        fixed = stretch, slots, heads, piece, bits, DTYPES[key], DTYPES[value], aligned, bool(cut)
-        return cls(rows, items, owners, *fixed, fill_dtype=None if fill < 0 else DTYPES[fill])
+        stretch, slots, heads, piece, aligned, cut, fill, *own = facts
+        counts = own[4::5]
+        alike = [Alike(own[i], own[i + 1], DTYPES[own[i + 2]], DTYPES[own[i + 3]]) for i in range(0, len(own), 5)]
+        launches = list(zip(alike, torch.split(items, counts), strict=True))
+        fill_dtype = None if fill < 0 else DTYPES[fill]
+        return cls(rows, items, owners, launches, stretch, slots, heads, piece, aligned, bool(cut), fill_dtype)
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
@@ -129,11 +162,6 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
         return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    forms = {payload.format for block in blocks for payload in block.payloads}
-    if any(form.run > 1 for form in forms):
-        return "keys whose scales are shared by entries"
-    if len({form.bits for form in forms}) > 1:
-        return "entries of unlike precision in one layer"
     return None
 
 
@@ -152,6 +180,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
     device = blocks[0].parts[0].keys.data.device if blocks else torch.device("cpu")
     stretch = _stretch(sum(part.entries * block.num_rows * heads for block, part in parts), device)
     rows: list[list[int]] = []
+    stored: list[Alike] = []
     stretches: list[list[tuple[int, int, int]]] = [[] for _ in range(batch * kv_heads // heads)]
     held: list[object] = [list(blocks), fill]
     for block, part in parts:
@@ -161,27 +190,27 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
             own = {Field.SAMPLE: sample, Field.HEAD: head, **fill_fields(fill, sample, head)}
             firsts = range(0, part.entries, stretch)
             stretches[number] += [(len(rows), first, j) for j, first in enumerate(firsts)]
+            stored.append(Alike.of(part, width))
             rows.append([own[f] if f in own else columns[f][0] + place * columns[f][1] for f in Field])
     items, owners, slots = _slots(rows, stretches, heads)
+    items.sort(key=lambda item: stored[item[0]].numbers)  # launch by launch
+    counts = Counter(stored[item[0]] for item in items) or {Alike(): 0}
     tensors = [
         torch.tensor(rows, dtype=torch.int64).view(-1, len(Field)).to(device),
         torch.tensor(items, dtype=torch.int32).view(-1, 4).to(device),
         torch.tensor(owners, dtype=torch.int32).to(device),
     ]
     routed = [part.values for _, part in parts if isinstance(part.values, RoutedValues)]
-    values = [part.payloads[1] for _, part in parts]
     made = [x for x in held if isinstance(x, Tensor)]
     return RowTable(
         rows=tensors[0],
         items=tensors[1],
         owners=tensors[2],
+        launches=list(zip(counts, torch.split(tensors[1], [*counts.values()]), strict=True)),
         stretch=stretch,
         slots=slots,
         heads=heads,
         piece=width * heads // len(routed[0].piece_bit) if routed else width,
-        bits=values[0].format.bits if values else 0,
-        key_dtype=parts[0][1].keys.data.dtype if parts else torch.float32,
-        value_dtype=values[0].data.dtype if values else torch.float32,
         aligned=math.gcd(16, *(row[f] for row in rows for f in (Field.KEYS, Field.VALUES))),
         cut=any(part.cut for _, part in parts),
         fill_dtype=None if fill is None else fill.vectors_Bhd.dtype,

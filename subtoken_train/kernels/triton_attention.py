@@ -107,26 +107,29 @@ def _launch(
     kv_heads, room = keys.shape[1:3]
     group = heads // kv_heads
     tail_stretches = -(-room // TAIL_STRETCH)
-    programs, late = len(table.items) * table.heads, batch * kv_heads * tail_stretches
+    late = batch * kv_heads * tail_stretches
     parts = (table.slots + late) * group * new
     scratch = workspace.take(parts * (width + 2), query_BHqd.device)
     sums, peaks = scratch[: parts * width], scratch[parts * width :]
     sizes = tiles(width, table.piece, group * new, query_BHqd.dtype)
     none = table.owners  # stands where nothing is read
     shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width}
-    attend_stretch[(programs + late, -(-group * new // sizes["TILE"]))](
-        query_BHqd, *query_BHqd.stride()[:3],
-        keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
-        none if tail.written is None else tail.written, tail.length, later,
-        table.rows, table.items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
-        sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
-        **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
-        BITS=table.bits, KEY_DTYPE=ELEMENTS[table.key_dtype], VALUE_DTYPE=ELEMENTS[table.value_dtype],
-        ALIGNED=table.aligned, CUT=table.cut, FILLED=table.fill_dtype is not None,
-        FILL_DTYPE=ELEMENTS[table.fill_dtype or torch.float32],
-        PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
-        **sizes, num_stages=STAGES, num_warps=warps(width, group * new, query_BHqd.dtype),
-    )  # fmt: skip
+    for alike, items in table.launches:
+        programs = len(items) * table.heads
+        attend_stretch[(programs + late, -(-group * new // sizes["TILE"]))](
+            query_BHqd, *query_BHqd.stride()[:3],
+            keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
+            none if tail.written is None else tail.written, tail.length, later,
+            table.rows, items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
+            sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
+            **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
+            BITS=alike.bits, SHARED=alike.shared, KEY_DTYPE=ELEMENTS[alike.key_dtype],
+            VALUE_DTYPE=ELEMENTS[alike.value_dtype], ALIGNED=table.aligned, CUT=table.cut,
+            FILLED=table.fill_dtype is not None, FILL_DTYPE=ELEMENTS[table.fill_dtype or torch.float32],
+            PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
+            **sizes, num_stages=STAGES, num_warps=warps(width, group * new, query_BHqd.dtype, alike.shared),
+        )  # fmt: skip
+        late = 0  # the first launch has the tail
     rows = min(16, _power(group * new))
     join_stretches[(batch * kv_heads, -(-group * new // rows))](
         sums, peaks, table.owners, table.slots, tail_stretches, new,
@@ -159,14 +162,15 @@ def entries_of_tile(width: int, dtype: torch.dtype) -> int:
     return 16 if _power(width) * dtype.itemsize > 512 else 32
 
 
-def warps(width: int, rows: int, dtype: torch.dtype) -> int:
-    """Return the warps of a program; arguments as of ``tiles``.
+def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
+    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``.
 
-    Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile.
+    Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile: not with
+    scales and zero points by channel (benchmarks/kernel_builds.py).
     """
     if dtype == torch.float32:
         return 8
-    return 2 if width <= 128 and rows <= 16 else 4
+    return 2 if width <= 128 and rows <= 16 and not shared else 4
 
 
 def _power(number: int) -> int:

@@ -5,9 +5,9 @@ maximum; a second kernel joins a head's stretches. Of routed entries a program r
 an entry's flags say which pieces it has, and the count of the flags before it where they lie (each piece of a row is a
 sorted list). Products and sums are in fp32, of operands in the queries' dtype. Two launches for up to 16 tokens.
 
-Not done: pages that a step chooses, heads of more than 256 channels, entries of unlike precision in one layer
-(``row_table.unserved``). Routed and whole entries have loops of their own, because one that branches for every tile
-takes the registers of both.
+Not done: pages that a step chooses, heads of more than 256 channels (``row_table.unserved``). Entries of unlike
+precision have launches of their own, and routed and whole ones loops, because a loop that branches for every tile takes
+the registers of both.
 
 Shapes: r query rows, n entries, m channels, p pieces of w channels.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from subtoken_train.kernels.formats import Kivi
 from subtoken_train.kernels.row_table import Field
 
 FIELDS: tl.constexpr = tl.constexpr(len(Field))
@@ -40,6 +41,8 @@ HEAD: tl.constexpr = tl.constexpr(int(Field.HEAD))
 SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
 ZERO_CODES: tl.constexpr = tl.constexpr(0x88)
 """A byte of two 4-bit codes that read as 0."""
+RUN: tl.constexpr = tl.constexpr(Kivi.run)
+"""Entries whose keys share scales and zero points, by channel; whole tiles."""
 
 
 @triton.jit
@@ -53,21 +56,41 @@ def load_queries(
 
 
 @triton.jit
-def _unpacked(codes, place):
-    """Return the 4-bit codes at places ``place`` of a vector, two a byte, low half first, in fp32."""
-    return (((codes.to(tl.int32) >> (place % 2 * 4)) & 15) - 8).to(tl.float32)
+def _unpacked(codes, place, BITS: tl.constexpr):
+    """Return the codes at places ``place`` of a vector, as many a byte as go in, the first in the lowest bits."""
+    return (codes.to(tl.int32) >> (place % (8 // BITS) * BITS)) & ((1 << BITS) - 1)
 
 
 @triton.jit
-def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """Load vectors ``vector`` [n] in channels ``channel`` [m], [n, m] in DTYPE, as ``Format.read`` reads them."""
-    mask, vector = inside[:, None] & real[None, :], vector.to(tl.int64)
+def _above_zero(codes, scales, block, there):
+    """Return codes of blocks ``block`` as their scales and zero points say, in fp32; 0 where ``there`` is not."""
+    step = tl.load(scales + block * 2, mask=there, other=0).to(tl.float32)
+    return codes.to(tl.float32) * step + tl.load(scales + block * 2 + 1, mask=there, other=0).to(tl.float32)
+
+
+@triton.jit
+def load_vectors(
+    data, scales, first, inside, channel, real, width,
+    BITS: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Load n vectors from ``first`` in channels ``channel`` [m], [n, m] in DTYPE, as ``Format.read`` reads them.
+
+    ``SHARED`` channels of a value have one scale and one zero point, KEYS of a run by channel; 0: see ``Alike``.
+    """
+    mask, vector = inside[:, None] & real[None, :], first + tl.arange(0, inside.shape[0])
     if BITS == 0:
         return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(DTYPE)
+    if SHARED:
+        place = vector[:, None] * (width // (8 // BITS)) + channel[None, :] // (8 // BITS)
+        codes = _unpacked(tl.load(data + place, mask=mask, other=0), channel[None, :], BITS)
+        if KEYS:  # runs are whole tiles, and full
+            return _above_zero(codes, scales, first // RUN * width + channel[None, :], real[None, :]).to(DTYPE)
+        block = vector[:, None] * (width // SHARED) + channel[None, :] // SHARED
+        return _above_zero(codes, scales, block, mask).to(DTYPE)
     scale = tl.load(scales + vector, mask=inside, other=0).to(tl.float32)[:, None]
     if BITS == 4:
         codes = tl.load(data + vector[:, None] * (width // 2) + channel[None, :] // 2, mask=mask, other=ZERO_CODES)
-        return (_unpacked(codes, channel[None, :]) * scale).to(DTYPE)
+        return ((_unpacked(codes, channel[None, :], 4) - 8).to(tl.float32) * scale).to(DTYPE)
     codes = tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0)
     return (codes.to(tl.float32) * scale).to(DTYPE)
 
@@ -75,33 +98,40 @@ def load_vectors(data, scales, vector, inside, channel, real, width, BITS: tl.co
 @triton.jit
 def load_pieces(
     data, scales, entry, inside, number, stored, within,
-    WIDTH: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not.
 
-    All pieces of an ``entry`` [n] share its scale.
+    All pieces of an ``entry`` [n] share its scale, and its zero point where there are such (SHARED is not 0).
     """
     there, number = stored != 0, number.to(tl.int64)
     mask, place = there[:, :, None] & (within < WIDTH)[None, None, :], within[None, None, :]
     if BITS == 0:
         return tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(DTYPE)
-    if BITS == 4:
+    if SHARED:
+        byte = number[:, :, None] * (WIDTH // (8 // BITS)) + place // (8 // BITS)
+        read = _unpacked(tl.load(data + byte, mask=mask, other=0), place, BITS).to(tl.float32)
+    elif BITS == 4:
         codes = tl.load(data + number[:, :, None] * (WIDTH // 2) + place // 2, mask=mask, other=ZERO_CODES)
-        read = _unpacked(codes, place)
+        read = (_unpacked(codes, place, 4) - 8).to(tl.float32)
     else:
         read = tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(tl.float32)
     by_entry = tl.reshape(read, [stored.shape[0], stored.shape[1] * within.shape[0]])
-    by_entry *= tl.load(scales + entry, mask=inside, other=0).to(tl.float32)[:, None]
+    if SHARED:
+        by_entry = _above_zero(by_entry, scales, entry[:, None], inside[:, None])
+        by_entry = tl.where(tl.reshape(mask, by_entry.shape), by_entry, 0.0)
+    else:
+        by_entry *= tl.load(scales + entry, mask=inside, other=0).to(tl.float32)[:, None]
     return tl.reshape(by_entry.to(DTYPE), [stored.shape[0], stored.shape[1], within.shape[0]])
 
 
 @triton.jit
 def stored_scores(
-    asked, keys, scales, vector, inside, channel, stored, width, positions, entry, own, window, scale,
-    BITS: tl.constexpr, WINDOW: tl.constexpr,
+    asked, keys, scales, first, inside, channel, stored, width, positions, entry, own, window, scale,
+    BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Return scores [r, n] of a tile of stored keys, and which entries each query row sees, [r, n] or [1, n]."""
-    key = load_vectors(keys, scales, vector, inside, channel, stored, width, BITS, asked.dtype)
+    key = load_vectors(keys, scales, first, inside, channel, stored, width, BITS, SHARED, True, asked.dtype)
     scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
     seen = inside[None, :]
     if WINDOW:
@@ -139,7 +169,8 @@ def set_bits(word):
 @triton.jit
 def next_pieces(
     flags_p, flag_bytes, owned_p, next_p, start, stop, values, value_scales,
-    PIECE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, PIECE_TILE: tl.constexpr,
+    PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Load the pieces of a tile of up to 32 entries from ``start``, [n, p, w], and the number that follows, [p].
 
@@ -155,7 +186,7 @@ def next_pieces(
     number = next_p[None, :] + set_bits(word_p[None, :] & ((1 << turn_n1) - 1))
     stored = (word_p[None, :] >> turn_n1) & 1
     entry, within_w = start + tl.arange(0, BLOCK), tl.arange(0, PIECE_TILE)
-    value = load_pieces(values, value_scales, entry, entry < stop, number, stored, within_w, PIECE, BITS, DTYPE)
+    value = load_pieces(values, value_scales, entry, entry < stop, number, stored, within_w, PIECE, BITS, SHARED, DTYPE)
     return value, next_p + set_bits(word_p)
 
 
@@ -163,8 +194,8 @@ def next_pieces(
 def routed_entries(
     asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r, window,
     scale, channel_k, stored_k, key_width, peak, total, sums,
-    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Add routed entries ``first`` to ``stop`` of a row to (maximum, total, sums).
 
@@ -177,20 +208,21 @@ def routed_entries(
     flags_p = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8)) + bit_p * flag_bytes
     starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
     next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
-    value_scales += before
+    value_scales += before * (2 if SHARED else 1)  # with a zero point each
     ahead, next_p = next_pieces(
-        flags_p, flag_bytes, owned_p, next_p, first, stop, values, value_scales, PIECE, BITS, dtype, BLOCK, PIECE_TILE
-    )
+        flags_p, flag_bytes, owned_p, next_p, first, stop, values, value_scales,
+        PIECE, BITS, SHARED, dtype, BLOCK, PIECE_TILE,
+    )  # fmt: skip
     for start in range(first, stop, BLOCK):
         entry, value = start + tl.arange(0, BLOCK), ahead
         inside = entry < stop
         ahead, next_p = next_pieces(
             flags_p, flag_bytes, owned_p, next_p, start + BLOCK, stop, values, value_scales,
-            PIECE, BITS, dtype, BLOCK, PIECE_TILE,
+            PIECE, BITS, SHARED, dtype, BLOCK, PIECE_TILE,
         )  # fmt: skip
         scores, seen = stored_scores(
-            asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry, own_r,
-            window, scale, BITS, WINDOW,
+            asked, keys, key_scales, before + start, inside, channel_k, stored_k, key_width, positions, entry, own_r,
+            window, scale, BITS, SHARED, WINDOW,
         )  # fmt: skip
         weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
         value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
@@ -215,8 +247,8 @@ def filled_sums(
 def whole_entries(
     asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale, channel_k,
     stored_k, key_width, peak, total, sums,
-    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Add entries ``first`` to ``stop`` that are stored whole to (maximum, total, sums)."""
     dtype = asked.dtype
@@ -225,11 +257,13 @@ def whole_entries(
         entry = start + tl.arange(0, BLOCK)
         inside = entry < stop
         scores, seen = stored_scores(
-            asked, keys, key_scales, before + entry, inside, channel_k, stored_k, key_width, positions, entry, own_r,
-            window, scale, BITS, WINDOW,
+            asked, keys, key_scales, before + start, inside, channel_k, stored_k, key_width, positions, entry, own_r,
+            window, scale, BITS, SHARED, WINDOW,
         )  # fmt: skip
         weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
-        value = load_vectors(values, value_scales, before + entry, inside, channel_v, real_v, WIDTH, BITS, dtype)
+        value = load_vectors(
+            values, value_scales, before + start, inside, channel_v, real_v, WIDTH, BITS, SHARED, False, dtype
+        )
         sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
     return peak, total, sums
 
@@ -276,9 +310,10 @@ def _packed(
     program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale,
     new, share, peak, total, sums,
     ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    PIECE: tl.constexpr, BITS: tl.constexpr, KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr, CUT: tl.constexpr, FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, KEY_DTYPE: tl.constexpr,
+    VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr, FILLED: tl.constexpr,
+    FILL_DTYPE: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
+    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Return (slot, maximum, total, sums) of a stretch of packed entries for a tile of query rows."""
     channel_k = tl.arange(0, KEY_TILE)
@@ -311,7 +346,7 @@ def _packed(
         peak, total, sums = routed_entries(
             asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r,
             window, scale, channel_k, stored_k, key_width, peak, total, sums,
-            WIDTH, PIECE, BITS, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+            WIDTH, PIECE, BITS, SHARED, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
         if FILLED:  # a stretch has entries of one kind alone: its total is what weighs the fill
             sums = filled_sums(row, of_row, total, sums, FILL_DTYPE, WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
@@ -319,7 +354,7 @@ def _packed(
         peak, total, sums = whole_entries(
             asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale,
             channel_k, stored_k, key_width, peak, total, sums,
-            WIDTH, PIECE, BITS, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+            WIDTH, PIECE, BITS, SHARED, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     return slot.to(tl.int64), peak, total, sums
 
@@ -335,7 +370,7 @@ def attend_stretch(
     rows, items, packed_programs, first_position, window,
     part_sums, part_peaks, slots, tail_stretches, scale, new, share,
     TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, ROW_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr,
     FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, PADDED: tl.constexpr, FIXED: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr,
@@ -356,7 +391,7 @@ def attend_stretch(
     if program < packed_programs:
         slot, peak, total, sums = _packed(
             program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window,
-            scale, new, share, peak, total, sums, ROW_HEADS, GROUP, WIDTH, PIECE, BITS, KEY_DTYPE, VALUE_DTYPE,
+            scale, new, share, peak, total, sums, ROW_HEADS, GROUP, WIDTH, PIECE, BITS, SHARED, KEY_DTYPE, VALUE_DTYPE,
             ALIGNED, CUT, FILLED, FILL_DTYPE, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
         )  # fmt: skip
     else:

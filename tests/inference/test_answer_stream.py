@@ -6,11 +6,63 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from subtoken_train.inference.answer_stream import AnswerStream
 from tests.support.chats import byte_level
 
 TOKENIZER = byte_level()
+WORDS = "what is do n't a file , ein Bär ? it 's . we 're ! 've"
+
+
+def of_words(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes no space before the first word, or that joins words with their marks."""
+    if kind == "metaspace":
+        tokenizer = Tokenizer(models.Unigram(byte_fallback=False))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=60, show_progress=False, unk_token="<unk>", special_tokens=["<unk>"]
+        )
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+        trainer = trainers.WordPieceTrainer(vocab_size=90, show_progress=False, special_tokens=["<unk>"])
+    tokenizer.train_from_iterator([WORDS] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", clean_up_tokenization_spaces=True)
+
+
+TOKENIZERS = {"bytes": TOKENIZER, "metaspace": of_words("metaspace"), "wordpiece": of_words("wordpiece")}
+
+
+def test_a_long_answer_is_decoded_in_parts(monkeypatch):
+    """Not wholly with every token: its end alone, whatever characters tokens are cut in."""
+    text = "what is ein Bär: 東京 🦀 in a file ?\n\n" * 40
+    decoded, decode = [], TOKENIZER.decode
+    monkeypatch.setattr(TOKENIZER, "decode", lambda ids, **options: decoded.append(len(ids)) or decode(ids, **options))
+    pieces, stream = streamed(text)
+    assert "".join(pieces) == text.strip()
+    assert len(stream.token_ids) > 1000
+    assert max(decoded[:-1]) < 64
+    assert decoded[-1] == len(stream.token_ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from([*WORDS.split(), "é", "🦀"]) | st.text(max_size=3), min_size=30, max_size=60),
+    size=st.integers(1, 4),
+    kind=st.sampled_from(["bytes", "metaspace", "wordpiece"]),
+)
+def test_what_was_said_is_the_beginning_of_all(parts, size, kind):
+    """At every token it is what the tokens so far say together, for tokenizers that join and tidy words too."""
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(" ".join(parts), add_special_tokens=False)
+    stream = AnswerStream(tokenizer, lambda piece: None)
+    for start in range(0, len(ids), size):
+        stream.token_ids += ids[start : start + size]
+        assert stream._grown() == tokenizer.decode(stream.token_ids, skip_special_tokens=True)
 
 
 def streamed(text, stops=(), size=1, stopped=lambda: False):

@@ -26,9 +26,10 @@ SPILLED = 64
         {"piece": 8, "dtype": torch.bfloat16, "cut": True, "padded": True, "window": True},
         {"width": 80, "piece": 5, "bits": 8},
         {"piece": 2, "dtype": torch.bfloat16, "filled": True},
+        {"piece": 8, "bits": 4, "shared": 32},
     ],
     every=4,
-    ids=["routed", "bf16-everything", "int8-d80", "filled"],
+    ids=["routed", "bf16-everything", "int8-d80", "filled", "kivi4"],
 )
 def test_it_fits(shape, tmp_path, monkeypatch):
     from benchmarks.kernel_builds import build

@@ -18,12 +18,13 @@ from torch import Tensor
 from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels import formats
+from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block
 from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
 from subtoken_train.types import CutKeys
-from tests.support.packing import FORMAT_OF
 
 LEVELS: dict[str, list] = {
     "heads": [1, 2, 3],
@@ -35,7 +36,7 @@ LEVELS: dict[str, list] = {
     "sets": ["shared", "own"],
     "keeps": ["all", "one", "some", "few", "none"],
     "entries": [1, 2, 15, 16, 17, 31, 33, 50],
-    "bits": [0, 0, 0, 8, 4],
+    "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
     "dtype": ["float32", "float32", "float16"],
     "new": [1, 1, 1, 2, 5, 16, 19],
     "earlier": [0, 3, 20],
@@ -63,7 +64,7 @@ class FusedCell:
     sets: str
     keeps: str
     entries: int
-    bits: int
+    form: KVDtype
     dtype: str
     new: int
     earlier: int
@@ -81,15 +82,22 @@ class FusedCell:
         drawn = {each.name: chooser.choice(LEVELS[each.name]) for each in fields(cls)} | given
         if drawn["keeps"] == "none" and drawn["sets"] == "shared":
             drawn["sets"] = "own"  # heads without entries
-        if drawn["bits"] == 4 and drawn["pieces"] == "few" and drawn["width"] % 8:
-            drawn["bits"] = 8  # int4 stores two channels a byte, and these pieces are odd
-        return cls(**drawn)
+        if FORMATS[drawn["form"]].run > 1 and "entries" not in given:
+            drawn["entries"] *= 3  # for runs
+        cell = cls(**drawn)
+        widths = cell.width // (cell.per_head or 1), cell.width // (2 if cell.cut else 1)
+        fills = all(width % FORMATS[cell.form].per_code == 0 for width in widths)
+        return cell if fills else replace(cell, form="int8")  # of less than a byte there are no codes
+
+    @property
+    def per_head(self) -> int:
+        """Pieces of a head; 0: it is not cut."""
+        return {"none": 0, "halves": 2, "few": 4, "many": self.width // 2}[self.pieces]
 
     @property
     def groups(self) -> int | None:
         """S."""
-        per_head = {"none": 0, "halves": 2, "few": 4, "many": self.width // 2}[self.pieces]
-        return per_head * (1 if self.layout == "per_head" else self.heads) or None
+        return self.per_head * (1 if self.layout == "per_head" else self.heads) or None
 
 
 def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Block]:
@@ -117,8 +125,9 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
         plan.cut_keys = CutKeys(plan.cut_keys.entries_BN.to(device), plan.cut_keys.channels_Bhd.to(device))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "MAX_INDEX", 1e9 if cell.places else 0.0)
+        patch.setattr(formats, "LATEST", 1)  # or short layers would have no run
         patch.setenv("SUBTOKEN_KERNEL", "cpu")  # which does not ask for bits
-        packing = Packing(cell.layout, FORMAT_OF[cell.bits])
+        packing = Packing(cell.layout, FORMATS[cell.form])
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)
         of_rows = None if fill is None else fill.vectors_Bhd.to(dtype).flatten(1)

@@ -9,9 +9,15 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Stretches and tiles so small that short layers have several."""
-    from subtoken_train.kernels import row_table, triton_attention
+    """Stretches, tiles and runs so small that short layers have several."""
+    from triton.language import constexpr
+
+    from subtoken_train.kernels import formats, row_table, triton_attention, triton_decode
+    from subtoken_train.kernels.formats import Kivi
 
     monkeypatch.setattr(row_table, "SHORTEST", 32)
     monkeypatch.setattr(triton_attention, "TAIL_STRETCH", 16)
     monkeypatch.setattr(triton_attention, "entries_of_tile", lambda *_: 16)
+    monkeypatch.setattr(formats, "LATEST", 1)
+    monkeypatch.setattr(Kivi, "run", 16)
+    monkeypatch.setattr(triton_decode, "RUN", constexpr(16))

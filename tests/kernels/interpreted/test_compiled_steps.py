@@ -10,9 +10,13 @@ from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from tests.support.step_cells import CELLS, StepCell
 
-ONE_LAYER = StepCell(
-    {"selector": "linear", "eviction": "own_sets", "protocol": "context_first"}, places=False, layers=1
-)
+ONE_LAYER = {"selector": "linear", "eviction": "own_sets", "protocol": "context_first"}
+KIVI = {"precision": "kivi4", "groups": "2/1"}
+
+
+def one_layer(**cell: str) -> StepCell:
+    """A small graph's cell."""
+    return StepCell(ONE_LAYER | cell, places=False, layers=1)
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +24,17 @@ def forced(monkeypatch):
     monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
 
 
+@pytest.mark.parametrize("own", [{}, KIVI], ids=["model", "kivi4"])
 @torch.no_grad()
-def test_one_graph_with_one_node_a_layer():
-    graphs = []
+def test_one_graph_with_one_node_a_layer(own):
+    graphs, cell = [], one_layer(**own)
 
     def counting(graph, inputs):
         graphs.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    backbone, compiled, token_B1 = ONE_LAYER.filled()
-    _, plain, _ = ONE_LAYER.filled()
+    backbone, compiled, token_B1 = cell.filled()
+    _, plain, _ = cell.filled()
     config = CompileConfig(fullgraph=True, backend=counting, mode=None)
     with (
         torch._dynamo.config.patch(recompile_limit=1),
@@ -73,7 +78,7 @@ def test_a_copied_cache_has_tables_of_its_own():
 @torch.no_grad()
 def test_tables_are_there_before_a_step_is_compiled():
     """Choosing samples lets them go, and a graph cannot make them."""
-    backbone, cache, token_B1 = ONE_LAYER.filled()
+    backbone, cache, token_B1 = one_layer().filled()
     cache.batch_select_indices(torch.tensor([1, 0]))
     expected = decode(backbone, token_B1[:2], deepcopy(cache))
     config = CompileConfig(fullgraph=True, backend="eager", mode=None)

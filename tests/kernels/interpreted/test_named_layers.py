@@ -17,10 +17,14 @@ def test_widths_of_published_models(width, pieces):
     assert deviation(cell, width) < 5e-5, cell
 
 
-def test_the_cache_takes_the_forced_path(monkeypatch):
+@pytest.mark.parametrize("form", ["model", "kivi4", "kivi2"])
+def test_the_cache_takes_the_forced_path(form, monkeypatch):
     """By the one door: the kernels' own numbers come back, not those of another path."""
-    cell = FusedCell.drawn(1, dtype="float16", bits=0, window=None, keeps="all", cut=False)
+    given = {"dtype": "float16", "form": form, "entries": 50, "window": None, "keeps": "all", "cut": False}
+    cell = FusedCell.drawn(1, **given, pieces="halves")
     blocks = layer_of(cell, 1, "cpu")
+    stored = {payload.format.name for block in blocks for part in block.parts for payload in part.payloads}
+    assert stored == {"model", form}
     states = torch.randn(2, cell.heads, 3, cell.width, generator=torch.Generator().manual_seed(0)).half()
     query, tail = states.repeat_interleave(cell.group, 1)[:, :, :1], Tail(states, states, 3)
     results = {}
@@ -34,7 +38,7 @@ def test_the_cache_takes_the_forced_path(monkeypatch):
 
 @pytest.mark.parametrize(("width", "dtype", "words"), [(264, "float32", "264 channels"), (8, "float64", "float64")])
 def test_what_is_not_served_is_said(width, dtype, words, monkeypatch):
-    cell = FusedCell.drawn(2, width=width, pieces="none", bits=0, window=None, cut=False, dtype=dtype)
+    cell = FusedCell.drawn(2, width=width, pieces="none", form="model", window=None, cut=False, dtype=dtype)
     blocks = layer_of(cell, 2, "cpu")
     states = torch.zeros(2, cell.heads, 1, width, dtype=getattr(torch, dtype))
     query = states.repeat_interleave(cell.group, 1)

@@ -13,13 +13,9 @@ CELLS, STEPS = 100, 2
 
 
 def served(cell: Cell) -> bool:
-    """Not: pages that each step chooses; keys that share scales; bf16, whose products the interpreter gets wrong."""
+    """Not: pages that each step chooses; bf16, whose products the interpreter gets wrong."""
     eviction = compression_of(cell).eviction
-    return (
-        allowed(cell)
-        and cell["precision"] not in ("bf16", "kivi4", "kivi2")
-        and not (eviction is not None and eviction.reads)
-    )
+    return allowed(cell) and cell["precision"] != "bf16" and not (eviction is not None and eviction.reads)
 
 
 @cache
