@@ -1,8 +1,8 @@
-"""A long answer in bounded memory: 4,096 generated tokens with ``eviction_every`` beside plain generation.
+"""A long answer in bounded memory: 16,384 generated tokens with ``eviction_every`` beside plain generation.
 
     OMP_NUM_THREADS=1 python benchmarks/long_decode.py
 
-A random Llama (d = 256, 2 layers, 4 heads of 64 on 2 key-value heads, 16,384 positions) reads a prompt of 1,024
+A random Llama (d = 256, 2 layers, 4 heads of 64 on 2 key-value heads, 32,768 positions) reads a prompt of 1,024
 tokens and goes on greedily, without an end of text. *plain* evicts nothing; *prompt* cuts the prompt to the budget and
 appends; the other arms cut the whole cache back to the budget after every 128 tokens. Bytes are those of all tensors
 that a cache holds, statistics and slack included, noted every 128 tokens; the arms go on in turns, as many tokens at a
@@ -31,7 +31,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Region
 
 ROOT = Path(__file__).resolve().parents[1]
-PROMPT, TOKENS, BUDGET, EVERY, STEPS = 1024, 4096, 512, 128, 100
+PROMPT, TOKENS, BUDGET, EVERY, STEPS = 1024, 16384, 512, 128, 100
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "prompt": {"method": "snapkv", "keep": BUDGET},
@@ -51,7 +51,7 @@ def random_backbone() -> CompressedBackbone:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=16384,
+        max_position_embeddings=32768,
         initializer_range=0.06,
     )
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "checkpoints/tiny-llama")

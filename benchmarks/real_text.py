@@ -536,9 +536,13 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def by_arm(file: Path) -> dict[str, dict[str, Any]]:
     """Return records by arm, a GPU's rather than a CPU's; ``full`` is the full cache's of the same machine."""
-    found = sorted(read(file), key=lambda own: "gpu" in own)
-    full = {own.get("gpu"): own for own in found if own["arm"] == "full cache"}
+    found, full = sorted(read(file), key=lambda own: "gpu" in own), full_caches(file)
     return {own["arm"]: own | {"full": full[own.get("gpu")]} for own in found}
+
+
+def full_caches(file: Path) -> dict[str | None, dict[str, Any]]:
+    """Return the records of the full cache, each its own ``full``, by the GPU they were asked on; None: a CPU."""
+    return {own.get("gpu"): own | {"full": own} for own in read(file) if own["arm"] == "full cache"}
 
 
 Records = Mapping[str, Mapping[str, Any]]

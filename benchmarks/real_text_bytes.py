@@ -44,6 +44,7 @@ from benchmarks.real_text import (
     PAGES,
     by_arm,
     facts_lost,
+    full_caches,
     machine,
     read,
     text_lost,
@@ -199,7 +200,7 @@ def tables(records: Iterable[Own], others: Mapping[str, Own]) -> str:
     """Write, size by size, means over seeds and contexts, and what byte budgets lose more than other arms.
 
     Args:
-        records: of the arms of one model, each with its ``full`` cache's.
+        records: of the arms of one model, each with the ``full`` cache's of the same machine.
         others: of ``real_text.py`` on the same contexts, by arm.
     """
     found: dict[Arm, list[Own]] = {}
@@ -264,8 +265,8 @@ def records_of(model: str) -> Path:
 
 def shown(model: str) -> str:
     """Return the page's tables of a model."""
-    others = by_arm(OUT / f"{model}.jsonl")
-    return tables([own | {"full": others["full cache"]} for own in read(records_of(model))], others)
+    others, full = by_arm(OUT / f"{model}.jsonl"), full_caches(OUT / f"{model}.jsonl")
+    return tables([own | {"full": full[own.get("gpu")]} for own in read(records_of(model))], others)
 
 
 def main() -> None:

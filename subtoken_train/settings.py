@@ -121,7 +121,9 @@ class ArmSettings:
     ] = None
     kv_dtype: Annotated[
         str,
-        Setting("precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated|kivi4|kivi2"),
+        Setting(
+            "precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated|int8_channel|kivi4|kivi2"
+        ),
     ] = "model"
     key_channels: Annotated[
         float,

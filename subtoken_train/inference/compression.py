@@ -53,8 +53,8 @@ class Compression:
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
             a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
             balanced and rotated first, by what a head's keys of the prompt are like (``cache/key_basis.py``).
-            ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest entries
-            (``kernels/formats.py``).
+            ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest
+            entries (``kernels/formats.py``).
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
             cuts none.
@@ -458,7 +458,7 @@ class CompressionSettings(TypedDict, total=False):
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
         scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
-        kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``kivi4`` or ``kivi2``.
+        kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``int8_channel``, ``kivi4`` or ``kivi2``.
         key_channels: share of the channels that stay of the keys in scope; by default all.
         key_axes: along which they are cut: ``own`` or ``pca``, see ``Compression``.
         merge: ``none``, ``average``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.

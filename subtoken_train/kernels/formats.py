@@ -19,7 +19,7 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-KVDtype = Literal["model", "int8", "int4", "int4_rotated", "kivi4", "kivi2"]
+KVDtype = Literal["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"]
 Part = Literal["keys", "values", "pieces"]
 
 CHUNK = 2**20
@@ -285,9 +285,9 @@ class Int4Rotated(Int4):
 class Kivi(Format):
     """Integers above a zero point: keys by channel, 32 entries together, values by entry, 32 channels together.
 
-    KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release): zero point = the least number of a
-    block, scale = its range over the largest code. Scale and zero point are fp16, beside each other: [..., 2]. Channels
-    lie in a byte with the first in the lowest bits.
+    KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits: zero point =
+    the least number of a block, scale = its range over the largest code. Scale and zero point are fp16, beside each
+    other: [..., 2]. Channels lie in a byte with the first in the lowest bits.
 
     Entries are rounded once, when the prompt is packed, after any eviction: of every head's kept entries, in their
     order, all full runs before the last 32. So 32 to 63 stay in the model's dtype, keys and values alike, and short
@@ -409,6 +409,7 @@ FORMATS: dict[KVDtype, Format] = {
         Int8("int8", 8),
         Int4("int4", 4),
         Int4Rotated("int4_rotated", 4),
+        Kivi("int8_channel", 8),
         Kivi("kivi4", 4),
         Kivi("kivi2", 2),
     )

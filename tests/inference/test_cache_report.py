@@ -69,7 +69,7 @@ def llama():
     return compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
 
 
-@sampled("kv_dtype", ["model", "int8", "int4", "int4_rotated", "kivi4", "kivi2"], every=3)
+@sampled("kv_dtype", ["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"], every=3)
 @sampled("own_sets", [False, True], every=2)
 @sampled("make", [llava, llama], every=2)
 @torch.no_grad()

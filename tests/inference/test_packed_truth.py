@@ -116,7 +116,7 @@ def flip_last_bits(cache):
     codes[0, :, 0] ^= 1
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4", "int4_rotated", "kivi4", "kivi2"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"])
 def test_the_comparison_notices_the_last_bits_of_one_key(precision):
     levels = {"family": "mistral", "reducer": "none", "selector": "none", "precision": precision, "batch": "one"}
     assert corrupted(lambda cache: None, **levels) < 1e-4

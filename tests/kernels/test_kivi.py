@@ -17,7 +17,7 @@ from subtoken_train.kernels.formats import FORMATS, MODEL, concatenated
 from subtoken_train.types import CutKeys
 from tests.support.packing import SETS, Dense, dense, masked_attention, states
 
-KIVI = ["kivi4", "kivi2"]
+KIVI = ["int8_channel", "kivi4", "kivi2"]
 
 
 def plain(block: torch.Tensor, bits: int) -> torch.Tensor:
@@ -172,7 +172,7 @@ def test_what_has_no_range_and_what_fp16_does_not_hold(name):
     assert none.scale[0, 0, 1, 0, 1] == 0
 
 
-@pytest.mark.parametrize("name", KIVI)
+@pytest.mark.parametrize("name", ["kivi4", "kivi2"])
 def test_codes_lie_in_bytes_as_said(name):
     form, keys = FORMATS[name], torch.zeros(1, 1, 32, 8)
     keys[0, 0] = torch.arange(32)[:, None] % (form.top + 1)  # from 0 to the largest code in every channel

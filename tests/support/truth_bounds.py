@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STEPS = {"int8": 1 / 127, "int4": 1 / 7, "int4_rotated": 1 / 7, "kivi4": 1 / 15, "kivi2": 1 / 3}
+STEPS = {
+    "int8": 1 / 127,
+    "int4": 1 / 7,
+    "int4_rotated": 1 / 7,
+    "int8_channel": 1 / 255,
+    "kivi4": 1 / 15,
+    "kivi2": 1 / 3,
+}
 """Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
 """Bounds.

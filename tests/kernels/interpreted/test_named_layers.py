@@ -17,7 +17,7 @@ def test_widths_of_published_models(width, pieces):
     assert deviation(cell, width) < 5e-5, cell
 
 
-@pytest.mark.parametrize("form", ["model", "kivi4", "kivi2"])
+@pytest.mark.parametrize("form", ["model", "int8_channel", "kivi4", "kivi2"])
 def test_the_cache_takes_the_forced_path(form, monkeypatch):
     """By the one door: the kernels' own numbers come back, not those of another path."""
     given = {"dtype": "float16", "form": form, "entries": 50, "window": None, "keeps": "all", "cut": False}
