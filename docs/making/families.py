@@ -20,10 +20,11 @@ FAMILIES_HEAD = """# Backbone families
 
 A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
 name, so that `check --offline` and `evaluate --check` need no network; others of the same `model_type` load
-alike. *Reducers* are those that fit the model (`none` and `random` always do). Refused before weights are read: Gemma 3
-with images (`gemma3`), whose image tokens attend in both directions where every prompt is read causally here; Gemma 4
-(`gemma4`), whose layers have heads of two widths; Qwen3.5 (`qwen3_5`), most of whose layers keep a state instead of
-keys and values; LLaVA-OneVision-1.5 and others that are published with code of their own, which is never run.
+alike. *Reducers* are those that fit the model (`none`, `random` and `uniform` always do). Refused before weights are
+read: Gemma 3 with images (`gemma3`), whose image tokens attend in both directions where every prompt is read causally
+here; Gemma 4 (`gemma4`), whose layers have heads of two widths; Qwen3.5 (`qwen3_5`), most of whose layers keep a state
+instead of keys and values; LLaVA-OneVision-1.5 and others that are published with code of their own, which is never
+run.
 
 | backbone | model_type | pictures | licence | reducers |
 |---|---|---|---|---|
@@ -96,7 +97,7 @@ def _pictures(family: type[Family]) -> str:
 
 def _fitting(family: type[Family], config: object) -> str:
     """Reducers that fit a published model."""
-    names = sorted(set(REDUCERS) - {"none", "random"})
+    names = sorted(set(REDUCERS) - {"none", "random", "uniform"})
     fit = [f"`{name}`" for name in names if unfit(REDUCERS[name], family, config) is None]
     if not family.sees_images:
         fit.append("[evictions](reducers/context.md#evictions-of-a-texts-context)")

@@ -90,8 +90,8 @@ VISUAL_KINDS = (
         "reducers/embeds.md",
         "Reducers of the input",
         "The input is shortened before layer 0, so that every layer saves; `dart` and `fastv` may cut between layers "
-        "instead. The control, and `none`, stand here too.",
-        ("cdpruner", "dart", "divprune", "fastv", "none", "random"),
+        "instead. The controls, and `none`, stand here too.",
+        ("cdpruner", "dart", "divprune", "fastv", "none", "random", "uniform"),
     ),
     Kind(
         "reducers/decoder.md",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a character is decoded as of which tokens are missing."""
+"""Character that stands for one of which tokens are missing."""
 STRETCH = 16
 """Tokens that are decoded anew with every further one, at least."""
 BEFORE = 16

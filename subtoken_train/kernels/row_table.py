@@ -66,7 +66,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
 
 
 class Alike(NamedTuple):
-    """What the kernel is compiled for: how the entries of some stretches are stored.
+    """Tell how the entries of some stretches are stored, for which the kernel is compiled.
 
     Attributes:
         bits: of their format.

@@ -46,6 +46,7 @@ REDUCERS = Reducers(
     builtin={
         "none": "none:NoReducer",
         "random": "random:RandomReducer",
+        "uniform": "uniform:UniformReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
         "fastervlm": "fastervlm:FasterVLM",

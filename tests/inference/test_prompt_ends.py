@@ -15,6 +15,7 @@ REDUCTIONS = [
     {"name": "fastv", "stage": "decoder", "layer": 1},
     {"name": "visionzip"},
     {"name": "random"},
+    {"name": "uniform"},
     {"name": "cdpruner"},
     {"name": "dart", "stage": "decoder", "layer": 1},
     {"name": "vispruner"},

@@ -12,7 +12,10 @@ import yaml
 from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import SUITES, read_grid
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
+from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
@@ -44,8 +47,10 @@ OTHER_TABLES = {
     "kvcompose_table2_3_agnostic": (3 + 3 * 7 * 8, 1),
     "kvcompose_table2_3_aware": (3 + 3 * 7 * 8, 1),
     "kvcompose_table4": (3 + 3 * 4 * 8, 1),
+    "visual_pruners_2026": (3 + 3 * 9 * 3 + 3 + 2 * 2 * 3 + 2, 6),
+    "multimodal_evictions": (3 + 3 * 11 * 3 + 3 + 2, 5),
 }
-"""Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose."""
+"""Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose, and of ours."""
 UNCAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_uncapped", "table2_qwenvl7b": "table2_qwenvl7b_uncapped"}
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -145,6 +150,31 @@ def test_section_35_sets_each_router_beside_its_twin():
         ours, twin = (yaml.safe_load(recipe_text(recipe(each))) for each in (name, plain))
         assert ours["model"]["routing"].pop("query_conditioned") is True
         assert ours | {"output_dir": twin["output_dir"]} == twin
+
+
+def serves(name, model):
+    """Whether a reducer serves a published model."""
+    family = next(each for each in FAMILIES.values() if model in each.published)
+    try:
+        check_served(build_reducer(name, 0.5), family, family.published[model]())
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_pruner_of_images_is_on_the_three_models_that_it_serves():
+    """All of them but those of videos; pyramiddrop and fitprune at the shares that they can keep."""
+    grid = read_grid(RECIPES / "eval" / "visual_pruners_2026.yaml")
+    found = {(arm.reducer, arm.backbone) for arm in grid.arms if arm.reducer is not None}
+    models = {arm.backbone for arm in grid.arms}
+    assert len(models) == 3
+    served = {
+        (name, model)
+        for name in set(REDUCERS) - {"none", "quest", "evs", "vidcom2"}
+        for model in models
+        if serves(name, model)
+    }
+    assert found == served
 
 
 @pytest.mark.parametrize("name", OTHER_TABLES)

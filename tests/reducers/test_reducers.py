@@ -133,7 +133,24 @@ def test_random_depends_on_seed_and_sample_and_covers_all_positions():
     assert not torch.equal(keep, other)
 
 
-@pytest.mark.parametrize("name", ["fastv", "random"])
+@pytest.mark.parametrize("keep_ratio", [0.5, 0.25, 0.125, 0.1])
+def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
+    """Gaps of three sizes, every part of 24 x 24 has its share, whatever stands before and however much is padded."""
+    regions = torch.full((2, 600), int(Region.PADDING))
+    regions[0, 3:579], regions[1, 20:596] = Region.VISUAL, Region.VISUAL
+    reducer = build_reducer("uniform", keep_ratio)
+    keep = reducer.select(look(regions))[0]
+    assert torch.equal(keep[0, 3:579], keep[1, 20:596])
+    picture = keep[0, 3:579]
+    assert int(picture.sum()) == int(keep_ratio * 576)
+    assert len(set(picture.nonzero().flatten().diff().tolist())) <= 3
+    parts = picture.view(4, 6, 4, 6).float().sum((1, 3))
+    assert bool(((parts - keep_ratio * 36).abs() < 3).all())
+    less = build_reducer("uniform", keep_ratio / 2).select(look(regions))[0]
+    assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
+
+
+@pytest.mark.parametrize("name", ["fastv", "random", "uniform"])
 def test_the_ranking_is_that_of_the_scores(name):
     regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
     reducer, view = build_reducer(name, 0.5), look(regions, random_scores(0, 2, 9, levels=3))
