@@ -25,6 +25,7 @@ SHOWN = (
     "benchmarks/README.md",
     "benchmarks/results/packed_matrix.md",
     "benchmarks/results/mini_suite.svg",
+    "benchmarks/results/pruners_scenes.svg",
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",
     "benchmarks/results/screens/README.md",

@@ -90,6 +90,8 @@ The embedded vision-language model under one LoRA that was trained without reduc
 released, which this model never saw in training: probably why their captions fail (not tested). A picture is 64 tokens,
 most of them empty, and one seed was run: what to take is said by [real models](choosing.md) alone.
 
+![Mean scores of visual pruners at two shares of the tokens](../benchmarks/results/pruners_scenes.svg)
+
 """
 CONTEXT_LED = """
 ## Evictions of a text's context
