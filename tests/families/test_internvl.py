@@ -131,6 +131,13 @@ def test_answers_are_transformers_own(family, images):
     check_answers(family, processed(images, "left"))
 
 
+def test_logits_and_answers_on_qwen3_are_transformers_own(images):
+    """As in InternVL3.5."""
+    family, given = internvl_family(text_type="qwen3"), processed(images, "left")
+    check_logits(family, given, batch_of(family, given), "left")
+    check_answers(family, given)
+
+
 def test_a_video_is_a_line_per_frame(family, images):
     frames = [image.resize((40, 30)) for image in images[:3]]
     given = inputs_of(family, "<video>\nwhat happens?", [Video(tuple(frames))])
@@ -167,11 +174,17 @@ def test_a_token_receives_the_mean_of_its_four_patches(family, records):
 
 
 @pytest.mark.parametrize(
-    ("size", "weights", "shape"),
-    [(1, 938_193_024, (24, 2, 64)), (2, 2_088_957_440, (28, 2, 128)), (8, 7_944_373_760, (28, 4, 128))],
+    ("name", "weights", "shape"),
+    [
+        ("3-1B-hf", 938_193_024, (24, 2, 64)),
+        ("3-2B-hf", 2_088_957_440, (28, 2, 128)),
+        ("3-8B-hf", 7_944_373_760, (28, 4, 128)),
+        ("3_5-8B-HF", 8_528_318_464, (36, 8, 128)),
+        ("3_5-14B-HF", 15_119_523_840, (40, 8, 128)),
+    ],
 )
-def test_published_models(size, weights, shape):
-    family = layout_family(BackboneConfig(f"OpenGVLab/InternVL3-{size}B-hf", dtype="bfloat16"))
+def test_published_models(name, weights, shape):
+    family = layout_family(BackboneConfig(f"OpenGVLab/InternVL{name}", dtype="bfloat16"))
     own = family.shape
     assert (own.num_layers, own.num_kv_heads, own.head_dim) == shape
     assert sum(parameter.numel() for parameter in family.model.parameters()) == weights  # 1.9, 4.2, 15.9 GB on the Hub

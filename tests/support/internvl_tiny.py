@@ -45,7 +45,7 @@ def internvl_tokenizer():
     return tokenizer
 
 
-def internvl_family(seed: int = 0, kv_heads: int = 2, **settings: object) -> InternVLFamily:
+def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", **settings: object) -> InternVLFamily:
     """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
 
     Attention is less sharp than the weights make it, which multiplies rounding errors.
@@ -55,7 +55,7 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, **settings: object) -> Int
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
     own = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, "bos_token_id": None}
     own |= {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"], "tie_word_embeddings": False}
-    text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    text = {"model_type": text_type, **decoder_sizes(len(tokenizer), kv_heads, **own)}
     vision = {**TOWER, "attention_bias": True, "image_size": SIDE, "patch_size": 8}
     vision |= {"layer_scale_init_value": 1.0, "initializer_range": 0.2}
     config = InternVLConfig(

@@ -1,4 +1,4 @@
-r"""InternVL3 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2; images and frames.
+r"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
 
 A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
 picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
@@ -23,14 +23,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import InternVLConfig, InternVLVisionConfig, Qwen2Config
+from transformers import InternVLConfig, InternVLVisionConfig, Qwen2Config, Qwen3Config
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
 from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.text import qwen3_config
 from subtoken_train.families.towers import class_attention, merged_statistics
 from subtoken_train.forks import undoing
-from subtoken_train.types import Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 _LICENCE = Licence("other", "qwen", "https://huggingface.co/Qwen/Qwen2.5-72B-Instruct/blob/main/LICENSE")
 
@@ -50,11 +51,16 @@ class InternVLFamily(Family):
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
     published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "OpenGVLab/InternVL3-1B-hf": lambda: _published(896, 4864, 24, 14, 2),
-        "OpenGVLab/InternVL3-2B-hf": lambda: _published(1536, 8960, 28, 12, 2),
-        "OpenGVLab/InternVL3-8B-hf": lambda: _published(3584, 18944, 28, 28, 4),
+        "OpenGVLab/InternVL3-1B-hf": lambda: _published(_qwen2(896, 4864, 24, 14, 2)),
+        "OpenGVLab/InternVL3-2B-hf": lambda: _published(_qwen2(1536, 8960, 28, 12, 2)),
+        "OpenGVLab/InternVL3-8B-hf": lambda: _published(_qwen2(3584, 18944, 28, 28, 4)),
+        "OpenGVLab/InternVL3_5-8B-HF": lambda: _published(qwen3_config(4096, 12288, 36, 32), 151671),
+        "OpenGVLab/InternVL3_5-14B-HF": lambda: _published(qwen3_config(5120, 17408, 40, 40), 151671),
     }
-    licences: ClassVar[dict[str, Licence]] = {f"OpenGVLab/InternVL3-{size}B-hf": _LICENCE for size in (1, 2, 8)}
+    licences: ClassVar[dict[str, Licence]] = {
+        **{f"OpenGVLab/InternVL3-{size}B-hf": _LICENCE for size in (1, 2, 8)},
+        **{f"OpenGVLab/InternVL3_5-{size}B-HF": APACHE for size in (8, 14)},
+    }
     originals: ClassVar[dict[str, str]] = {"internvl_chat": "OpenGVLab/InternVL3-8B-hf"}
     takes_videos = True
     in_tiles = True
@@ -227,9 +233,9 @@ def _runs(visual_N: list[bool]) -> list[int]:
     return [len(list(run)) for is_visual, run in groupby(visual_N) if is_visual]
 
 
-def _published(width: int, mlp: int, layers: int, heads: int, kv_heads: int) -> InternVLConfig:
-    """Return InternViT-300M on a Qwen2.5; its dynamic rotary scaling begins past any prompt's positions."""
-    text = Qwen2Config(
+def _qwen2(width: int, mlp: int, layers: int, heads: int, kv_heads: int) -> Qwen2Config:
+    """Return the Qwen2.5 of an InternVL3; its dynamic rotary scaling begins past any prompt's positions."""
+    return Qwen2Config(
         vocab_size=151674,
         hidden_size=width,
         intermediate_size=mlp,
@@ -242,5 +248,9 @@ def _published(width: int, mlp: int, layers: int, heads: int, kv_heads: int) -> 
         eos_token_id=151645,
         tie_word_embeddings=False,
     )
+
+
+def _published(text: Qwen2Config | Qwen3Config, image_token: int = 151667) -> InternVLConfig:
+    """Return InternViT-300M on a language model."""
     vision = InternVLVisionConfig(attention_bias=True)
-    return InternVLConfig(vision_config=vision, text_config=text, tie_word_embeddings=False)
+    return InternVLConfig(vision_config=vision, text_config=text, image_token_id=image_token, tie_word_embeddings=False)
