@@ -84,6 +84,7 @@ def load_vectors(
         place = vector[:, None] * (width // (8 // BITS)) + channel[None, :] // (8 // BITS)
         codes = _unpacked(tl.load(data + place, mask=mask, other=0), channel[None, :], BITS)
         if KEYS:  # runs are whole tiles, and full
+            tl.static_assert(RUN % inside.shape[0] == 0)
             return _above_zero(codes, scales, first // RUN * width + channel[None, :], real[None, :]).to(DTYPE)
         block = vector[:, None] * (width // SHARED) + channel[None, :] // SHARED
         return _above_zero(codes, scales, block, mask).to(DTYPE)

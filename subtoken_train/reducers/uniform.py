@@ -29,4 +29,4 @@ class UniformReducer(RankingReducer):
     def scores(self, view: ReducerView) -> Tensor:
         """Return minus the fractional parts, [B, N]."""
         place_BN = view.visual.long().cumsum(-1) - 1
-        return -((place_BN * GOLDEN) % 2**32).double() / 2**32
+        return -((place_BN * GOLDEN) % 2**32).float() / 2**32
