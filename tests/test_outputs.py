@@ -176,7 +176,6 @@ _INTO = {
     "evaluation/diagnostics.py": "into new_folder",
     "evaluation/eviction_diagnosis.py": "into new_folder",
     "evaluation/reporting/exports.py": "a text",
-    "evaluation/reporting/regressions.py": "bytes in memory",
     "inference/cache_file.py": "into whole_file",
     "plugins/lmms_eval.py": "bytes in memory",
     "training/checkpoints.py": "into the folder of a checkpoint, which is renamed at the end",

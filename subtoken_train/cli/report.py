@@ -1,4 +1,4 @@
-"""``subtoken-train report``: tables, curves and pictures from results folders."""
+"""``subtoken-train report``: tables and curves from results folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "h
 PAPER_FILE = "paper_tables.json"
 _RECORD = ".written.json"
 
-HELP = """Tables, curves and pictures from the results folders of 'subtoken-train evaluate'.
+HELP = """Tables and curves from the results folders of 'subtoken-train evaluate'.
 
 Scores are recomputed from the stored answers. You can give several folders with different tasks, arms or seeds; arms
 whose names differ only in 'seedN' are shown as one, and its intervals include the spread between seeds. Every arm is
@@ -48,11 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})",
     )
-    parser.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="folder with a folder of files per task, for questions and pictures (default: where each task was read)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,9 +58,6 @@ def run(args: argparse.Namespace) -> int:
             raise unknown_name("format", name, FILES)
     if "html" in formats:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
-    data_root = None if args.data_root is None else Path(args.data_root)
-    if data_root is not None and not data_root.is_dir():
-        raise ValueError(f"--data-root {data_root} is not a folder")
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
@@ -74,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
     check_new([path for path in files if args.out or not untouched(path)], args.overwrite)
     paper = None if args.compare_paper is None else Path(args.compare_paper)
-    report = make_report(folders, paper, data_root, counter("runs scored"))
+    report = make_report(folders, paper, counter("runs scored"))
     write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
     print_summary(report)
     if paper is not None and not report.comparisons:

@@ -104,22 +104,15 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
     return row
 
 
-def dimmed(
-    seen: Image.Image, depths_T: Sequence[float], grid: tuple[int, int], fog: tuple[int, int, int]
-) -> Image.Image:
-    """Fade the cell of every token, row by row, some way (0 to 1) towards a colour; the picture is in whole cells."""
-    depth = Image.new("L", grid[::-1])
-    depth.putdata([round(255 * share) for share in depths_T])
-    return Image.composite(Image.new("RGB", seen.size, fog), seen, depth.resize(seen.size, Image.Resampling.NEAREST))
-
-
 def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
     """Draw one layer's picture under its title."""
     rows, columns = grid
     cell = seen.width // columns
     panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)
-    depths = [DIMMED * (1 - share) for share in kept.share_T.tolist()]
-    panel.paste(dimmed(seen, depths, (rows, columns), PAPER), (MARGIN, TITLE))
+    depth = Image.new("L", (columns, rows))
+    depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
+    paper, mask = Image.new("RGB", seen.size, PAPER), depth.resize(seen.size, Image.Resampling.NEAREST)
+    panel.paste(Image.composite(paper, seen, mask), (MARGIN, TITLE))
     draw = ImageDraw.Draw(panel)
     title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
     if kept.groups_T is not None:

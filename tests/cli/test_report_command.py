@@ -89,7 +89,6 @@ def test_flags_and_the_printed_rows(results, tmp_path, capsys):
 def test_wrong_input(results, tmp_path, capsys, monkeypatch):
     assert "unknown format 'htm'. Did you mean 'html'?" in refused(capsys, "report", results, "--format", "htm")
     assert "holds no results" in refused(capsys, "report", tmp_path / "nothing")
-    assert "not a folder" in refused(capsys, "report", results, "--data-root", tmp_path / "nothing")
     monkeypatch.chdir(tmp_path)
     assert "paper_tables.json does not exist" in refused(capsys, "report", results, "--compare-paper")
     assert "unknown option '--formats'. Did you mean '--format'?" in refused(

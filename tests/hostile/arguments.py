@@ -129,7 +129,6 @@ def others(draw: random.Random, place: Place) -> Odd:
             "length=!!python/name:os.system", "length=[", "length=&a [*a]")),
         (["data", "pope", "--root", "."], "--limit", BAD_COUNT),
         (["report", "."], "--format", ("", "pdf", "csv,,html", "../x")),
-        (["report", str(place.pool / "results")], "--data-root", ("nowhere", "diary.txt")),
         (["sweep", "--config", recipe, "--dry-run"], "--set", ("", "x", "=1", "a=1", "data.seed=", "data.seed=1,1",
             "data.seed=[", "output_dir=a", "overwrite=true", "data.seed=x", "__class__=1")),
         (["export", adapter, "out"], "--backbone", ("nowhere/at/all", "", ".", "\x00")),

@@ -2,12 +2,11 @@
 
 Charts show accuracy against KV, differences to the anchors, and bars per question kind, or a map of needles. An arm has
 one colour, marker and fill in all of them; arms of one curve share the colour. What compression could not change is
-grey. Everything that comes from models or data sets is escaped by Jinja; drawings are SVG, pictures data URIs.
+grey. Everything that comes from models or data sets is escaped by Jinja; drawings are SVG.
 """
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,6 @@ from subtoken_train.errors import plain
 from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled, svg_of
 from subtoken_train.evaluation.reporting import sections as words
 from subtoken_train.evaluation.reporting.curves import Curve
-from subtoken_train.evaluation.reporting.regressions import data_uri
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
 from subtoken_train.evaluation.tasks.needle_map import cell_of
@@ -217,8 +215,7 @@ class Chart(NamedTuple):
 def report_html(report: Report) -> str:
     """Return the whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(words=words, data_uri=data_uri, shortened=_without_middle)
-    environment.filters["json_text"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals.update(words=words)
     source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     sections, series = words.sections(report), series_of(report)
     charts = [_charts(part, f"chart-{place}", series) for place, part in enumerate(sections)]
@@ -263,8 +260,3 @@ def _curves(curves: tuple[Curve, ...], series: Mapping[str, Series]) -> list[tup
         title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
         groups.setdefault(title, []).append(curve)
     return [(title, curve_chart(group, series)) for title, group in groups.items()]
-
-
-def _without_middle(text: str, most: int = 700) -> str:
-    """Return a long text without its middle."""
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

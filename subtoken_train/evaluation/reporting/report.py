@@ -11,7 +11,6 @@ from pathlib import Path
 
 from subtoken_train.evaluation.reporting.curves import Curve, make_curves
 from subtoken_train.evaluation.reporting.paper import PaperComparison, compare_paper
-from subtoken_train.evaluation.reporting.regressions import Regression, TaskFiles, worst_regressions
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable, make_kinds, make_tables, ordered
 from subtoken_train.evaluation.results import ArmFacts, Manifest
@@ -68,7 +67,6 @@ class Report:
     Attributes:
         titles: arm -> what people call it, no two alike.
         tasks: how each task was asked; more than one line where arms differ in it.
-        regressions: arm -> samples on which it falls furthest behind its anchor.
         comparisons: printed rows beside ours.
     """
 
@@ -78,7 +76,6 @@ class Report:
     tasks: tuple[TaskFacts, ...]
     curves: tuple[Curve, ...]
     kinds: tuple[KindScores, ...]
-    regressions: dict[str, list[Regression]]
     comparisons: tuple[PaperComparison, ...]
 
     @property
@@ -90,13 +87,12 @@ class Report:
 def make_report(
     folders: Sequence[Path],
     paper: Path | None = None,
-    data_root: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Read results folders and work everything out.
 
-    ``paper`` is a file of printed tables (None: no comparison), ``data_root`` a folder with a folder of files per task,
-    for pictures and questions. ``progress`` is called with (done, total) as runs are read and scored.
+    ``paper`` is a file of printed tables (None: no comparison). ``progress`` is called with (done, total) as runs are
+    read and scored.
 
     Raises:
         ValueError: what ``read_results`` and ``compare_paper`` refuse.
@@ -109,7 +105,6 @@ def make_report(
         tuple(_task_facts(arms)),
         tuple(make_curves(arms)),
         tuple(make_kinds(arms)),
-        worst_regressions(arms, TaskFiles(data_root)),
         () if paper is None else tuple(compare_paper(arms, paper)),
     )
 

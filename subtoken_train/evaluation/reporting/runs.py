@@ -124,7 +124,6 @@ class Run:
         scores: of the task's metric, over all of them.
         cost: of all samples together.
         one_token: whether everything that is scored comes from the prompts' last rows (``_from_last_row``).
-        grid_bits: bits of ``kept_visual`` where they are the same number in all samples; None otherwise.
         subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
         asked: how, in words (``Task.asks``).
     """
@@ -138,7 +137,6 @@ class Run:
     cost: Cost
     higher_is_better: bool
     one_token: bool
-    grid_bits: int | None
     subtasks: tuple[str, ...] = ()
     asked: str = ""
     question_compressed: bool = False
@@ -290,7 +288,6 @@ def _read_run(folder: Path) -> Run:
             raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
     else:
         scores_n = np.empty(0)
-    lengths = {4 * len(record.kept_visual or "") for record in records}
     return Run(
         folder,
         manifest,
@@ -301,7 +298,6 @@ def _read_run(folder: Path) -> Run:
         Cost.of(records),
         bool(metric.higher_is_better),
         one_token=all(_from_last_row(record, task.options.get("max_new_tokens")) for record in records),
-        grid_bits=lengths.pop() if len(lengths) == 1 and lengths != {0} else None,
         subtasks=tuple(name for name in metric.subtasks if name in scores),
         asked=task.asks,
         question_compressed=task.compresses_question,

@@ -1,4 +1,4 @@
-"""The HTML page: balanced, self-contained, escaped, with tables, plots and pictures; a browser has nothing to say."""
+"""The HTML page: balanced, self-contained, escaped, with tables and plots; a browser has nothing to say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.browser import OPTIONS, find_browser
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}
-HOSTILE = "</pre><script>alert(1)</script> see http://example.org/a.png & <img src=x onerror=alert(2)>"
+HOSTILE = "<script>alert(1) & <img src=x onerror=alert(2)>"
 
 
 class Page(HTMLParser):
@@ -51,24 +51,23 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """The paper's seven tasks and one more, with a hostile answer, and pictures on disk; a text, drawn once."""
+    """The paper's seven tasks and one more, with a hostile name; a text, drawn once."""
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as monkeypatch:
         register(monkeypatch, *PAPER_TASKS, "ruler")
         results = write_paper_results(folder)
-        return report_html(make_report([results], data_root=folder / "data"))
+        return report_html(make_report([results]))
 
 
 def write_paper_results(folder: Path) -> Path:
-    (folder / "data" / "pope").mkdir(parents=True)
     results = folder / "results"
     paper_grid(results, PAPER_TASKS, routed=range(20))
-    hostile = facts("<b>arm", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
+    hostile = facts(HOSTILE, 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
     hostile_place = write_run(
         results,
         facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor"),
         "pope",
-        answers(range(3), wrong=HOSTILE),
+        answers(range(3)),
     )
     manifest = hostile_place / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"hostile"', f'"{hostile.name}"'))
@@ -77,7 +76,7 @@ def write_paper_results(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_tables_plots_and_pictures(html):
+def test_tables_and_plots(html):
     page = Page(html)
     assert page.count("table") == 2 + 2 + 2 + 2 + 8 + 1  # scores, budgets, times, curves and points, kinds, how asked
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
@@ -87,9 +86,7 @@ def test_tables_plots_and_pictures(html):
         assert chart["role"] == "img"
         assert set(chart["aria-labelledby"].split()) <= ids
     assert len(ids) == sum("id" in attributes for _, attributes in page.elements)
-    pictures = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert len(pictures) >= 4
-    assert all(picture["src"].startswith("data:image/jpeg;base64,") and picture["alt"] for picture in pictures)
+    assert page.count("img") == 0
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
     assert links
     assert {link.removeprefix("#") for link in links} <= ids
@@ -101,8 +98,6 @@ def test_tables_plots_and_pictures(html):
         "Δ to FastV 15.6 %",
         "fastv25_s16k4_anchor",
         "n = 280",
-        "no ",
-        "visual tokens kept",
     ):
         assert words in text
 
@@ -141,16 +136,14 @@ def test_scores_that_compression_could_not_change_are_grey(tmp_path, monkeypatch
     assert "22.50 †" in "".join(page.text)
 
 
-def test_what_models_say_is_text(html):
+def test_what_a_name_says_is_text(html):
     page = Page(html)
     assert "<script" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert any(HOSTILE in text for text in ["".join(page.text)])
-    assert "<b>arm" not in html
-    assert "&lt;b&gt;arm" in html
+    assert "&lt;script&gt;alert(1) &amp; &lt;img src=x" in html
+    assert HOSTILE in "".join(page.text)
 
 
-def test_without_anchors_pictures_and_kinds(tmp_path, monkeypatch):
+def test_without_anchors_and_kinds(tmp_path, monkeypatch):
     register(monkeypatch, "ruler")
     write_run(tmp_path, facts("a"), "ruler", answers(range(9)))
     page = Page(report_html(make_report([tmp_path])))
