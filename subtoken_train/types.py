@@ -320,6 +320,7 @@ class RenderedPrompt:
         image_marker: the text of one image placeholder.
         system_end: characters of the chat template's beginning and of the system prompt; 0 where none is told apart.
         asked: the question that is to be answered, in a chat template; None elsewhere.
+        told: where what the system says first begins and ends, in a chat template; (0, 0) where it says nothing.
     """
 
     text: str
@@ -327,3 +328,4 @@ class RenderedPrompt:
     image_marker: str
     system_end: int = 0
     asked: Asked | None = None
+    told: tuple[int, int] = (0, 0)

@@ -151,7 +151,7 @@ def answer_tokens(record: Record, family: Family) -> list[int]:
 
 def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
     """Return turns in which only pictures have marks; a language model knows neither marks nor escapes."""
-    return [hidden_turn(turn) for turn in turns] if family.sees_images else list(turns)
+    return [hidden_turn(family, turn) for turn in turns]
 
 
 def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:

@@ -1,9 +1,15 @@
 """Conversations in a tokenizer's own chat template: the text, its parts, and what assistants say in it.
 
-A template is somebody else's program. It runs in the sandbox of transformers, and no longer than ``MAX_STEPS`` lines of
-it: a template that loops is refused. (One that computes an enormous number or text in a single step is not.) Messages
-are ``{"role": "system", "user" or "assistant", "content": TEXT}``; a template may refuse a role, or their order. What
-looks like a special token in a content is text (``literal_marks``), so a rendered text is tokenised by ``tokenise``.
+A template is somebody else's program. It runs in the sandbox of transformers, no longer than ``MAX_STEPS`` lines of it,
+and writes no more than ``MAX_WRITTEN`` characters of its own: one that loops is refused. (One that computes an enormous
+number or text in a single step is not.) Messages are ``{"role": "system", "user" or "assistant", "content": TEXT}``; a
+template may refuse a role, or their order. What looks like a special token in a content is text (``literal_marks``), so
+a rendered text is tokenised by ``tokenise``.
+
+Where a message stands in the text is never searched for by its words. The conversation is rendered once more with marks
+around each content that no text can hold; without its marks that rendering must be the conversation, character for
+character, and so the marks' places are the content's. A template that strips contents or leaves out their thoughts sees
+marks inside of what it strips or leaves out.
 """
 
 from __future__ import annotations
@@ -12,18 +18,27 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
+import jinja2
+from jinja2 import meta, nodes
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from subtoken_train.families.literal_marks import hidden_specials
+from subtoken_train.families.literal_marks import hidden_specials, special_places
 from subtoken_train.types import Asked, RenderedPrompt, Turn
 
 Message = Mapping[str, str]
 MAX_STEPS = 5_000_000
 """Lines of a template that run at most, a few seconds; long conversations take some ten thousands."""
-_MARK = "(what is said stands here)"
+MAX_WRITTEN = 10_000_000
+"""Characters of a rendered text at most, beside four times what is said in it."""
+_BEGIN, _END = "\udffe", "\udfff"
+_MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
+_GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+_GIVEN = {"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"}
 
 
 def messages_of(turns: Iterable[Turn]) -> list[Message]:
@@ -34,6 +49,31 @@ def messages_of(turns: Iterable[Turn]) -> list[Message]:
         if turn.answer is not None:
             messages.append({"role": "assistant", "content": turn.answer})
     return messages
+
+
+def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
+    """Return variables for a tokenizer's chat template (``chat_template_kwargs``), as ``enable_thinking``.
+
+    Args:
+        tokenizer: one with a template, or None: texts are not written in one.
+        given: by name; None: none.
+
+    Raises:
+        ValueError: there is no template, or it reads no variable of that name.
+    """
+    if given is None or given == {}:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"chat_template_kwargs are {given!r}; give names and values: {{'enable_thinking': False}}")
+    if tokenizer is None or not tokenizer.chat_template:
+        raise ValueError("chat_template_kwargs are for a chat template, which is not used here; leave them out")
+    tree = _parsed(tokenizer.get_chat_template())
+    given_anyway = _GIVEN | set(tokenizer.special_tokens_map) | set(jinja2.Environment().globals)
+    read = sorted(meta.find_undeclared_variables(tree) - given_anyway)
+    if unknown := [name for name in given if name not in read]:
+        known = f"only {', '.join(read)}" if read else "none"
+        raise ValueError(f"the tokenizer's chat template reads no {unknown[0]!r} of chat_template_kwargs, {known}")
+    return dict(given)
 
 
 def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
@@ -49,6 +89,8 @@ def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any)
     """
     with _bounded():
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+        if len(text) > MAX_WRITTEN + 4 * sum(len(each["content"]) for each in messages):
+            raise ValueError(f"it writes {len(text):,} characters")
     return text
 
 
@@ -57,25 +99,24 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
 
     Args:
         tokenizer: one with a template.
-        messages: the last one is the user's.
+        messages: the last one is the user's, or an assistant's that is to be gone on with: nothing follows it.
         variables: given to the template, which may not know them.
 
     Raises:
-        ValueError: the template cannot be filled, or leaves out what the user or the system says.
+        ValueError: the template cannot be filled, or leaves out what is said.
     """
-    assert messages[-1]["role"] == "user"
     shown = _shown(tokenizer, messages)
-    text = filled_template(tokenizer, shown, add_generation_prompt=True, **variables)
-    pieces = _pieces(tokenizer, shown, add_generation_prompt=True, **variables)
-    end, said = len(text) - len(pieces[-1]), shown[-1]["content"]
-    forms = (said, said.strip(), said.rstrip(), said.lstrip())
-    found = [form for form in forms if text.endswith(form + pieces[-1])]
-    if not found or not text.startswith(pieces[0]):
-        raise _unwritten("user")
-    start = end - len(found[0])
-    opening = start - len(pieces[-2])
-    system_end = len(pieces[0]) if _told(shown) in pieces[0] else start
-    return RenderedPrompt(text, [], "", system_end, Asked(max(0, opening), start, end))
+    options = {"add_generation_prompt": messages[-1]["role"] == "user", **variables}
+    text = filled_template(tokenizer, shown, **options)
+    places = _places(tokenizer, shown, text, **options)
+    last = max(place for place, each in enumerate(messages) if each["role"] == "user")
+    said = [place for each, place in zip(messages[:last], places, strict=False) if each["role"] != "system"]
+    start, end = places[last]
+    asked = Asked(said[-1][1] if said else 0, start, end)
+    system_end = _system_end(shown, places, late=start)
+    written = text if options["add_generation_prompt"] else text[: places[-1][1]]
+    told = places[0] if messages[0]["role"] == "system" else (0, 0)
+    return RenderedPrompt(written, [], "", system_end, asked, told)
 
 
 def answer_opening(tokenizer: Any) -> str:
@@ -87,111 +128,223 @@ def answer_opening(tokenizer: Any) -> str:
     Raises:
         ValueError: the template cannot be filled, or leaves out what the user says.
     """
-    said = [{"role": "user", "content": _MARK}]
-    return _pieces(tokenizer, said, add_generation_prompt=True, enable_thinking=False)[-1]
+    said = [{"role": "user", "content": "?"}]
+    opening = _after(tokenizer, said, add_generation_prompt=True, enable_thinking=False)
+    if opening is None:
+        raise _unwritten("user")
+    return opening
 
 
-def rendered_conversation(tokenizer: Any, messages: Sequence[Message]) -> RenderedPrompt:
+def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with ``system_end`` and the spans of what assistants say, one for each such message.
 
-    A span is what the template marks as generated (``{% generation %}``); where it marks nothing, all that the
-    conversation up to the end of the message has more than the prompt before it, white space at its end left out. A
-    conversation that ends with a question ends with the opening of its answer.
+    A span is what the template marks as generated (``{% generation %}``). Where it marks nothing, it begins where the
+    prompt before it ends, if that goes on as the prompt does, and with the message's words if not; and it ends with the
+    end of the turn, white space behind it left out. A conversation that ends with a question ends with the opening of
+    its answer.
 
     Args:
         tokenizer: one with a template.
         messages: at least one.
+        variables: given to the template, which may not know them.
 
     Raises:
         ValueError: the template cannot be filled, leaves out what is said, or rewrites an answer, so that its place
             is not found.
     """
-    shown, opens = _shown(tokenizer, messages), messages[-1]["role"] != "assistant"
-    text = filled_template(tokenizer, shown, add_generation_prompt=opens)
-    head = _pieces(tokenizer, shown, add_generation_prompt=opens)[0]
-    if not text.startswith(head):
-        raise _unwritten("user")
-    told, system_end = _told(shown), len(head)
-    if told not in head:  # some templates put it into the last turn
-        system_end = text.index(told) + len(told) if told in text else len(head)
-    places = [place for place, message in enumerate(shown) if message["role"] == "assistant"]
-    spans = _marked(tokenizer, shown, opens)
-    if spans is not None and len(spans) != len(places):
+    shown = _shown(tokenizer, messages)
+    options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
+    text = filled_template(tokenizer, shown, **options)
+    places = _places(tokenizer, shown, text, **options)
+    said = [number for number, message in enumerate(shown) if message["role"] == "assistant"]
+    spans = _generated(tokenizer, shown, **options)
+    if spans is None:
+        spans = [_span(tokenizer, shown, number, text, places, **variables) for number in said]
+    if len(spans) != len(said):
         raise ValueError(
-            f"the tokenizer's chat template marks {len(spans)} texts as generated, but there are {len(places)} "
+            f"the tokenizer's chat template marks {len(spans)} texts as generated, but there are {len(said)} "
             "assistant messages; set another chat_template"
         )
-    if spans is None:
-        spans, after = [], 0
-        for place in places:
-            spans.append(_difference(tokenizer, shown, place, text, after))
-            after = spans[-1][1]
-    return RenderedPrompt(text, spans, "", system_end)
+    return RenderedPrompt(text, spans, "", _system_end(shown, places))
+
+
+def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str] | None:
+    """Return what stands before an answer in a conversation and in a prompt; None where the one begins as the other.
+
+    Args:
+        tokenizer: one with a template.
+        variables: given to the template.
+    """
+    talk = messages_of([Turn("?", "!")])
+    text = filled_template(tokenizer, talk, **variables)
+    (_, asked), (said, _) = _places(tokenizer, talk, text, **variables)
+    opening = _after(tokenizer, talk[:1], add_generation_prompt=True, **variables)
+    return None if opening is None or text.startswith(opening, asked) else (text[asked:said], opening)
+
+
+def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
+    """Return a conversation up to its last answer, which alone has a span and stands behind the prompt as it is asked.
+
+    Thoughts are kept as the answer has them; a tag that the prompt opens already is not written again.
+
+    Args:
+        tokenizer: one with a template.
+        messages: the last one is the assistant's.
+        variables: given to the template, which may not know them.
+
+    Raises:
+        ValueError: see ``rendered_conversation`` and ``rendered_prompt``.
+    """
+    prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
+    rendered = rendered_conversation(tokenizer, messages, **variables)
+    assert prompt.asked is not None
+    text, (begin, until) = rendered.text, rendered.answer_spans[-1]
+    if not text.startswith(prompt.text):
+        shown = _shown(tokenizer, messages)
+        *_, (_, asked), (start, end) = _places(tokenizer, shown, text, add_generation_prompt=False, **variables)
+        opening = prompt.text[prompt.asked.end :]
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(opening, text[asked:start], strict=False))
+        more = opening[sum(1 for _ in alike) :].strip()
+        answer, written = shown[-1]["content"].strip(), text[start:end]
+        if more and answer.startswith(more):
+            answer = answer.removeprefix(more).lstrip()
+        elif answer == written.strip():
+            answer = written
+        begin, text = len(prompt.text), prompt.text + answer + text[end:until]
+        until = len(text)
+    return RenderedPrompt(text[:until], [(begin, until)], "", prompt.system_end, prompt.asked)
 
 
 def _shown(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
     return [{**each, "content": hidden_specials(tokenizer, each["content"])} for each in messages]
 
 
-def _told(messages: Sequence[Message]) -> str:
-    """Return what the system says first."""
-    first = messages[0]
-    return first["content"].strip() if first["role"] == "system" else ""
+def _system_end(messages: Sequence[Message], places: Sequence[tuple[int, int]], late: int | None = None) -> int:
+    """Return where the beginning of a text and what the system says first end; ``late``: where it stands in a turn."""
+    first = next((place[0] for each, place in zip(messages, places, strict=True) if each["role"] != "system"), 0)
+    if not (messages[0]["role"] == "system" and messages[0]["content"].strip()) or places[0][1] <= first:
+        return first
+    return places[0][1] if late is None else late  # some templates put it into the last turn
 
 
-def _pieces(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[str]:
-    """Return the template's texts before, between and after what user and assistants say."""
-    said = [each["role"] != "system" for each in messages]
-    marked = [{**each, "content": _MARK} if spoken else each for each, spoken in zip(messages, said, strict=True)]
-    pieces = filled_template(tokenizer, marked, **options).split(_MARK)
-    if len(pieces) != sum(said) + 1:
-        raise _unwritten("user" if messages[-1]["role"] == "user" else "assistant")
-    if not any(_told(messages) in piece for piece in pieces):
-        raise _unwritten("system")
-    return pieces
+def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: Any) -> list[tuple[int, int]]:
+    """Return where each message's content begins and ends in a conversation's text.
+
+    Raises:
+        ValueError: the template leaves a content out, or rewrites one that is not the system's.
+    """
+    forms = [_forms(tokenizer, each["content"]) for each in messages]
+    found = _tried(tokenizer, messages, text, {number: form[0] for number, form in enumerate(forms)}, **options)
+    for number, message in enumerate(messages):
+        if number in found:
+            continue
+        tries = (_tried(tokenizer, messages, text, {number: form}, **options) for form in forms[number])
+        place = next(filter(None, tries), {}).get(number)
+        if place is None and message["role"] == "assistant":
+            raise ValueError(
+                "the tokenizer's chat template does not write what the assistant says in message "
+                f"{number + 1} as it is, so its tokens cannot be told; set another chat_template"
+            )
+        if place is None and message["content"].strip():
+            raise _unwritten(message["role"])
+        found[number] = place or (0, 0)
+    return [found[number] for number in range(len(messages))]
 
 
-def _marked(tokenizer: Any, messages: Sequence[Message], opens: bool) -> list[tuple[int, int]] | None:
+def _forms(tokenizer: Any, content: str) -> list[tuple[int, int]]:
+    """Return what a template may write of a content: all, stripped, or what follows a word that the template knows."""
+    size, last = len(content), len(content.rstrip())
+    first = min(size - len(content.lstrip()), last)
+    words = [word for word in _tags(tokenizer.get_chat_template()) if word in content]
+    cuts = {place + len(word) for word in words for place in (content.find(word), content.rfind(word))}
+    forms = [(0, size), (first, last), (first, size), (0, last)]
+    for cut in sorted(cuts):
+        inner = size - len(content[cut:].lstrip())
+        forms += [(cut, size), (min(inner, max(cut, last)), max(cut, last))]
+    return list(dict.fromkeys(forms))
+
+
+@lru_cache(maxsize=8)
+def _tags(template: str) -> tuple[str, ...]:
+    """Return the tags that a template's expressions name, as ``</think>``."""
+    named = (node.value for node in _parsed(template).find_all(nodes.Const))
+    words = {word.strip() for word in named if isinstance(word, str)}
+    return tuple(sorted(word for word in words if re.fullmatch(r"\W.+\W", word, re.DOTALL)))
+
+
+def _parsed(template: str) -> nodes.Template:
+    with _bounded():
+        return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
+
+
+def _tried(
+    tokenizer: Any, messages: Sequence[Message], text: str, chosen: Mapping[int, tuple[int, int]], **options: Any
+) -> dict[int, tuple[int, int]]:
+    """Return where parts of some contents stand; none where marks around them make another text."""
+    marked = [dict(each) for each in messages]
+    for number, (begin, end) in chosen.items():
+        content, name = messages[number]["content"], "".join(chr(0xDFE0 + int(digit)) for digit in str(number))
+        marked[number]["content"] = f"{content[:begin]}{_BEGIN}{name}{content[begin:end]}{_END}{name}{content[end:]}"
+    found: dict[tuple[str, str], list[int]] = {}
+    bare, seen = "", 0
+    whole = filled_template(tokenizer, marked, **options)
+    for mark in _MARK.finditer(whole):
+        bare += whole[seen : mark.start()]
+        seen = mark.end()
+        found.setdefault((mark[1], "".join(str(ord(digit) - 0xDFE0) for digit in mark[2])), []).append(len(bare))
+    if bare + whole[seen:] != text:
+        return {}
+    places = {}
+    for number, (begin, end) in chosen.items():
+        match found.get((_BEGIN, str(number))), found.get((_END, str(number))):
+            case [start], [stop]:
+                same = text[start:stop] == messages[number]["content"][begin:end]
+                if same or messages[number]["role"] == "system":
+                    places[number] = start, stop
+    return places
+
+
+def _after(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str | None:
+    """Return what a template writes behind the last message; None where it leaves that message's end out."""
+    marked = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END}]
+    _, mark, after = filled_template(tokenizer, marked, **options).rpartition(_END)
+    return after if mark else None
+
+
+def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[tuple[int, int]] | None:
     """Return what the template marks as generated; None where it has no such marks."""
     template = tokenizer.get_chat_template()
-    if not re.search(r"\{%-?\s*generation\s*-?%\}", template):
+    if not _GENERATION.search(template):
         return None
     with _bounded():
         _, (spans,) = render_jinja_template(
             conversations=[list(messages)],
             chat_template=template,
             return_assistant_tokens_mask=True,
-            add_generation_prompt=opens,
             **tokenizer.special_tokens_map,
+            **options,
         )
     return list(spans)
 
 
-def _difference(tokenizer: Any, messages: Sequence[Message], place: int, text: str, after: int) -> tuple[int, int]:
-    """Return the span of one message in a rendered conversation, which has no marks.
-
-    Args:
-        tokenizer: one with a template.
-        messages: the conversation's.
-        place: of the assistant's message.
-        text: the conversation.
-        after: characters before which the message cannot be.
-    """
-    said = messages[place]["content"].strip()
-    prompt = filled_template(tokenizer, messages[:place], add_generation_prompt=True) if place else ""
-    until = filled_template(tokenizer, messages[: place + 1])
-    begun = text.startswith(prompt)
-    ending = until.rpartition(said)[2] if said else until.removeprefix(prompt)
-    # some templates write the end of a text beside that of its last turn
-    ends = [ending.rstrip() or ending, ending.removesuffix(tokenizer.eos_token or "").rstrip()]
-    for end in filter(None, ends if said in until else []):
-        start = text.find(said + end, max(after, len(prompt)) if begun else after)
-        if start >= 0:
-            return (len(prompt) if begun else start), start + len(said + end)
-    raise ValueError(
-        f"the tokenizer's chat template does not write what the assistant says in message {place + 1} as it is, so "
-        "its tokens cannot be told; set another chat_template"
-    )
+def _span(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    number: int,
+    text: str,
+    places: Sequence[tuple[int, int]],
+    **variables: Any,
+) -> tuple[int, int]:
+    """Return the span of one assistant's message in a conversation without marks of what is generated."""
+    start, end = places[number]
+    opening = number and _after(tokenizer, messages[:number], add_generation_prompt=True, **variables)
+    if opening and text.startswith(opening, asked := places[number - 1][1]):
+        start = asked + len(opening)
+    ending = text[end:] if number + 1 == len(messages) else _after(tokenizer, messages[: number + 1], **variables)
+    # the text may go on otherwise than it would end here: behind the last of its special tokens, for one
+    stops = [len(ending or ""), *(place for span in special_places(tokenizer, ending or "") for place in span)]
+    endings = {part.rstrip() or part for part in ((ending or "")[:stop] for stop in stops)}
+    return start, end + max(len(each) for each in endings | {""} if text.startswith(each, end))
 
 
 def _unwritten(role: str) -> ValueError:

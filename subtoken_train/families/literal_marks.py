@@ -1,17 +1,21 @@
 r"""Tells marks of pictures from text that only looks like them: ``<image>`` from ``\<image>``, ``<video>`` likewise.
 
 A mark stands for a picture; behind a backslash it is text, the backslash left out. Such text must reach the model as
-its characters, also where the tokenizer has a token of that very name: prompts are rendered with stand-ins of equal
-length in its place, which no text can hold, and tokenised by a copy of the tokenizer that calls its token otherwise.
-Language models know no marks, and so no escape. What people write in a chat may look like a special token of the
-tokenizer (``<|im_end|>``), which only its template writes: that is text in the same way.
+its characters, also where the tokenizer has a token of that very name. Language models know no marks, and so no escape.
+What people write in a chat may look like a special token of the tokenizer (``<|im_end|>``), which only its template
+writes: that is text in the same way.
+
+Prompts are rendered with a stand-in for each character of such text, half of a character, which texts are refused for.
+Special tokens that a rendered text still holds are the template's, then. It is tokenised by a copy of the tokenizer in
+which all special tokens have names that the text does not hold, so that nothing else can become one of them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +26,11 @@ from subtoken_train.types import Turn
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 _MARK = re.compile(r"(?<!\\)<(?:image|video)>")
 _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
-_HIDDEN = {IMAGE_MARK: "\udfd0" * len(IMAGE_MARK), VIDEO_MARK: "\udfd1" * len(VIDEO_MARK)}
-"""Halves of characters, which texts are refused for; those of special tokens count from ``_FIRST``."""
-_FIRST, _MOST = 0xD800, 2000
-_STAND_IN = re.compile("[\ud800-\udfff]")
-_NAMES = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-"""Characters that Unicode keeps for such use: a token's name in the copy is one of them, as often as it is long."""
+_STAND_IN = re.compile("[\ud800-\udfdf]")
+_NEAR, _FAR = 0xDF00 - 0xD800, 0xDFE0 - 0xDF00
+"""Characters that have a stand-in each, the first ones of Unicode, and further ones of a tokenizer's special tokens."""
+_PRIVATE = range(0xF0000, 0x10FFFE)
+"""Characters that Unicode leaves to private use: a token's name in the copy is one of them, as often as it is long."""
 
 
 def picture_marks(text: str) -> list[str]:
@@ -60,38 +63,108 @@ def hidden(text: str, videos: bool = False) -> str:
 
     ``videos``: whether ``<video>`` is a mark; where no video is shown it is text.
     """
-    text = _ESCAPED.sub(lambda found: _HIDDEN[found[1]], text)
-    return text if videos else text.replace(VIDEO_MARK, _HIDDEN[VIDEO_MARK])
+    text = _ESCAPED.sub(lambda found: _stand_ins(found[1]), text)
+    return text if videos else text.replace(VIDEO_MARK, _stand_ins(VIDEO_MARK))
 
 
-def hidden_turn(turn: Turn, videos: bool = False) -> Turn:
-    """Return a turn whose prompt and answer are ``hidden``."""
-    answer = None if turn.answer is None else hidden(turn.answer, videos)
-    return replace(turn, prompt=hidden(turn.prompt, videos), answer=answer)
+def as_text(family: Any, text: str, videos: bool = False) -> str:
+    """Return what people write with stand-ins for all that is text of it, for any kind of family.
+
+    A placeholder of its pictures stays, and is refused where it stands for none.
+    """
+    if not family.sees_images:
+        return hidden_specials(family.tokenizer, text)
+    return hidden_specials(family.tokenizer, hidden(text, videos), (IMAGE_MARK, VIDEO_MARK, *family.placeholders))
 
 
-def hidden_specials(tokenizer: Any, text: str) -> str:
+def hidden_turn(family: Any, turn: Turn, videos: bool = False) -> Turn:
+    """Return a turn whose prompt and answer are ``as_text``."""
+    answer = None if turn.answer is None else as_text(family, turn.answer, videos)
+    return replace(turn, prompt=as_text(family, turn.prompt, videos), answer=answer)
+
+
+def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
     """Return a text with stand-ins for what looks like a special token of the tokenizer; see ``tokenise``.
 
+    So has what may become one beside other text: the beginning of a token at the end, and the end of one at the
+    beginning.
+
+    Args:
+        tokenizer: any.
+        text: what people write.
+        kept: tokens that stay.
+
     Raises:
-        ValueError: the tokenizer has too many special tokens to tell one of them from text.
+        ValueError: the tokenizer's special tokens have too many characters to have stand-ins.
     """
-    places, pattern = _specials(tokenizer)
-    return pattern.sub(lambda found: _special_stand_in(places[found[0]], found[0]), text)
+    specials = _specials(tokenizer)
+    text = specials.pattern.sub(
+        lambda found: found[0] if found[0] in kept else _stand_ins(found[0], specials.far), text
+    )
+    longest = min(len(text), specials.longest - 1)
+    for size in range(longest, 0, -1):
+        if text[-size:] in specials.beginnings:
+            text = text[:-size] + _stand_ins(text[-size:], specials.far)
+        if text[:size] in specials.endings:
+            text = _stand_ins(text[:size], specials.far) + text[size:]
+    return text
 
 
-def _special_stand_in(place: int, token: str) -> str:
-    if place >= _MOST:
-        raise ValueError(f"{token!r} is a special token of the tokenizer, which has too many; write it differently")
-    return chr(_FIRST + place) * len(token)
+def special_places(tokenizer: Any, text: str) -> list[tuple[int, int]]:
+    """Return where the special tokens of a rendered text begin and end."""
+    return [found.span() for found in _specials(tokenizer).pattern.finditer(text)]
+
+
+def _stand_ins(text: str, far: str = "") -> str:
+    return "".join(chr(0xD800 + ord(each) if ord(each) < _NEAR else 0xDF00 + far.index(each)) for each in text)
+
+
+def _written(stand_in: str, far: str) -> str:
+    place = ord(stand_in)
+    return chr(place - 0xD800) if place < 0xDF00 else far[place - 0xDF00]
+
+
+@dataclass(frozen=True)
+class _Specials:
+    """Special tokens of a tokenizer.
+
+    Attributes:
+        places: each with a number of its own.
+        ids: theirs, but for that of unknown text.
+        pattern: finds the longest.
+        beginnings: parts of them, not the whole, from their first character.
+        endings: parts up to their last one.
+        longest: characters of the longest.
+        far: characters of them that are not among Unicode's first.
+    """
+
+    places: dict[str, int]
+    ids: frozenset[int]
+    pattern: re.Pattern[str]
+    beginnings: frozenset[str]
+    endings: frozenset[str]
+    longest: int
+    far: str
 
 
 @lru_cache(maxsize=4)
-def _specials(tokenizer: Any) -> tuple[dict[str, int], re.Pattern[str]]:
-    """Return the special tokens with their places, and the pattern that finds the longest."""
-    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+def _specials(tokenizer: Any) -> _Specials:
+    held = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    held |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    tokens = [token for token in held if token]
+    far = "".join(sorted({each for token in tokens for each in token if ord(each) >= _NEAR}))
+    if len(far) > _FAR:
+        raise ValueError(f"the tokenizer's special tokens have {len(far)} rare characters, more than {_FAR}")
     longest = sorted(map(re.escape, tokens), key=len, reverse=True)
-    return {token: place for place, token in enumerate(tokens)}, re.compile("|".join(longest) or "(?!)")
+    return _Specials(
+        {token: place for place, token in enumerate(tokens)},
+        frozenset(held.values()) - {tokenizer.unk_token_id},
+        re.compile("|".join(longest) or "(?!)"),
+        frozenset(token[:size] for token in tokens for size in range(1, len(token))),
+        frozenset(token[-size:] for token in tokens for size in range(1, len(token))),
+        max(map(len, tokens), default=0),
+        far,
+    )
 
 
 def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
@@ -102,43 +175,44 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
         text: with placeholders of pictures, and stand-ins for what is text.
 
     Raises:
-        ValueError: the tokenizer cannot do without its token.
+        ValueError: the tokenizer cannot do without its tokens.
     """
-    stand_ins = set(_STAND_IN.findall(text))
-    if not stand_ins:
+    specials = _specials(tokenizer)
+    if not _STAND_IN.search(text):
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
-        return encoding["input_ids"], [start for start, _ in encoding.get("offset_mapping", ())]
-    hidden_as = {token: stand_in for token, stand_in in _HIDDEN.items() if stand_in[0] in stand_ins}
-    for token, place in _specials(tokenizer)[0].items():
-        if place < _MOST and chr(_FIRST + place) in stand_ins:
-            hidden_as[token] = _special_stand_in(place, token)
-    renamed = {token: name * len(token) for token, name in zip(sorted(hidden_as), _NAMES, strict=False)}
-    if len(renamed) < len(hidden_as):
-        raise ValueError(f"a text holds {len(hidden_as)} special tokens of the tokenizer; write them differently")
-    for token, name in renamed.items():
-        text = text.replace(token, name)
-    for token, stand_in in hidden_as.items():
-        text = text.replace(stand_in, token)
-    encoded = _renaming(tokenizer, tuple(renamed.items())).encode(text, add_special_tokens=False)
+        ids: list[int] = encoding["input_ids"]
+        # text may become a token that it only resembles (a wide <, for one) once it is normalised
+        if sum(each in specials.ids for each in ids) <= sum(1 for _ in specials.pattern.finditer(text)):
+            return ids, [start for start, _ in encoding.get("offset_mapping", ())]
+    held, size = {ord(each) for each in text if each >= chr(_PRIVATE[0])}, max(1, len(specials.places))
+    first = next((at for at in _PRIVATE[:-size:size] if held.isdisjoint(range(at, at + size))), None)
+    if first is None:
+        raise ValueError("the prompt holds too many characters of private use; leave them out")
+    text = specials.pattern.sub(lambda found: chr(first + specials.places[found[0]]) * len(found[0]), text)
+    text = _STAND_IN.sub(lambda found: _written(found[0], specials.far), text)
+    encoded = _renaming(tokenizer, first).encode(text, add_special_tokens=False)
     return encoded.ids, [start for start, _ in encoded.offsets]
 
 
 @lru_cache(maxsize=4)
-def _renaming(tokenizer: Any, names: tuple[tuple[str, str], ...]) -> Tokenizer:
-    """Return a copy of a tokenizer in which some tokens have other names."""
-    renamed, rules = dict(names), json.loads(tokenizer.backend_tokenizer.to_str())
+def _renaming(tokenizer: Any, first: int) -> Tokenizer:
+    """Return a copy of a tokenizer in which special tokens have other names, in characters from a first one on."""
+    renamed = {token: chr(first + place) * len(token) for token, place in _specials(tokenizer).places.items()}
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
     rules["truncation"] = rules["padding"] = None
     for token in rules["added_tokens"]:
         token["content"] = renamed.get(token["content"], token["content"])
-    vocabulary = rules["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        rules["model"]["vocab"] = {renamed.get(name, name): number for name, number in vocabulary.items()}
+    model = rules["model"]
+    if isinstance(vocabulary := model["vocab"], dict):
+        model["vocab"] = {renamed.get(name, name): number for name, number in vocabulary.items()}
     else:
-        rules["model"]["vocab"] = [[renamed.get(name, name), score] for name, score in vocabulary]
+        model["vocab"] = [[renamed.get(name, name), score] for name, score in vocabulary]
+    if "unk_token" in model:
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
     try:
         return Tokenizer.from_str(json.dumps(rules))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(
-            f"this tokenizer cannot write {names[0][0]} as text ({' '.join(str(error).split())[:120]}); write it "
-            "otherwise"
+            f"this tokenizer cannot write its special tokens as text ({' '.join(str(error).split())[:120]}); leave "
+            "them out"
         ) from None

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Mistr
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.chat_template import messages_of, rendered_conversation
 from subtoken_train.families.family import Family
+from subtoken_train.families.literal_marks import hidden_turn
 from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn
 
 
@@ -165,7 +166,7 @@ class TextFamily(Family):
         if self.tokenizer.chat_template:
             return rendered_conversation(self.tokenizer, messages_of(turns))
         text, spans = self.tokenizer.bos_token or "", []
-        for turn in turns:
+        for turn in (hidden_turn(self, turn) for turn in turns):
             text += f"USER: {turn.prompt.strip()} ASSISTANT:"
             if turn.answer is not None:
                 start = len(text)

@@ -21,8 +21,13 @@ BEFORE = 16
 """Tokens before them that are decoded with them, and say how they begin: with a space, or half a character."""
 
 
+def answer_text(decoded: str, goes_on: bool = False) -> str:
+    """Return an answer without white space around it; of one that goes on with a text, the space in front stays."""
+    return decoded.rstrip() if goes_on else decoded.strip()
+
+
 class AnswerStream:
-    """Hands on an answer's text in pieces, which joined are the stripped answer that ``SubTokenModel.chat`` returns.
+    """Hands on an answer's text in pieces, which joined are the answer that ``SubTokenModel.chat`` returns.
 
     Pass it as ``streamer`` and among ``stopping_criteria``; both are called by the thread that generates. White space
     at an end, half a character and what may become a stop text are held back until more has come.
@@ -32,6 +37,7 @@ class AnswerStream:
         say: called with every piece; none is empty.
         stopped: asked after every token whether to end here.
         stops: texts that end the answer and are no part of it.
+        goes_on: whether it goes on with a text, and may begin with a space.
 
     Attributes:
         text: what was handed on.
@@ -45,11 +51,12 @@ class AnswerStream:
         say: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
         stops: Sequence[str] = (),
+        goes_on: bool = False,
     ) -> None:
         self.text, self.ended = "", False
         self.token_ids: list[int] = []
         self._tokenizer, self._say, self._stopped = tokenizer, say, stopped
-        self._stops = [stop for stop in stops if stop]
+        self._stops, self._goes_on = [stop for stop in stops if stop], goes_on
         self._asked = False
         self._settled, self._begin, self._around = "", 0, ""
 
@@ -75,9 +82,9 @@ class AnswerStream:
         found = [said.find(stop) for stop in self._stops if stop in said]
         self.ended = bool(found)
         if found or whole:
-            ready = said[: min(found, default=len(said))].strip()
+            ready = answer_text(said[: min(found, default=len(said))], self._goes_on)
         else:
-            ready = said[: len(said) - self._held(said)].rstrip(HALF).strip()
+            ready = answer_text(said[: len(said) - self._held(said)].rstrip(HALF), self._goes_on)
         # a tokenizer may write earlier tokens otherwise once more follow; what was handed on stays
         if ready.startswith(self.text) and ready != self.text:
             piece, self.text = ready[len(self.text) :], ready
@@ -105,16 +112,17 @@ class AnswerStream:
         return max((len(each) for each in beginnings if said.endswith(each)), default=0)
 
 
-def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None]) -> Iterator[str]:
+def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None], goes_on: bool = False) -> Iterator[str]:
     """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
 
     Args:
         tokenizer: of the model.
         answer: puts ids into the stream that it is given, and asks it whether to end. What it raises is raised here.
+        goes_on: see ``AnswerStream``.
     """
     said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
     closed = threading.Event()
-    stream = AnswerStream(tokenizer, said.put, closed.is_set)
+    stream = AnswerStream(tokenizer, said.put, closed.is_set, goes_on=goes_on)
 
     def run() -> None:
         try:

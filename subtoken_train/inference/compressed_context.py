@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import has_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
-from subtoken_train.inference.answer_stream import AnswerStream, pieces
+from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
@@ -71,6 +73,7 @@ def context_batches(
     raw: bool = False,
     system: str | None = None,
     by_system: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
@@ -81,6 +84,7 @@ def context_batches(
         raw: whether a language model reads them without its chat template.
         system: what the system says before each; None: what the chat template says by itself.
         by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
+        chat_template_kwargs: variables of a language model's chat template.
 
     Raises:
         ValueError: something that compresses reads the question, which is not there; a context that is empty, or
@@ -93,7 +97,8 @@ def context_batches(
     if system is not None and not isinstance(system, str):
         raise ValueError(f"system is of type {type(system).__name__}; give the system prompt as a text")
     check_characters(system, "the system prompt")
-    made = [_context_batch(family, context, raw, system, by_system) for context in contexts]
+    variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
+    made = [_context_batch(family, context, raw, system, by_system, variables) for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
@@ -101,14 +106,16 @@ def context_batches(
 
 
 def _context_batch(
-    family: Family, context: Context, raw: bool, system: str | None, by_system: bool
+    family: Family, context: Context, raw: bool, system: str | None, by_system: bool, variables: Mapping[str, Any]
 ) -> tuple[Batch, QuestionFrame]:
     """One context as a batch on the model's device, and the frame of its questions."""
-    return _pictures(family, context, system) if family.sees_images else _text(family, context, raw, system, by_system)
+    if family.sees_images:
+        return _pictures(family, context, system)
+    return _text(family, context, raw, system, by_system, variables)
 
 
 def _text(
-    family: Family, context: Context, raw: bool, system: str | None, by_system: bool
+    family: Family, context: Context, raw: bool, system: str | None, by_system: bool, variables: Mapping[str, Any]
 ) -> tuple[Batch, QuestionFrame]:
     """A text as a batch of one context."""
     if not isinstance(context, str):
@@ -119,7 +126,8 @@ def _text(
     if raw or not family.tokenizer.chat_template:
         (ids, whole), frame = told_ids(family, system or "", context), RAW_FRAME
     else:
-        head, system_end, frame = system_frame(family, context) if by_system else text_frame(family, context, system)
+        made = partial(system_frame, family) if by_system else partial(text_frame, family, system=system)
+        head, system_end, frame = made(context, **variables)
         ids, starts = tokenise(family.tokenizer, head)
         whole = tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
@@ -388,7 +396,7 @@ class CompressedContext:
             with torch.autocast(device, dtype=dtype, enabled=enabled), serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
-        return pieces(self.backbone.family.tokenizer, answer)
+        return pieces(self.backbone.family.tokenizer, answer, goes_on=self.frames[0] == RAW_FRAME)
 
     def _round(
         self,
@@ -406,7 +414,7 @@ class CompressedContext:
         tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
         texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        return [answer_text(text, self.frames[row] == RAW_FRAME) for row, text in zip(rows, texts, strict=True)]
 
     def _check(self, asked: list[list[list[int]]]) -> None:
         """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""

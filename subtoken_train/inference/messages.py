@@ -27,10 +27,12 @@ _MARKS = {"image": IMAGE_MARK, "video": VIDEO_MARK}
 
 
 def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[Message], list[Picture]]:
-    """Return a prompt as messages of texts, the last one the user's, and the pictures that its marks stand for.
+    """Return a prompt as messages of texts, and the pictures that its marks stand for.
+
+    The last message is the user's, or an assistant's that is to be gone on with.
 
     Raises:
-        ValueError: another form, an unknown role or part, an answer to be gone on with, or an empty or broken text.
+        ValueError: another form, an unknown role or part, no question, or an empty or broken text.
     """
     if isinstance(prompt, str):
         messages: list[Message] = [{"role": "user", "content": prompt}]
@@ -44,8 +46,8 @@ def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[M
             messages, found = messages_of(prompt), list(pictures)
         else:
             messages, found = _read_mappings(prompt, pictures)
-        if (role := messages[-1]["role"]) != "user":
-            raise ValueError(f"the last message is the {role}'s; end with what the user says")
+        if (role := messages[-1]["role"]) == "system" or all(each["role"] != "user" for each in messages):
+            raise ValueError(f"the last message is the {role}'s, and nothing is asked; end with what the user says")
     check_characters([each["content"] for each in messages], "the prompt")
     if problem := text_problem(messages[-1]["content"]):
         raise ValueError(f"the prompt {problem}; write what the model should answer or continue")
@@ -73,7 +75,7 @@ def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
     contents = [each["content"] for each in said]
     if told:
         contents[0] = f"{told}\n\n{contents[0]}"
-    answers = [*contents[1::2], None]
+    answers = [*contents[1::2], *([None] if len(contents) % 2 else [])]
     return [Turn(asked, answer) for asked, answer in zip(contents[::2], answers, strict=True)]
 
 

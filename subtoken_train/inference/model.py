@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -22,6 +22,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
+from subtoken_train.inference.answer_stream import answer_text
 from subtoken_train.inference.cache_report import CacheReport, held_rows, report
 from subtoken_train.inference.compressed_context import (
     CompressedContext,
@@ -43,7 +44,7 @@ from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.messages import Prompt
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill, who_drops
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, goes_on, inputs_of
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -385,7 +386,12 @@ class SubTokenModel:
         return self.last
 
     def inputs(
-        self, prompt: Prompt, images: Picture | Sequence[Picture] = (), *, raw: bool = False
+        self,
+        prompt: Prompt,
+        images: Picture | Sequence[Picture] = (),
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
         """A prompt in the backbone's chat format, as ``generate`` takes it.
 
@@ -397,33 +403,43 @@ class SubTokenModel:
         Args:
             prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
                 front where it is left out); or the turns of a conversation whose last answer is None; or messages as
-                OpenAI's, ``[{"role": "user", "content": "..."}]``, see ``messages``.
+                OpenAI's, ``[{"role": "user", "content": "..."}]``, see ``messages``. If the last message or turn has
+                what the assistant says, the answer goes on with it.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
                 placeholders; turned upright as their EXIF says, see ``families.images``.
             raw: a language model's prompt without its chat template: a text to go on with.
+            chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``;
+                by default none, so that the template's own defaults hold.
 
         Raises:
-            ValueError: placeholders and images that do not match, a path, a video for a family that takes none, or a
-                conversation that the template refuses.
+            ValueError: placeholders and images that do not match, a path, a video for a family that takes none, a
+                conversation that the template refuses, or a variable that it does not read.
 
         Warns:
             SubTokenWarning: ``raw`` for a model with a chat template.
         """
-        return inputs_of(self.backbone.family, prompt, images, raw)
+        return inputs_of(self.backbone.family, prompt, images, raw, chat_template_kwargs)
 
     def chat(
-        self, prompt: Prompt, images: Picture | Sequence[Picture] = (), *, raw: bool = False, **settings: Any
+        self,
+        prompt: Prompt,
+        images: Picture | Sequence[Picture] = (),
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> str:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
-        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise.
+        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. White space around the answer is left
+        out; where it goes on with a text, what stands in front stays.
         """
         if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
             settings["max_new_tokens"] = ANSWER_TOKENS
-        inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw)
+        inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw, chat_template_kwargs=chat_template_kwargs)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return answer.strip()
+        return answer_text(answer, goes_on(self.backbone.family, prompt, raw))
 
     @overload
     def ask(
@@ -434,6 +450,7 @@ class SubTokenModel:
         system: str | None = None,
         max_new_tokens: int = ANSWER_TOKENS,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: Literal[False] = False,
     ) -> Asked: ...
 
@@ -446,6 +463,7 @@ class SubTokenModel:
         system: str | None = None,
         max_new_tokens: int = ANSWER_TOKENS,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: Literal[True],
     ) -> Iterator[str]: ...
 
@@ -457,6 +475,7 @@ class SubTokenModel:
         system: str | None = None,
         max_new_tokens: int = ANSWER_TOKENS,
         raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
     ) -> Any:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
@@ -481,6 +500,7 @@ class SubTokenModel:
                 system message; ``raw``, or without a template, before the context, a blank line behind it.
             max_new_tokens: of an answer.
             raw: whether a language model reads the context without its chat template.
+            chat_template_kwargs: see ``inputs``; given with the context.
             stream: hand on the answer to one question, a text, while it is made. The model serves no other call until
                 the iterator is exhausted or closed.
 
@@ -500,14 +520,16 @@ class SubTokenModel:
             raise ValueError(f"stream=True answers one question, a text; questions are of type {got}")
         asked = read_questions([questions] if stream else questions, max_new_tokens)
         family = self.backbone.family
-        if context is None and (raw or system is not None):
-            name = "raw" if raw else "system"
+        if context is None and (raw or system is not None or chat_template_kwargs):
+            name = "raw" if raw else "chat_template_kwargs" if system is None else "system"
             raise ValueError(
                 f"{name} says how to read a context; give it with the context, and leave it out when asking again"
             )
         if context is not None:
             contexts = read_contexts(family, context, asked)
-            ready = context_batches(self.backbone, self.compression, contexts, raw, system)
+            ready = context_batches(
+                self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
+            )
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

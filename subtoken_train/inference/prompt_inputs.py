@@ -18,13 +18,13 @@ from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.errors import SubTokenWarning, clipped
-from subtoken_train.families.chat_template import Message
+from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
-from subtoken_train.families.literal_marks import hidden, hidden_turn, picture_marks, tokenise
+from subtoken_train.families.literal_marks import as_text, hidden_turn, picture_marks, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.messages import Prompt, alternating_turns, read_messages
-from subtoken_train.inference.text_prompts import check_raw, encode_messages, text_batch
+from subtoken_train.inference.text_prompts import check_raw, encode_messages, rendered_turns, text_batch
 from subtoken_train.types import Batch, Region, Turn
 
 IMAGE_INPUTS = (
@@ -201,19 +201,25 @@ def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
 
 
 def inputs_of(
-    family: Family, prompt: Prompt, shown: Picture | Sequence[Picture], raw: bool = False
+    family: Family,
+    prompt: Prompt,
+    shown: Picture | Sequence[Picture],
+    raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
     device = family.device
     messages, images = read_messages(prompt, picture_list(shown))
     check_raw(family, raw)
+    variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
     if family.image_token_id is None:
         if images:
             raise ValueError(f"{family.name} takes text, and no images")
-        return {name: tensor.to(device) for name, tensor in _text_inputs(family, prompt, messages, raw).items()}
+        made = _text_inputs(family, prompt, messages, raw, variables)
+        return {name: tensor.to(device) for name, tensor in made.items()}
     if not family.takes_videos and any(isinstance(image, Video) for image in images):
         raise family.no_video()
-    rendered = family.render(_as_read(prompt, messages, images))
+    rendered = rendered_turns(family, _as_read(family, prompt, messages, images))
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
@@ -243,14 +249,23 @@ def inputs_of(
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def _text_inputs(family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool) -> dict[str, Tensor]:
+def goes_on(family: Family, prompt: Prompt, raw: bool = False) -> bool:
+    """Return whether the answer goes on with a text: a raw prompt, or what the assistant says last."""
+    if isinstance(prompt, str):
+        return raw or not (family.sees_images or family.tokenizer.chat_template)
+    return read_messages(prompt)[0][-1]["role"] == "assistant"
+
+
+def _text_inputs(
+    family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool, variables: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """A language model's prompt: with ``regions`` in a chat template, as the text that it is without one."""
     if raw and not isinstance(prompt, str):
         raise ValueError("a raw prompt is one text for the model to continue; give a text, or leave raw out")
     if isinstance(prompt, str) and (raw or not family.tokenizer.chat_template):
         encoded = family.tokenizer(prompt, return_tensors="pt")
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
-    batch = text_batch(family, [encode_messages(family, messages)])
+    batch = text_batch(family, [encode_messages(family, messages, **variables)])
     made = {"input_ids": batch.input_ids_BN, "attention_mask": torch.ones_like(batch.input_ids_BN)}
     return {**made, "regions": batch.regions_BN} if family.tokenizer.chat_template else made
 
@@ -275,13 +290,13 @@ def picture_list(images: Any) -> list[Picture]:
     return list(images)
 
 
-def _as_read(prompt: Prompt, messages: Sequence[Message], images: Sequence[Picture]) -> list[Turn]:
+def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images: Sequence[Picture]) -> list[Turn]:
     """Return turns in which every picture has an ``<image>``, and nothing else has one."""
     videos = any(isinstance(image, Video) for image in images)
     if isinstance(prompt, str):
-        return _one_mark([Turn(_with_placeholders(hidden(prompt, videos), images))], images)
+        return _one_mark([Turn(_with_placeholders(as_text(family, prompt, videos), images))], images)
     given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
-    return _one_mark([hidden_turn(turn, videos) for turn in given], images)
+    return _one_mark([hidden_turn(family, turn, videos) for turn in given], images)
 
 
 def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:

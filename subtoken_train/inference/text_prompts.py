@@ -15,7 +15,7 @@ import hashlib
 import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import Message, filled_template, rendered_prompt
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
-from subtoken_train.families.literal_marks import IMAGE_MARK, hidden, hidden_specials, tokenise
+from subtoken_train.families.literal_marks import IMAGE_MARK, as_text, hidden_turn, tokenise
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.messages import alternating_turns
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, RenderedPrompt, Turn
 
 _MARK = "(the question stands here)"
+_GOES_ON = "\udfff"
+"""Half of a character, which no text holds: behind it an answer would end."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,14 @@ class QuestionFrame:
             ValueError: a question that holds a picture's placeholder.
         """
         if family.sees_images:
-            question = hidden(question.strip())
+            question = as_text(family, question.strip())
             if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
                 raise ValueError(
                     f"a question holds {held}; all pictures belong to the context (where it is text, write "
                     f"\\{IMAGE_MARK})"
                 )
         elif self.after:
-            question = hidden_specials(family.tokenizer, question)
+            question = as_text(family, question)
         before = "" if question.startswith("\n") and not self.before.strip() else self.before
         text = before + question + self.after
         anchor, whole, alone = (
@@ -110,27 +112,27 @@ def text_frame(
     return rendered.text[: end - len(_MARK)], rendered.system_end, frame
 
 
-def system_frame(family: Family, context: str) -> tuple[str, int, QuestionFrame]:
+def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
     """Return a context that is what the system says, in the tokenizer's chat template; see ``text_frame``.
 
     Questions are the user's first turn. White space around the context is left to the template.
     """
     asked: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
-    rendered = rendered_prompt(family.tokenizer, asked)
-    said = hidden_specials(family.tokenizer, context).strip()
-    start = rendered.text.index(said)
+    rendered = rendered_prompt(family.tokenizer, asked, **variables)
     assert rendered.asked is not None
-    after = rendered.text[rendered.asked.end :]
-    end = start + len(said)
+    after, (start, end) = rendered.text[rendered.asked.end :], rendered.told
+    end = start + len(rendered.text[start:end].rstrip())
     return rendered.text[:end], start, QuestionFrame("a", rendered.text[end : rendered.asked.start], after)
 
 
-def further_turns(family: Family, messages: Sequence[Message]) -> str:
+def further_turns(family: Family, messages: Sequence[Message], **variables: object) -> str:
     """Return what the chat format writes between a first question, which is not given, and the answer to the last one.
 
     Args:
         family: of any kind; a language model's tokenizer has a template.
-        messages: what was said after the first question, without pictures; the last one is the user's.
+        messages: what was said after the first question, without pictures; the last one is the user's, or an
+            assistant's that is to be gone on with.
+        variables: given to the template.
 
     Raises:
         ValueError: the chat format refuses the turns, or has none.
@@ -138,9 +140,17 @@ def further_turns(family: Family, messages: Sequence[Message]) -> str:
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
         check_template(family.tokenizer)
-        return rendered_prompt(family.tokenizer, [asked, *messages]).text.partition(_MARK)[2]
-    shown = [{**each, "content": hidden(each["content"])} for each in messages]
-    return family.render(alternating_turns([asked, *shown])).text.partition(_MARK)[2]
+        return rendered_prompt(family.tokenizer, [asked, *messages], **variables).text.partition(_MARK)[2]
+    turns = [hidden_turn(family, turn) for turn in alternating_turns([asked, *messages])]
+    return rendered_turns(family, turns).text.partition(_MARK)[2]
+
+
+def rendered_turns(family: Family, turns: Sequence[Turn]) -> RenderedPrompt:
+    """Return turns in a chat format that is no template, up to the last answer's last word if there is one."""
+    if turns[-1].answer is None:
+        return family.render(turns)
+    rendered = family.render([*turns[:-1], replace(turns[-1], answer=f"{turns[-1].answer}{_GOES_ON}")])
+    return replace(rendered, text=rendered.text.rpartition(_GOES_ON)[0], answer_spans=rendered.answer_spans[:-1])
 
 
 def check_raw(family: Family, raw: bool) -> None:
@@ -161,7 +171,8 @@ def picture_frame(family: Family, pictures: Sequence[Picture], system: str | Non
 
     What the system says belongs to it where the format puts pictures before all words.
     """
-    rendered = family.render(alternating_turns(picture_messages(pictures, _MARK, system)))
+    turns = alternating_turns(picture_messages(pictures, _MARK, system))
+    rendered = family.render([hidden_turn(family, turn) for turn in turns])
     head, _, after = rendered.text.rpartition(_MARK)
     last = family.picture_text(pictures[-1], rendered.image_marker, count_images(pictures))
     end, anchor = max((last.rfind(each) + len(each), each) for each in family.placeholders if each in last)
@@ -271,17 +282,18 @@ def encode_chat(
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
-    first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked + frame.after + answer_prefix))
+    asked = as_text(family, asked) + frame.after + answer_prefix
+    first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked))
     if not first or not second:
         raise ValueError("the chat template leaves nothing before or after the context; ask with chat: false")
     total = len(first) + len(second)
     if max_length is not None and total > max_length:
         raise ValueError(_too_long(total, max_length))
-    digest = hashlib.sha256((head + asked + frame.after + answer_prefix).encode()).hexdigest()
+    digest = hashlib.sha256((head + asked).encode(errors="surrogatepass")).hexdigest()
     return EncodedText((*first, *second), len(first), record_id=f"text {digest[:16]}")
 
 
-def encode_messages(family: Family, messages: Sequence[Message]) -> EncodedText:
+def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
     """Encode a conversation that is to be answered, as the tokenizer's chat template writes it.
 
     Its regions are those of ``chat_split``. Without a template turns are written as ``Family.render`` writes them, and
@@ -289,17 +301,18 @@ def encode_messages(family: Family, messages: Sequence[Message]) -> EncodedText:
 
     Args:
         family: a language model.
-        messages: the last one is the user's.
+        messages: the last one is the user's, or an assistant's that is to be gone on with.
+        variables: given to the template.
 
     Raises:
         ValueError: the template cannot be filled, or leaves out what is said.
     """
     if family.tokenizer.chat_template:
-        rendered = rendered_prompt(family.tokenizer, messages)
+        rendered = rendered_prompt(family.tokenizer, messages, **variables)
         ids, starts = tokenise(family.tokenizer, rendered.text)
         system, asks = chat_split(family, ids, starts, rendered)
     else:
-        ids, _ = tokenise(family.tokenizer, family.render(alternating_turns(messages)).text)
+        ids, _ = tokenise(family.tokenizer, rendered_turns(family, alternating_turns(messages)).text)
         system, asks = 0, context_tokens(family, ids)
     digest = hashlib.sha256(torch.tensor(ids).numpy().tobytes()).hexdigest()
     return EncodedText(tuple(ids), asks - system, record_id=f"text {digest[:16]}", system_length=system)
@@ -434,8 +447,7 @@ def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int 
     text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
     if context is None:
         return text, None
-    bare = prompt.strip()  # some templates strip it
-    if bare not in text:
-        raise ValueError("the tokenizer's chat template does not write what the user says; set another chat_template")
-    before = text.index(bare) - (len(prompt) - len(prompt.lstrip()))
-    return text, min(max(0, before + context), len(text) - 1)
+    asked = rendered_prompt(family.tokenizer, turns, enable_thinking=False).asked  # of as many characters
+    assert asked is not None
+    stripped = len(prompt) - len(prompt.lstrip()) if asked.end - asked.start < len(prompt.rstrip()) else 0
+    return text, min(max(0, asked.start - stripped + context), len(text) - 1)

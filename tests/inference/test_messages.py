@@ -296,7 +296,7 @@ REFUSED = {
     ),
     "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
     "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
-    "answered": ([Turn("hi", "ho")], "the last message is the assistant's; end with what the user says"),
+    "unasked": ([{"role": "assistant", "content": "ho"}], "the last message is the assistant's, and nothing is asked"),
     "empty": (said("hi", " "), "the prompt is empty"),
     "half a character": (said("a\ud800"), "half of a surrogate pair"),
 }

@@ -102,6 +102,8 @@ class PromptFile(Task):
         if self.modality == "text":
             return replace(sample, messages=tuple(messages) if self.chat or talk is not None else ())
         *earlier, last = _placed(messages, len(names), place)
+        if last.answer is not None:
+            raise ValueError(f"{place}: the last message is the assistant's; end with what the user says")
         return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
 
 
