@@ -35,7 +35,7 @@ class Registry(MutableMapping[str, type[T]]):
     Args:
         kind: what an entry is, for messages.
         group: of the entry points by which other packages add to it. A built-in goes before an entry of its name.
-        package: where the built-in classes are.
+        package: where the built-in classes are; empty: their modules are written in full.
         base: what every class extends, as ``module:Class`` in the package.
         builtin: the built-in classes by name, as ``module:Class`` in the package.
         named: whether a class has a ``name`` too, which must be the one that it is registered by.
@@ -109,7 +109,7 @@ class Registry(MutableMapping[str, type[T]]):
 
     def _own(self, place: str) -> Any:
         module, _, name = place.partition(":")
-        return getattr(import_module(f"{self._package}.{module}"), name)
+        return getattr(import_module(f"{self._package}.{module}".lstrip(".")), name)
 
     def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
         """Load the class of another package and check that it extends our base."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -17,6 +16,7 @@ from lightning.pytorch.strategies import Strategy
 
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.trainer_parts import KINDS, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
@@ -46,7 +46,7 @@ from subtoken_train.training.preflight import (
     trained_groups,
 )
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import check_kind, check_parts, strategy_class
+from subtoken_train.training.strategies import PRESETS, check_kind, check_parts
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 
 
@@ -151,7 +151,7 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         on_cpu=trainer.accelerator == "cpu",
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
-        strategy=str(trainer.strategy),
+        strategy=cli.strategy,
         distilled=module.has_teacher,
         processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
@@ -268,10 +268,8 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     if issubclass(kind, ZeroStrategy):
         if trainer.accelerator == "cpu":
             raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
-        settings = getattr(trainer.strategy, "init_args", None)
-        if settings is not None:
-            own = settings.config
-            zero_settings(settings.stage, settings.offload, own.as_dict() if hasattr(own, "as_dict") else own)
+        ((name, own),) = named_parts("strategy", trainer.strategy)
+        zero_settings(**{"offload": False, "config": None, **PRESETS[name], **own})
     cli.check_watchers(read=not offline)
     if (destination := cli.destination) is not None:
         check_published(cli.model.backbone_config.path)
@@ -318,10 +316,6 @@ def folder_lines(cli: RecipeCLI) -> Iterator[str]:
 
 
 def _strategy(cli: RecipeCLI) -> type[Strategy]:
-    """The class of the recipe's strategy, from its name or its path; nothing is built."""
-    given = cli.config.trainer.strategy
-    if isinstance(given, str):
-        return strategy_class(given)
-    module, _, name = given.class_path.rpartition(".")
-    kind: type[Strategy] = getattr(import_module(module), name)
+    """Return the class of the recipe's strategy; nothing is built."""
+    kind: type[Strategy] = KINDS["strategy"].names[cli.strategy]
     return kind

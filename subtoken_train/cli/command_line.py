@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from subtoken_train.errors import unknown_name
 
-ALLOW_CODE = "--allow-code"
 FLAGS = ("overwrite", "resume", "private")
 """Flags that only the command line may give; a recipe that gave them would act on its own."""
 _CONFIG = ("--config", "-c")
@@ -73,34 +72,28 @@ class Words:
         configs: recipe files in order.
         options: (key, text) in order; None where no text follows.
         stray: words that are none of these.
-        allow_code: whether ``--allow-code`` was given.
     """
 
     configs: tuple[str, ...]
     options: tuple[tuple[str, str | None], ...]
     stray: tuple[str, ...]
-    allow_code: bool
 
 
 def split_words(argv: list[str]) -> Words:
     """Tell recipes, options and flags apart.
 
     Raises:
-        ValueError: an option before ``--config``, which the recipe would silently override, or ``--allow-code=...``.
+        ValueError: an option before ``--config``, which the recipe would silently override.
     """
     configs: list[str] = []
     options: list[tuple[str, str | None]] = []
     stray: list[str] = []
-    allow_code, place = False, 0
+    place = 0
     while place < len(argv):
         word, place = argv[place], place + 1
         name, equals, text = word.partition("=")
         following = argv[place] if place < len(argv) and not _is_option(argv[place]) else None
-        if name == ALLOW_CODE:
-            if equals:
-                raise ValueError(f"{ALLOW_CODE} takes no value; write it alone, or leave it out")
-            allow_code = True
-        elif not _is_option(word):
+        if not _is_option(word):
             stray.append(word)
         elif equals or word in _BARE or following is None:
             value = text if equals else "true" if name.removeprefix("--") in FLAGS else None
@@ -108,7 +101,7 @@ def split_words(argv: list[str]) -> Words:
         else:
             _add(name, following, configs, options)
             place += 1
-    return Words(tuple(configs), tuple(options), tuple(stray), allow_code)
+    return Words(tuple(configs), tuple(options), tuple(stray))
 
 
 def _is_option(word: str) -> bool:

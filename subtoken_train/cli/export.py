@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
-from subtoken_train.cli.command_line import ALLOW_CODE
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError
 from subtoken_train.training.checkpoints import newest_complete, read_marker
@@ -43,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
     parser.add_argument("--merge-lora", action="store_true", help="merge the LoRA into the backbone's weights")
-    parser.add_argument(ALLOW_CODE, action="store_true", help="let the run's recipe name code (docs/recipe_safety.md)")
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help="publish OUT there")
     parser.add_argument("--private", action="store_true", help="make the repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to (default: main)")
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if real_path(source.folder) in real_path(out).parents:
         raise ValueError(f"{out} lies inside {source.folder}, which is being exported; choose a folder outside it")
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
-    recipe = read_source([*words, ALLOW_CODE] if args.allow_code else words)
+    recipe = read_source(words)
     check_target(out, args.overwrite)
     from subtoken_train.cli.terminal import quiet_libraries
 
@@ -120,7 +118,7 @@ def _retry(args: argparse.Namespace) -> list[str]:
     for option in ("backbone", "metrics", "revision", "message"):
         if value := getattr(args, option):
             words += [f"--{option}", value]
-    flags = ("merge-lora", "private", "allow-code")
+    flags = ("merge-lora", "private")
     return words + [f"--{flag}" for flag in flags if getattr(args, flag.replace("-", "_"))]
 
 

@@ -12,7 +12,6 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 --overwrite replaces a run (the old one is deleted once the new one is complete), --resume continues from its newest
 checkpoint, --print_config prints the resulting recipe.
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
---allow-code lets a recipe name classes that are not on the list of docs/recipe_safety.md: its code runs.
 --push_to_hub user/name publishes the adapter at the end (--private: only for you); name and token are checked first.
 'subtoken-train recipes ls' lists the shipped recipes: --config NAME uses one from any folder."""
 

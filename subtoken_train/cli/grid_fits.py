@@ -54,7 +54,7 @@ class GridFits:
         return [f"not in this array, call it again when the others stand: {waits}"]
 
 
-def grid_fits(given: str, allow_code: bool = False) -> GridFits:
+def grid_fits(given: str) -> GridFits:
     """Return the fits of a grid's arms, read from its file alone.
 
     Raises:
@@ -64,11 +64,11 @@ def grid_fits(given: str, allow_code: bool = False) -> GridFits:
     fits = GridFits(path.stem)
     adapters = dict.fromkeys(str(arm.adapter) for arm in read_grid(path).arms if arm.adapter is not None)
     for adapter in adapters:
-        _add(fits, adapter, f"grid {path.stem}", allow_code)
+        _add(fits, adapter, f"grid {path.stem}")
     return fits
 
 
-def _add(fits: GridFits, adapter: str, asker: str, allow_code: bool) -> SweepRun | None:
+def _add(fits: GridFits, adapter: str, asker: str) -> SweepRun | None:
     """Add the run that makes an adapter, after the runs that it starts from; None: it stands, or is published."""
     folder = Path(adapter).parent if Path(adapter).name == "adapter" else Path(adapter)
     known = next((run for run in fits.runs if run.folder == folder), None)
@@ -91,9 +91,9 @@ def _add(fits: GridFits, adapter: str, asker: str, allow_code: bool) -> SweepRun
             f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"
         )
     start: Any = (read_recipe(recipe).get("model") or {}).get("stage2") or {}
-    first = _add(fits, str(start["adapter"]), f"recipe {recipe.stem}", allow_code) if "adapter" in start else None
+    first = _add(fits, str(start["adapter"]), f"recipe {recipe.stem}") if "adapter" in start else None
     config = recipe.stem if recipe.is_absolute() else str(recipe)  # a shipped one by its name
-    run = SweepRun(folder.name, folder, (config,), tuple(overrides), allow_code)
+    run = SweepRun(folder.name, folder, (config,), tuple(overrides))
     fits.runs.append(run)
     if first is not None:
         fits.later[run.name] = first.name

@@ -12,12 +12,11 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from subtoken_train.cli.trainer_parts import KINDS, build_parts, named_parts
 from subtoken_train.documents import check_regular
 from subtoken_train.errors import check_package
 
 FOLDER = "logs"
-_REMOTE = {"WandbLogger": ("wandb", "name"), "MLFlowLogger": ("mlflow", "run_name")}
-"""Lightning's class -> (the package it needs, its key for the run's name)."""
 OVERVIEW = (
     "train/loss",
     "val/loss",
@@ -43,13 +42,14 @@ class SortedTensorBoard(TensorBoardLogger):
         super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
 
 
-def run_loggers(given: Any, folder: Path) -> list[Logger]:
+def run_loggers(given: Any, folder: Path, name: str) -> list[Logger]:
     """Loggers that write below ``folder``/logs, and the given ones.
 
     Args:
-        given: ``trainer.logger``: one logger, several, None or True for ours alone, False for none at all.
+        given: ``trainer.logger``: names of loggers, None or True for ours alone, False for none at all.
         folder: the run's folder. A later part of a run must not delete the CSV log of its first: it gets ``csv-2``,
             ``csv-3``...
+        name: of the run, for loggers that send it elsewhere.
     """
     if given is False:
         return []
@@ -62,9 +62,15 @@ def run_loggers(given: Any, folder: Path) -> list[Logger]:
         rank_zero_info(f"left out: {missing}")
     else:
         ours.append(SortedTensorBoard(str(folder), FOLDER, "tb", default_hp_metric=False))
-    if given in (None, True):
-        return ours
-    return [*ours, *(given if isinstance(given, Iterable) else [given])]
+    remote = {"wandb": {"name": name, "save_dir": str(folder / FOLDER)}, "mlflow": {"run_name": name}}
+    return [*ours, *build_parts("logger", given, **remote)]
+
+
+def check_remote(given: Any) -> None:
+    """Raise a worded ``ValueError`` where ``trainer.logger`` names a service whose package is not installed."""
+    for kind, _ in named_parts("logger", given):
+        if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
+            raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")
 
 
 def csv_parts(folder: Path) -> list[Path]:
@@ -88,30 +94,6 @@ def logged(folder: Path) -> dict[str, dict[int, float]]:
                     if value and name != "step":
                         course.setdefault(name, {})[int(row["step"])] = float(value)
     return course
-
-
-def name_remote_runs(given: Any, name: str, folder: Path) -> None:
-    """Name W&B's and MLflow's runs as the run, and keep W&B's files in its folder; what a recipe says itself stays.
-
-    ``given`` is ``trainer.logger`` as it is parsed, before anything is built; it is changed in place.
-
-    Raises:
-        ValueError: the logger's package is not installed.
-    """
-    for entry in given if isinstance(given, list) else [given]:
-        kind = str(getattr(entry, "class_path", "")).rpartition(".")[2]
-        if kind == "TensorBoardLogger":
-            check_package("tensorboard", "tensorboard", "trainer.logger TensorBoardLogger")
-        if kind not in _REMOTE:
-            continue
-        package, name_key = _REMOTE[kind]
-        if find_spec(package) is None:
-            raise ValueError(f"trainer.logger {kind} needs the package {package}; 'pip install {package}' adds it")
-        settings = entry.init_args
-        if settings.get(name_key) is None:
-            settings[name_key] = name
-        if kind == "WandbLogger" and str(settings.get("save_dir")) == ".":
-            settings["save_dir"] = str(folder / FOLDER)
 
 
 def finish_remote(loggers: Iterable[Any]) -> None:

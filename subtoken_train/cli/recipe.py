@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import lightning as L
 import yaml
@@ -21,17 +20,16 @@ from lightning.pytorch.callbacks import Callback, ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.artifact.hub import Destination
-from subtoken_train.cli.class_check import ALLOWED
-from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
-from subtoken_train.cli.loggers import name_remote_runs, run_loggers
+from subtoken_train.cli.command_line import FLAGS
+from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
+from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.cli.wording import own_words, reworded, unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.reducers.base import Reducer
@@ -50,7 +48,7 @@ from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.preflight import check_cpus, check_devices
 from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import final_names, has_work, place_beside, requeued_with_work
-from subtoken_train.training.strategies import build_strategy
+from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
 from subtoken_train.typed import shown
 
@@ -71,9 +69,17 @@ class RecipeParser(LightningArgumentParser):
         settings = {**kwargs, "sub_configs": False}
         if theclass is SubTokenModule:
             settings["skip"] = {"reducer"}
+        if theclass is L.Trainer:
+            settings["skip"] = {*KINDS, "accelerator", "plugins", "max_time", "val_check_interval"}
         added = super().add_class_arguments(theclass, *args, **settings)
         if theclass is SubTokenModule:
             super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
+        if theclass is L.Trainer:  # as they stand: nothing that the parser could import
+            for key in (*KINDS, "plugins"):
+                self.add_argument(f"--trainer.{key}", type=_as_it_stands, default="auto" if key == "strategy" else None)
+            self.add_argument("--trainer.accelerator", type=Literal[ACCELERATORS], default="auto")
+            self.add_argument("--trainer.max_time", type=str | None, default=None)
+            self.add_argument("--trainer.val_check_interval", type=int | float | str | None, default=None)
         self._try_whole_numbers_first()
         return added
 
@@ -93,6 +99,11 @@ class RecipeParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise ``message``."""
         raise ValueError(message)
+
+
+def _as_it_stands(value: Any) -> Any:
+    """Take what ``recipe_source`` has checked already."""
+    return value
 
 
 def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
@@ -176,7 +187,7 @@ def _keys_below(name: str, hint: Any) -> Iterator[tuple[str, Any]]:
 class RecipeCLI(LightningCLI):
     """Parser of a recipe that builds model and data (neither loads anything yet).
 
-    What a recipe names by class path is built with the trainer, at the first use of ``trainer``, and not before.
+    What a recipe names is built with the trainer, at the first use of ``trainer``, and not before.
 
     Args:
         source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
@@ -192,8 +203,6 @@ class RecipeCLI(LightningCLI):
         self.source = read_source(source) if isinstance(source, list) else source
         self._trainer: L.Trainer | None = None
         self.place = Path()
-        if self.source.unlisted:
-            warnings.warn(f"{ALLOW_CODE}: {'; '.join(self.source.unlisted)}", SubTokenWarning, stacklevel=2)
         super().__init__(
             SubTokenModule,
             data_module_of(self.source.data_keys()),
@@ -238,7 +247,7 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Fill in the settings that follow from others."""
-        check_strategy(self.config.model.backbone.quantization, self.config.trainer.strategy)
+        check_strategy(self.config.model.backbone.quantization, self.strategy)
         if requeued_with_work(self.output_dir, self.config.overwrite):
             self.config.resume, self.config.overwrite = True, False
         replaces = self.config.overwrite and not self.config.resume and has_work(self.output_dir)
@@ -246,27 +255,26 @@ class RecipeCLI(LightningCLI):
         self.config.checkpoint.folder = str(self.place / "checkpoints")
         self.config.trainer.default_root_dir = str(self.place)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        name_remote_runs(self.config.trainer.logger, self.output_dir.name, self.place)
+        check_remote(self.config.trainer.logger)
 
     def instantiate_classes(self) -> None:
-        """Build model and data, and nothing that the recipe names by class path."""
-        config = self.config.clone()
-        for key in ALLOWED:
-            config.trainer[key] = None
-        self.config_init = self._built(config)
-        self.model, self.datamodule = self.config_init.model, self.config_init.data
-
-    def _built(self, config: Any, **settings: Any) -> Any:
+        """Build model and data, and nothing that the recipe names in its trainer."""
         try:
-            return self.parser.instantiate_classes(config, **settings)
+            self.config_init = self.parser.instantiate_classes(self.config)
         except ValueError as error:
             raise ValueError(own_words(str(error))) from None
+        self.model, self.datamodule = self.config_init.model, self.config_init.data
+
+    @property
+    def strategy(self) -> str:
+        """Name of the recipe's strategy."""
+        given = named_parts("strategy", self.config.trainer.strategy)
+        return given[0][0] if given else "auto"
 
     @property
     def trainer(self) -> L.Trainer:
         """The recipe's trainer with all that the recipe names; built at the first use."""
         if self._trainer is None:
-            self.config_init.trainer = self._built(self.config, instantiate_groups=False).trainer
             self._trainer = self.instantiate_trainer()
         return self._trainer
 
@@ -300,16 +308,17 @@ class RecipeCLI(LightningCLI):
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-        given = _listed(settings.callbacks)
+        given = build_parts("callbacks", settings.callbacks)
         if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
             settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
         settings.callbacks = [*given, *ours]
-        settings.logger = run_loggers(settings.logger, self.place)
-        if isinstance(settings.strategy, str):
-            settings.strategy = build_strategy(settings.strategy)
+        settings.logger = run_loggers(settings.logger, self.place, self.output_dir.name)
+        plain = settings.strategy in (None, "auto", "ddp")
+        settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
+        settings.profiler = next(iter(build_parts("profiler", settings.profiler)), None)
         check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
-        settings.plugins = [AtomicCheckpointIO(), *_listed(settings.plugins)]
+        settings.plugins = [AtomicCheckpointIO()]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
@@ -363,8 +372,3 @@ class RecipeCLI(LightningCLI):
             del config[flag]
         config.push_to_hub = None
         return final_names(str(self.parser.dump(config, skip_validation=True)), self.place)
-
-
-def _listed(given: Any) -> list[Any]:
-    """Return one of something, several, or none, as a list."""
-    return [] if given is None else given if isinstance(given, list) else [given]

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from subtoken_train.cli.class_check import ClassCheck, loaded
-from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS, Words, split_words
+from subtoken_train.cli.command_line import FLAGS, Words, split_words
+from subtoken_train.cli.trainer_parts import KINDS, class_keys, loaded, named_parts
 from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
 from subtoken_train.cli.wording import unexpected_argument, unknown_key
 from subtoken_train.documents import parse_yaml
@@ -41,14 +41,12 @@ class RecipeSource:
         words: the command line.
         contents: of each recipe file, without flags.
         pieces: each option with a value, as the recipe that would say the same.
-        unlisted: what only ``--allow-code`` lets through, in words.
         reducer: name of the token reducer that they speak of.
     """
 
     words: Words
     contents: tuple[dict[str, Any], ...]
     pieces: tuple[dict[str, Any], ...]
-    unlisted: tuple[str, ...]
     reducer: str
 
     def arguments(self) -> list[str]:
@@ -65,35 +63,21 @@ class RecipeSource:
 
 
 def read_source(argv: list[str]) -> RecipeSource:
-    """Read and check the recipes (``--config``) and options of a command line.
-
-    Raises:
-        ValueError: a file is missing, no YAML, or past a bound; unknown keys at the top or in the trainer; numbers of
-            the trainer out of range; a class that is not listed (without ``--allow-code``); a flag in a recipe.
-    """
+    """Read and check the recipes (``--config``) and options of a command line; a mistake is a worded ``ValueError``."""
     words = split_words(argv)
     if words.stray:
         raise ValueError(unexpected_argument(words.stray[0]))
-    check, unlisted, contents = ClassCheck(), list[str](), []
-    for path in words.configs:
-        content = _read_file(path)
-        unlisted += check.complaints(content)
-        _check_numbers(content, "key")
-        contents.append(content)
+    contents = [_read_file(path) for path in words.configs]
+    for content in contents:
+        _check_content(content, "key")
     pieces = [_piece(key, text) for key, text in words.options]
     for piece in pieces:
-        unlisted += check.complaints(piece)
-        _check_numbers(piece, "option")
-    if unlisted and not words.allow_code:
-        raise ValueError(
-            f"{unlisted[0]}, which is not on the list of what a recipe may name (docs/recipe_safety.md); if you trust "
-            f"it as a program, add {ALLOW_CODE} to the command line"
-        )
+        _check_content(piece, "option")
     named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
     whole = tuple(_with_own(content, reducer) for content in contents)
     given = tuple(piece for piece, (_, text) in zip(pieces, words.options, strict=True) if text is not None)
-    return RecipeSource(words, whole, given, tuple(unlisted), reducer)
+    return RecipeSource(words, whole, given, reducer)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -149,6 +133,10 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
         return {}
     if names[-1] == "help":
         raise ValueError(f"--{key} is not available; 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe")
+    if key == "allow-code":
+        raise ValueError(f"--{key} is gone: a recipe names no classes; see docs/recipe_safety.md for your own ones")
+    if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
+        raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in KEYS:
         raise ValueError(unknown_key("option", key, known_keys(), prefix="--"))
     value: Any = None if text is None else loaded(text, f"--{key}")
@@ -168,8 +156,8 @@ def _scalar(text: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else text
 
 
-def _check_numbers(content: dict[str, Any], kind: str) -> None:
-    """Check the seed, and keys and ranges of the ``trainer`` band; other bands check themselves."""
+def _check_content(content: dict[str, Any], kind: str) -> None:
+    """Check the seed, the ``trainer`` band, and that nothing leads to a class; other bands check themselves."""
     _check_sizes(content)
     seed = content.get("seed_everything")
     if isinstance(seed, bool):
@@ -177,15 +165,19 @@ def _check_numbers(content: dict[str, Any], kind: str) -> None:
     if isinstance(seed, int):
         check_range("seed_everything", seed, 0, MAX_SEED)
     band = content.get("trainer")
-    if not isinstance(band, dict):
-        return
-    for key, value in band.items():
+    for key, value in band.items() if isinstance(band, dict) else ():
         name = key.removesuffix("+")
         if name not in SETTINGS:
             raise ValueError(
                 unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
             )
         check_setting(name, value)
+        if name in KINDS:
+            named_parts(name, value)
+    if (place := next(class_keys(content), None)) is not None:
+        raise ValueError(
+            f"{place} is not a key: a recipe names no class; what it may name is listed in docs/recipe_safety.md"
+        )
 
 
 def _check_sizes(content: Any, key: str = "a value") -> None:

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.command_line import ALLOW_CODE, FLAGS
+from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.sweep_run import SweepRun
 from subtoken_train.errors import plain
 from subtoken_train.resources import named_recipe
@@ -47,7 +47,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output_dir", metavar="DIR", help="folder of the runs (runs/sweep); a grid names its own")
     parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the runs, and run nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
-    parser.add_argument(ALLOW_CODE, action="store_true", help="let the recipes run code (docs/recipe_safety.md)")
 
 
 def run(args: Namespace) -> int:
@@ -57,7 +56,7 @@ def run(args: Namespace) -> int:
     if not args.config or not args.set:
         raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
     folder = Path(args.output_dir or "runs/sweep")
-    runs = sweep_runs(args.config, args.set, folder, args.allow_code)
+    runs = sweep_runs(args.config, args.set, folder)
     check_all(runs)
     if args.slurm:
         print(slurm_script(runs, folder), end="")
@@ -79,7 +78,7 @@ def _run_grid(args: Namespace) -> int:
     quiet_libraries()
     from subtoken_train.cli.grid_fits import fits_needs, grid_fits, plan_lines
 
-    fits = grid_fits(args.grid, args.allow_code)
+    fits = grid_fits(args.grid)
     each = fits_needs(fits)
     if not fits.runs:
         print(plain(f"{fits.head()}: nothing to do"))
@@ -171,9 +170,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
 _RESERVED = ("output_dir", *FLAGS)
 
 
-def sweep_runs(
-    configs: Sequence[str], settings: Sequence[str], folder: Path, allow_code: bool = False
-) -> list[SweepRun]:
+def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[SweepRun]:
     """Every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest.
 
     Raises:
@@ -194,7 +191,7 @@ def sweep_runs(
             raise ValueError(
                 f"two runs would share the folder {name}: their values differ only in punctuation, or not at all"
             )
-        runs.append(SweepRun(name, folder / name, tuple(configs), chosen, allow_code))
+        runs.append(SweepRun(name, folder / name, tuple(configs), chosen))
     return runs
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from subtoken_train.cli.command_line import ALLOW_CODE
-
 
 @dataclass(frozen=True)
 class SweepRun:
@@ -18,21 +16,18 @@ class SweepRun:
         folder: the run's own.
         configs: recipe files.
         overrides: (key, value) as written.
-        allow_code: whether ``--allow-code`` goes with them.
     """
 
     name: str
     folder: Path
     configs: tuple[str, ...]
     overrides: tuple[tuple[str, str], ...]
-    allow_code: bool = False
 
     def fit_arguments(self) -> list[str]:
         """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
         configs = [word for path in self.configs for word in ("--config", path)]
         overrides = [f"--{key}={value}" for key, value in self.overrides]
-        code = [ALLOW_CODE] if self.allow_code else []
-        return ["fit", *configs, *overrides, f"--output_dir={self.folder}", *code]
+        return ["fit", *configs, *overrides, f"--output_dir={self.folder}"]
 
     @property
     def finished(self) -> bool:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from subtoken_train.cli.class_check import ALLOWED
+from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS
+from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
 
 Check = Callable[[Any], str | None]
@@ -94,6 +95,16 @@ def _never(refused: bool, why: str) -> Check:
     return lambda value: f"leave it out: {why}" if value is refused else None
 
 
+def _accelerator(value: Any) -> str | None:
+    if isinstance(value, str) and value not in ACCELERATORS:
+        raise unknown_name("trainer.accelerator", value, ACCELERATORS)
+    return None
+
+
+def _no_plugins(value: Any) -> str:
+    return "leave it out: Lightning finds the launcher's environment (SLURM, torchrun) itself"
+
+
 def _any(value: Any) -> None:
     """Allow anything: true or false, or a text that the parser or the trainer knows."""
 
@@ -104,7 +115,9 @@ _UNRANGED = (
 )
 _LIMIT, _OPTIONAL_COUNT = _share(0), _whole(0)
 SETTINGS: dict[str, Check] = {
-    **dict.fromkeys((*ALLOWED, *_UNRANGED), _any),
+    **dict.fromkeys((*KINDS, *_UNRANGED), _any),
+    "accelerator": _accelerator,
+    "plugins": _no_plugins,
     "devices": _devices,
     "num_nodes": _whole(1, 4096),
     "precision": _precision,

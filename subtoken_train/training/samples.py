@@ -19,7 +19,7 @@ class SampleLog(Callback):
 
     A resumed run first drops the lines that its checkpoint does not contain, since it will see those records again: the
     file always lists what made the present weights, in order. Off unless a recipe asks for it:
-    ``trainer.callbacks: [{class_path: subtoken_train.training.samples.SampleLog}]``.
+    ``trainer.callbacks: samples``.
     """
 
     def __init__(self) -> None:

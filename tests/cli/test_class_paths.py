@@ -1,53 +1,71 @@
-"""The list of classes: complete for what is documented, readable again when a run has saved it, closed under change."""
+"""Names that a recipe's trainer may give: complete, readable again when a run has saved them, closed to all else."""
 
+import dataclasses
 import inspect
-import sys
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 from lightning.pytorch import Trainer
 
-from subtoken_train.cli.class_check import ALLOWED, ZERO_SETTINGS
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
+from subtoken_train.cli.trainer_parts import KINDS, ZERO_SETTINGS, named_parts
 from subtoken_train.cli.trainer_ranges import SETTINGS
-from subtoken_train.errors import SubTokenWarning
-from subtoken_train.training.strategies import STRATEGIES, Fsdp2Strategy
+from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.strategies.zero import _RECIPE_SAYS
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
 
 RECIPE = str(recipe("tiny_fastv25_s16k4"))
-NEEDED = {
-    "EarlyStopping": {"monitor": "val/loss"},
-    "CSVLogger": {"save_dir": "x"},
-    "TensorBoardLogger": {"save_dir": "x"},
-}
-PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}
-CLASSES = [(key, path) for key, allowed in ALLOWED.items() for path in allowed.classes]
+NAMES = [(key, name) for key, kind in KINDS.items() for name in kind.names]
 
 
 def test_tables_are_complete():
     assert set(SETTINGS) == set(inspect.signature(Trainer).parameters)
-    assert set(STRATEGIES) == set(ALLOWED["strategy"].names)
+    assert set(PRESETS) < set(KINDS["strategy"].names)
     assert set(_RECIPE_SAYS) <= set(ZERO_SETTINGS)
     tops = {action.dest.partition(".")[0] for action in RecipeCLI(["--config", RECIPE]).parser._actions}
     assert tops - {"help", "config", "print_config", "print_shtab", "==SUPPRESS=="} == {*KEYS, *FLAGS}
     assert set(BANDS) < set(KEYS)
 
 
-@sampled(("key", "path"), CLASSES, every=4, ids=[path for _, path in CLASSES])
-def test_a_saved_recipe_passes_again(tmp_path, key, path):
-    name = path.rpartition(".")[2]
-    if find_spec(PACKAGES.get(name, "lightning")) is None:
-        pytest.skip(f"{PACKAGES[name]} is not installed")
-    spec = {"class_path": path, "init_args": NEEDED.get(name, {})}
+@pytest.mark.parametrize(("key", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_a_name_leads_to_a_class_that_has_its_settings(key, name):
+    parameters = inspect.signature(KINDS[key].names[name].__init__).parameters
+    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    assert free or set(KINDS[key].settings.get(name, ())) <= set(parameters)
+
+
+def _leaves(hint: Any):
+    if dataclasses.is_dataclass(hint):
+        for inner in get_type_hints(hint).values():
+            yield from _leaves(inner)
+    elif get_origin(hint) is not Literal and get_args(hint):
+        for inner in get_args(hint):
+            yield from _leaves(inner)
+    else:
+        yield get_origin(hint) or hint
+
+
+def test_no_key_has_a_type_that_the_parser_would_import():
+    plain = {int, float, str, bool, NoneType, None, Literal, dict, list, tuple, set, ..., Any}
+    for action in RecipeCLI(["--config", RECIPE]).parser._actions:
+        hint = getattr(action, "_typehint", None)
+        assert hint is not Any, action.dest
+        assert set(_leaves(hint)) <= plain, action.dest
+
+
+@sampled(("key", "name"), NAMES, every=4, ids=[name for _, name in NAMES])
+def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
+    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: True)
     overlay, saved = tmp_path / "overlay.yaml", tmp_path / "recipe.yaml"
-    overlay.write_text(yaml.safe_dump({"trainer": {key: [spec] if ALLOWED[key].many else spec}}))
+    spec = {name: dict.fromkeys(KINDS[key].settings.get(name, ())[:1], 1)}
+    spec = {name: {"config": {"steps_per_print": 1}}} if name.startswith("zero") else spec
+    overlay.write_text(yaml.safe_dump({"trainer": {key: [spec] if KINDS[key].many else spec}}))
     first = RecipeCLI(["--config", RECIPE, "--config", str(overlay)])
     (tmp_path / "recipe.yaml.partial").symlink_to(overlay)
     before = overlay.read_text()
@@ -56,15 +74,21 @@ def test_a_saved_recipe_passes_again(tmp_path, key, path):
     assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
 
 
-@pytest.mark.parametrize("key", ALLOWED)
-def test_a_setting_means_the_same_to_every_class_that_has_it(key):
-    """A class may be changed by a later file, and settings that both have stay: none may become a function there."""
-    classes = ALLOWED[key].classes
-    listed = {setting for settings in classes.values() for setting in settings}
-    for path, settings in classes.items():
-        module, _, name = path.rpartition(".")
-        parameters = set(inspect.signature(getattr(import_module(module), name).__init__).parameters)
-        assert (parameters & listed) <= set(settings), path
+REFUSED = {
+    "lightning.pytorch.loggers.WandbLogger": "write wandb",
+    "{class_path: subtoken_train.training.strategies.Fsdp2Strategy}": "names no class",
+    "{wandb: {experiment: x}}": "experiment",
+    "{wandb: {project: {a: b}}}": "one value",
+    "[wandb, wandb]": "twice",
+    "weights_and_biases": "unknown trainer.logger",
+    "3": "write a name",
+}
+
+
+@pytest.mark.parametrize(("value", "words"), REFUSED.items(), ids=REFUSED)
+def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
+    with pytest.raises(ValueError, match=words):
+        named_parts("logger", yaml.safe_load(value) if value == "3" else value)
 
 
 @sampled("path", sorted({*RECIPES.rglob("*.yaml"), *run_recipes()}), every=5, ids=lambda path: path.stem)
@@ -79,15 +103,6 @@ def test_recipes_of_version_0_1_are_read(tmp_path, capsys):
     old = tmp_path / "recipe.yaml"
     old.write_text(f"{text}\noverwrite: false\nresume: false\nprivate: false\npush_to_hub: null\n")
     assert RecipeCLI(["--config", str(old)]).resolved() == RecipeCLI(["--config", RECIPE]).resolved()
-
-
-def test_a_recipe_may_name_a_class_by_the_path_that_it_had(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "subtoken_train.training.strategies.fsdp2", raising=False)
-    old = tmp_path / "old.yaml"
-    old.write_text("trainer: {strategy: {class_path: subtoken_train.training.strategies.fsdp2.Fsdp2Strategy}}")
-    with pytest.warns(SubTokenWarning, match=r"strategies\.fsdp2 is now subtoken_train\.training\.strategies;"):
-        recipe_cli = RecipeCLI(["--config", RECIPE, "--config", str(old)])
-    assert type(recipe_cli.trainer.strategy) is Fsdp2Strategy
 
 
 @pytest.mark.parametrize("flag", FLAGS)

@@ -233,7 +233,7 @@ def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_pat
         trainer = RecipeCLI(["--config", str(RECIPE), "--output_dir", str(tmp_path / "run"), *options]).trainer
         return sum(isinstance(each, ModelSummary) for each in trainer.callbacks)
 
-    asked = '--trainer.callbacks=[{"class_path": "lightning.pytorch.callbacks.ModelSummary"}]'
+    asked = "--trainer.callbacks=model_summary"
     assert [tables(), tables("--trainer.enable_model_summary=true"), tables(asked)] == [0, 1, 1]
 
 

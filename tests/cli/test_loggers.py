@@ -14,7 +14,7 @@ from pathlib import Path
 import lightning.pytorch.loggers.mlflow as lightning_mlflow
 import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
 from subtoken_train.cli.loggers import (
     OVERVIEW,
@@ -27,6 +27,7 @@ from subtoken_train.cli.loggers import (
 )
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.training.panels.run_progress import LogRecipe
 from tests.support.places import RECIPES, recipe
 
@@ -107,11 +108,11 @@ def mlflow_stub(monkeypatch) -> None:
     monkeypatch.setattr(lightning_mlflow, "_get_resolve_tags", lambda: lambda tags: tags)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
-def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path, name, kind):
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path, name):
     monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: None)
     assert main(["fit", *argv(name, tmp_path / "run")]) == 2
-    expected = f"trainer.logger {kind} needs the package {name}; 'pip install {name}' adds it"
+    expected = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
     assert capsys.readouterr().err == f"subtoken-train: error: {expected}\n"
     assert not (tmp_path / "run").exists()
 
@@ -179,35 +180,32 @@ def test_a_run_that_replaces_another_writes_beside_it_and_is_named_after_it(wand
 
 
 def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
-    own = ["--trainer.logger.init_args.name=other", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    own = [f"--trainer.logger={{wandb: {{name: other, save_dir: {tmp_path}}}}}"]
     logger = RecipeCLI([*argv("wandb", tmp_path / "mine"), *own]).trainer.loggers[-1]
     assert (logger._wandb_init["name"], logger._wandb_init["dir"]) == ("other", str(tmp_path))
 
 
-@pytest.mark.parametrize("given", [None, True, 1, 2])
-def test_ours_come_first_and_the_given_ones_after_them(tmp_path, given):
-    mine = [CSVLogger(str(tmp_path), "mine")] * (given if type(given) is int else 0)
-    found = run_loggers((mine[0] if len(mine) == 1 else mine) or given, tmp_path)
-    assert [type(logger) for logger in found[:2]] == [CSVLogger, SortedTensorBoard]
-    assert found[2:] == mine
-    assert run_loggers(False, tmp_path) == []
+@pytest.mark.parametrize("given", [None, True, "mlflow", ["mlflow", {"mine": {"save_dir": "x"}}]])
+def test_ours_come_first_and_the_given_ones_after_them(mlflow_stub, monkeypatch, tmp_path, given):
+    monkeypatch.setitem(KINDS["logger"].names._classes, "mine", CSVLogger)  # as another package's entry point
+    found = [type(logger) for logger in run_loggers(given, tmp_path, "run")]
+    own = {"mlflow": [MLFlowLogger]}.get(given, []) if not isinstance(given, list) else [MLFlowLogger, CSVLogger]
+    assert found == [CSVLogger, SortedTensorBoard, *own]
+    assert run_loggers(False, tmp_path, "run") == []
 
 
-def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, monkeypatch, capsys):
+def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     monkeypatch.setattr("subtoken_train.cli.loggers.rank_zero_info", said.append)
-    assert [type(logger) for logger in run_loggers(None, tmp_path)] == [CSVLogger]
+    assert [type(logger) for logger in run_loggers(None, tmp_path, "run")] == [CSVLogger]
     assert said[0].startswith("left out: TensorBoard's log, beside")
     assert "pip install 'subtoken_train[tensorboard]'" in said[0]
-    named = ["--trainer.logger=lightning.pytorch.loggers.TensorBoardLogger", "--trainer.logger.save_dir=x"]
-    assert main(["fit", "--config", "tiny_fastv25_s16k4", *named, f"--output_dir={tmp_path / 'run'}"]) == 2
-    assert "trainer.logger TensorBoardLogger needs tensorboard, which is not installed" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_its_csv_logs(tmp_path):
     for number, name in enumerate(["csv", "csv-2", *[f"csv-{i}" for i in range(3, 11)]]):
-        (logger, _) = run_loggers(None, tmp_path)
+        (logger, _) = run_loggers(None, tmp_path, "run")
         assert Path(logger.log_dir).name == name
         logger.log_metrics({"a": number}, step=number)
         logger.save()

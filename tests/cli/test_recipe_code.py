@@ -13,7 +13,7 @@ CANARY = "recipe_canary"
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch SUNG", "shell": True}}
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 RICH = "lightning.pytorch.callbacks.RichProgressBar"
-ZERO = "subtoken_train.training.strategies.zero.ZeroStrategy"
+ZERO = "zero3"
 SPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
 CALLBACKS = "lightning.pytorch.callbacks"
 
@@ -51,8 +51,10 @@ WAYS = {
     "a class as a setting": at("trainer.strategy", of(DDP, cluster_environment=f"{CANARY}.Bird")),
     "kwargs": at("trainer.strategy", {"class_path": DDP, "dict_kwargs": {"x": POPEN}}),
     "DeepSpeed's config": at("trainer.strategy", of(SPEED, config={"a": POPEN})),
-    "our ZeRO's config": at("trainer.strategy", of(ZERO, config={"zero_optimization": {"a": POPEN}})),
-    "our ZeRO's config in a text": at("trainer.strategy", of(ZERO, config=yaml.safe_dump({"dump_state": POPEN}))),
+    "our ZeRO's config": at("trainer.strategy", {ZERO: {"config": {"zero_optimization": {"a": POPEN}}}}),
+    "our ZeRO's config in a text": at("trainer.strategy", {ZERO: {"config": yaml.safe_dump({"dump_state": POPEN})}}),
+    "our ZeRO's config as a file": at("trainer.strategy", {ZERO: {"config": "hostile.yaml"}}),
+    "what DeepSpeed loads": at("trainer.strategy", {ZERO: {"config": {"compression_training": {}}}}),
     "callbacks": at("trainer.callbacks", [of(f"{CANARY}.Bird")]),
     "one callback": at("trainer.callbacks", of(f"{CANARY}.Bird")),
     "callbacks, appended": at("trainer.callbacks+", [of(f"{CANARY}.Bird")]),
@@ -134,12 +136,10 @@ def test_nothing_that_a_recipe_names_runs(capsys, tmp_path, sung, content):
 @pytest.mark.parametrize("tag", ["!!pairs", "!!omap", "!<tag:yaml.org,2002:pairs>"])
 def test_tags_that_hide_values_are_refused(capsys, tmp_path, sung, tag):
     config = f"{{dump_state: {tag} [a: {{class_path: {CANARY}.Bird}}]}}"
-    (tmp_path / "recipe.yaml").write_text(
-        f"trainer: {{strategy: {{class_path: {ZERO}, init_args: {{config: {config}}}}}}}\n"
-    )
+    (tmp_path / "recipe.yaml").write_text(f"trainer: {{strategy: {{{ZERO}: {{config: {config}}}}}}}\n")
     argv = ["check", "--offline", "--config", str(RECIPE)]
     assert_refused(capsys, [*argv, "--config", "recipe.yaml"], sung)
-    assert_refused(capsys, [*argv, f"--trainer.strategy={ZERO}", f"--trainer.strategy.config={config}"], sung)
+    assert_refused(capsys, [*argv, f"--trainer.strategy={{{ZERO}: {{config: {config}}}}}"], sung)
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch SUNG']", "!include hostile.yaml"])
@@ -167,7 +167,7 @@ OPTIONS = [
     ["--model.lora.class_path=recipe_canary.Bird"],
     ["--print_config", "--trainer.profiler=recipe_canary.Bird"],
     ["-chostile.yaml"],
-    ["--allow-code=true", "--trainer.strategy=recipe_canary.Bird"],
+    ["--allow-code", "--trainer.strategy=recipe_canary.Bird"],
 ]
 
 
@@ -202,14 +202,3 @@ def test_the_values_of_a_sweep(capsys, tmp_path, sung):
     hostile_file(tmp_path, {})
     values = "trainer.strategy=auto,{class_path: recipe_canary.Bird}"
     assert_refused(capsys, ["sweep", "--dry-run", "--config", "recipe.yaml", "--set", values], sung)
-
-
-def test_what_is_trusted_is_named_on_one_line(capsys, tmp_path, sung):
-    song = "class Bird(Callback):\n    def __init__(self): open('SUNG', 'w')\n"
-    (tmp_path / "trusted_code.py").write_text(f"from lightning.pytorch.callbacks import Callback\n{song}")
-    path = hostile_file(tmp_path, at("trainer.callbacks", [of("trusted_code.Bird")]))
-    assert main(["check", "--offline", "--config", str(path), "--allow-code"]) == 0
-    output = capsys.readouterr()
-    assert output.err == "subtoken-train: warning: --allow-code: trainer.callbacks names 'trusted_code.Bird'\n"
-    assert output.out.rstrip().endswith("--allow-code")
-    assert not sung.exists()  # imported, to check its type; check builds nothing that a recipe names

@@ -7,8 +7,8 @@ import re
 import yaml
 
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.training.preflight import count_devices
-from subtoken_train.training.strategies import STRATEGIES
 from tests.support.places import RECIPES, recipe
 from tests.support.sampling import sampled
 
@@ -17,7 +17,7 @@ PAPER = recipe("llava7b_fastv25_s16k4")
 
 
 def test_every_strategy_has_an_overlay():
-    assert {path.stem for path in OVERLAYS} - {"slurm"} == set(STRATEGIES) - {"auto"}
+    assert {path.stem for path in OVERLAYS} - {"slurm"} == set(KINDS["strategy"].names) - {"auto"}
 
 
 @sampled("path", OVERLAYS, every=4, ids=lambda path: path.stem)

@@ -14,7 +14,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from subtoken_train.training.strategies import STRATEGIES
+from subtoken_train.cli.trainer_parts import KINDS
+from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.strategies.zero import ZeroStrategy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,10 +80,9 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    for name, (kind, settings) in STRATEGIES.items():
-        if kind is ZeroStrategy:
-            split = {"config": SPLIT} if settings["stage"] == 3 else {}
-            STRATEGIES[name] = (CpuZeroStrategy, settings | split)
+    for name, settings in PRESETS.items():
+        KINDS["strategy"].names[name] = CpuZeroStrategy
+        settings.update({"config": SPLIT} if settings["stage"] == 3 else {})
     from subtoken_train.cli.main import main
 
     mix_kinds()

@@ -70,7 +70,7 @@ def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, fini
 @pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "launched"])
 def test_two_processes_write_into_one_place(tiny_run, finished, torchrun):
     settings = ["--trainer.strategy=ddp", "--data.batch_size=4", "--data.group_by_length=false"]
-    log = "--trainer.callbacks=[{class_path: subtoken_train.training.samples.SampleLog}]"
+    log = "--trainer.callbacks=samples"
     ended = run_fit(tiny_run("--overwrite", *OTHER, *settings, log), processes=2, torchrun=torchrun)
     assert ended.returncode == 0, ended.stdout
     assert rank(finished) == 4

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import unknown_name
 from subtoken_train.training.strategies.zero import PRECISIONS, ZeroStrategy
 from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
 
@@ -44,42 +43,18 @@ class Fsdp2Strategy(ModelParallelStrategy):
         return {**checkpoint, "state_dict": tensors}
 
 
-STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
-    "auto": (DDPStrategy, {}),
-    "ddp": (DDPStrategy, {}),
-    "zero1": (ZeroStrategy, {"stage": 1}),
-    "zero2": (ZeroStrategy, {"stage": 2}),
-    "zero3": (ZeroStrategy, {"stage": 3}),
-    "zero3_offload": (ZeroStrategy, {"stage": 3, "offload": True}),
-    "fsdp2": (Fsdp2Strategy, {}),
+PRESETS: dict[str, dict[str, Any]] = {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3},
+    "zero3_offload": {"stage": 3, "offload": True},
 }
-"""By name: the class (of ``auto`` that of several devices) and its settings.
+"""Settings that a name stands for.
 
 ``auto``: one device, or DDP on several. ``ddp`` is Lightning's as it comes: NCCL on GPUs, gloo on CPUs, and every
 trained tensor must get a gradient in every step (``find_unused_parameters=False``), from a text-only batch too.
 """
 _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
-
-
-def build_strategy(name: str) -> Strategy | str:
-    """Return the strategy of a name, as the trainer takes it.
-
-    Raises:
-        ValueError: unknown name (Lightning's other ones included), or DeepSpeed is asked for and not installed.
-    """
-    kind = strategy_class(name)
-    return name if kind is DDPStrategy else kind(**STRATEGIES[name][1])
-
-
-def strategy_class(name: str) -> type[Strategy]:
-    """Return the class behind a name.
-
-    Raises:
-        ValueError: unknown name.
-    """
-    if name not in STRATEGIES:
-        raise unknown_name("trainer.strategy", name, STRATEGIES)
-    return STRATEGIES[name][0]
 
 
 def shares_weights(strategy: Strategy) -> bool:
@@ -106,7 +81,7 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     elif issubclass(kind, _BARE) and not issubclass(kind, Fsdp2Strategy):
         raise ValueError(
             f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation "
-            f"windows; use one of {', '.join(STRATEGIES)}"
+            "windows; use one of auto, ddp, zero1, zero2, zero3, zero3_offload, fsdp2"
         )
     if issubclass(kind, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
         # seen: processes reduce in different orders as soon as one has a text-only batch and another images

@@ -8,9 +8,10 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 
+from subtoken_train.cli.trainer_parts import build_parts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.strategies import Fsdp2Strategy, build_strategy, check_fit, check_kind
+from subtoken_train.training.strategies import PRESETS, Fsdp2Strategy, check_fit, check_kind
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 from tests.support.commands import refused
 from tests.support.sampling import sampled
@@ -90,8 +91,7 @@ def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, va
     with pytest.raises(ValueError, match=f"{key!r}, which the recipe sets in {where}; remove it there"):
         zero_settings(2, False, {key: value})
     overlay = tmp_path / "overlay.yaml"
-    settings = {"class_path": "subtoken_train.training.strategies.zero.ZeroStrategy"}
-    settings["init_args"] = {"stage": 2, "config": {key: value}}
+    settings = {"zero2": {"config": {key: value}}}
     overlay.write_text(f"trainer: {{strategy: {settings!r}}}".replace("True", "true"))
     argv = arena.argv("never")
     assert where in refused(capsys, *argv[:3], "--config", overlay, *argv[3:])
@@ -152,6 +152,6 @@ def test_lightnings_bare_classes(strategy):
 
 
 def test_names_give_strategies():
-    assert build_strategy("ddp") == "ddp"
-    assert build_strategy("zero3").zero_stage_3
-    assert isinstance(build_strategy("fsdp2"), Fsdp2Strategy)
+    (zero,) = build_parts("strategy", {"zero3": {"config": {"steps_per_print": 7}}}, **PRESETS)
+    assert (zero.zero_stage_3, zero.config["steps_per_print"]) == (True, 7)
+    assert [type(each) for each in build_parts("strategy", "fsdp2")] == [Fsdp2Strategy]

@@ -1,0 +1,247 @@
+"""Strategies, loggers, callbacks and profilers that a recipe names: closed lists, and no path of a class.
+
+A recipe writes a name, or a name with its settings (``strategy: {zero2: {offload: true}}``); ``logger`` and
+``callbacks`` also take a list of these. A name leads to a class of this package or of Lightning, or to the entry point
+of a package that the user has installed. Settings are plain values and go to that class alone, so nothing in a recipe
+leads to other code (``docs/recipe_safety.md``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.registry import Registry
+from subtoken_train.typed import shown
+
+_LIGHTNING = "lightning.pytorch"
+_ZERO = ("offload", "config")
+_LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
+
+
+def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
+    return Registry(f"trainer.{kind}", group=f"subtoken_train.{kind}", package="", base=base, builtin=builtin)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a key of the trainer may name.
+
+    Attributes:
+        names: name -> class.
+        settings: name -> settings that a recipe may give it; a name of another package takes any, others none.
+        many: whether the key takes a list.
+        words: words that name no class, which Lightning or ``run_loggers`` reads.
+    """
+
+    names: Registry[Any]
+    settings: Mapping[str, tuple[str, ...]]
+    many: bool = False
+    words: tuple[Any, ...] = (None,)
+
+
+KINDS = {
+    "strategy": Kind(
+        _registry(
+            "strategy",
+            f"{_LIGHTNING}.strategies:Strategy",
+            **dict.fromkeys(("auto", "ddp"), f"{_LIGHTNING}.strategies:DDPStrategy"),
+            **dict.fromkeys(
+                ("zero1", "zero2", "zero3", "zero3_offload"), "subtoken_train.training.strategies.zero:ZeroStrategy"
+            ),
+            fsdp2="subtoken_train.training.strategies:Fsdp2Strategy",
+        ),
+        {
+            "ddp": (
+                *("process_group_backend", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
+                *("broadcast_buffers", "bucket_cap_mb"),
+            ),
+            **dict.fromkeys(("zero1", "zero2", "zero3"), _ZERO),
+            "zero3_offload": ("config",),
+        },
+    ),
+    "logger": Kind(
+        _registry(
+            "logger",
+            f"{_LIGHTNING}.loggers:Logger",
+            wandb=f"{_LIGHTNING}.loggers:WandbLogger",
+            mlflow=f"{_LIGHTNING}.loggers:MLFlowLogger",
+        ),
+        {
+            "wandb": (
+                *("name", "save_dir", "version", "offline", "id", "project", "log_model", "prefix", "entity", "group"),
+                *("job_type", "tags", "notes", "mode", "resume"),
+            ),
+            "mlflow": (
+                *("experiment_name", "run_name", "tracking_uri", "tags", "save_dir", "log_model", "prefix"),
+                *("artifact_location", "run_id", "synchronous"),
+            ),
+        },
+        many=True,
+        words=(None, True, False),
+    ),
+    "callbacks": Kind(
+        _registry(
+            "callbacks",
+            f"{_LIGHTNING}.callbacks:Callback",
+            samples="subtoken_train.training.samples:SampleLog",
+            device_stats=f"{_LIGHTNING}.callbacks:DeviceStatsMonitor",
+            learning_rate=f"{_LIGHTNING}.callbacks:LearningRateMonitor",
+            model_summary=f"{_LIGHTNING}.callbacks:ModelSummary",
+            rich_model_summary=f"{_LIGHTNING}.callbacks:RichModelSummary",
+            rich_progress=f"{_LIGHTNING}.callbacks:RichProgressBar",
+        ),
+        {
+            "device_stats": ("cpu_stats",),
+            "learning_rate": ("logging_interval", "log_momentum", "log_weight_decay"),
+            "model_summary": ("max_depth",),
+            "rich_model_summary": ("max_depth",),
+            "rich_progress": ("refresh_rate", "leave"),
+        },
+        many=True,
+    ),
+    "profiler": Kind(
+        _registry(
+            "profiler",
+            f"{_LIGHTNING}.profilers:Profiler",
+            simple=f"{_LIGHTNING}.profilers:SimpleProfiler",
+            advanced=f"{_LIGHTNING}.profilers:AdvancedProfiler",
+            pytorch=f"{_LIGHTNING}.profilers:PyTorchProfiler",
+        ),
+        {
+            "simple": ("dirpath", "filename", "extended"),
+            "advanced": ("dirpath", "filename", "line_count_restriction"),
+            "pytorch": ("dirpath", "filename", "row_limit", "record_shapes", "profile_memory", "with_stack"),
+        },
+    ),
+}
+"""By key of the trainer: all that a recipe may name there."""
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+ZERO_SETTINGS = (
+    *("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"),
+    *("prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "disable_allgather", "seq_parallel_size"),
+    *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "activation_checkpointing"),
+    *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
+    *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
+)
+"""Keys of DeepSpeed's JSON that ``config`` may hold; others compile, profile, load or tune by what they name.
+
+``zero_settings`` refuses those of the last two lines, and says where the recipe says them.
+"""
+_CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
+_MAX_TEXT = 4096
+
+
+def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names that ``trainer.<key>`` holds, each with its settings; nothing is imported.
+
+    A name or a setting that is not listed, a class path, or a value that is not plain is a worded ``ValueError``.
+    """
+    kind = KINDS[key]
+    value = loaded(value, f"trainer.{key}")
+    if any(value is word for word in kind.words):
+        return []
+    parts = [_part(key, each) for each in (value if isinstance(value, list) and kind.many else [value])]
+    names = [name for name, _ in parts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"trainer.{key} names {twice!r} twice; once is enough")
+    return parts
+
+
+def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
+    kind, settings = KINDS[key], dict[str, Any]()
+    if isinstance(value, dict) and len(value) == 1:
+        ((value, settings),) = value.items()
+    path = settings if value == "class_path" else value.get("class_path") if isinstance(value, dict) else value
+    if isinstance(path, str) and "." in path:
+        last = path.rpartition(".")[2]
+        names = (name for name, place in kind.names.builtin.items() if place.endswith(f":{last}"))
+        hint = next(names, None) or f"one of {', '.join(kind.names)}"
+        raise ValueError(
+            f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, or give your own class a name "
+            f"by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
+        )
+    if not isinstance(value, str) or not isinstance(settings, dict | None):
+        raise ValueError(_LISTED.format(key=key, value=shown(value)))
+    if value not in kind.names:
+        raise unknown_name(f"trainer.{key}", value, kind.names)
+    if value in kind.names.builtin:
+        _check_settings(key, value, settings or {})
+    return value, settings or {}
+
+
+def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
+    """Raise a worded ``ValueError`` where a name gets a setting that is not listed, or more than plain values."""
+    allowed = KINDS[key].settings.get(value, ())
+    for name, each in settings.items():
+        if not allowed:
+            raise ValueError(f"trainer.{key} {value} takes no settings, and the recipe gives it {shown(name)}")
+        check_word(f"setting of trainer.{key} {value}:", name, allowed)
+        if name == "config" and not isinstance(each, dict):
+            raise ValueError(f"trainer.{key} {value}.config is {shown(each)}; write DeepSpeed's settings below it")
+        if name == "config":
+            for inner in each:
+                check_word(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
+        elif isinstance(each, dict) and name != "tags":
+            raise ValueError(f"trainer.{key} {value}.{name} is a group of values; it must be one value")
+
+
+def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
+    """Build what ``trainer.<key>`` names.
+
+    Args:
+        key: of ``KINDS``.
+        value: what the recipe holds there.
+        defaults: name -> settings that stand where the recipe gives none.
+    """
+    built = []
+    for name, settings in named_parts(key, value):
+        try:
+            built.append(KINDS[key].names[name](**{**defaults.get(name, {}), **settings}))
+        except (TypeError, AttributeError) as error:  # a value of another type than the class takes
+            raise ValueError(f"trainer.{key} {name} cannot be built: {error}") from None
+    return built
+
+
+def class_keys(value: Any, place: str = "") -> Iterator[str]:
+    """Yield where a recipe holds a key by which the parser would import a class, also in a text that holds keys."""
+    value = loaded(value, place)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            inner = f"{place}.{key}".strip(".")
+            if str(key).startswith("__") or not _CLASS_KEYS.isdisjoint(re.split(r"\W+", str(key))):
+                yield inner
+            yield from class_keys(each, inner)
+    elif isinstance(value, list | tuple | set):
+        for each in value:
+            yield from class_keys(each, place)
+
+
+def loaded(value: Any, place: str) -> Any:
+    """Return a text as the parser reads it: a list or mapping written in a text becomes one."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > _MAX_TEXT:
+        raise ValueError(f"{place} is a text of {len(value):,} characters; the limit is {_MAX_TEXT:,}")
+    if not any(sign in value for sign in "[{:-&*!?|>"):
+        return value
+    try:
+        parse_yaml(value, place)  # depth, aliases, repeated keys
+        known = True
+    except InvalidYAML:
+        known = False
+    try:  # the parser's own loader: the two do not accept the very same texts
+        content = yaml.load(value, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return value
+    if not isinstance(content, dict | list):
+        return value
+    if not known:
+        raise ValueError(f"{place} is {shown(value)}: neither clearly a text nor clearly a group of values")
+    return content
