@@ -52,7 +52,7 @@ def _leaves(hint: Any):
 
 
 def test_no_key_has_a_type_that_the_parser_would_import():
-    plain = {int, float, str, bool, NoneType, None, Literal, dict, list, tuple, set, ..., Any}
+    plain = {int, float, str, bool, Path, NoneType, None, Literal, dict, list, tuple, set, ..., Any}
     for action in RecipeCLI(["--config", RECIPE]).parser._actions:
         hint = getattr(action, "_typehint", None)
         assert hint is not Any, action.dest
