@@ -8,18 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.comparison_lists import ArmPlan, plain_arm
-from benchmarks.remembered_scenes import SceneMemory
 from subtoken_train.cli.main import main as subtoken
-from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava.model import LlavaFamily
-from subtoken_train.families.load import load_family
 from subtoken_train.resources import recipe_text, shipped_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,11 +27,10 @@ class Trainer:
     Args:
         arms: of the comparison, by name.
         work: folder of the adapters, one a name and seed.
-        memory: what the tower makes of the training pictures, looked up where it is known; None: every step anew.
     """
 
-    def __init__(self, arms: Mapping[str, ArmPlan], work: Path, memory: SceneMemory | None = None) -> None:
-        self.arms, self.work, self.memory = arms, work, memory
+    def __init__(self, arms: Mapping[str, ArmPlan], work: Path) -> None:
+        self.arms, self.work = arms, work
 
     def adapter(self, arm: ArmPlan, seed: int) -> tuple[Path, dict[str, Any]]:
         """The adapter that ``arm`` is asked with, trained unless it is there; commit and seconds of its training."""
@@ -52,24 +46,12 @@ class Trainer:
         if first := first_stage(arm.recipe):
             argv += ["--model.stage2.adapter", str(self.adapter(plain_arm(first, first), seed)[0])]
         clock = time.perf_counter()
-        with nullcontext() if self.memory is None else self.memory.in_use():
-            status = subtoken(argv)
-        if status != 0:
+        if subtoken(argv) != 0:
             raise SystemExit(f"{arm.name} seed {seed} did not train")
         trained = {"commit": commit(), "train_seconds": round(time.perf_counter() - clock, 1)}
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         note.write_text(json.dumps({"key": key, **trained}))
         return folder / "adapter", trained
-
-
-def scene_memory(work: Path) -> SceneMemory:
-    """The memory of the embedded VLM and ``data scenes``, made in ``work`` where it is not there."""
-    path = work / "towers.pt"
-    if not path.exists():
-        family = load_family(BackboneConfig(path=str(ROOT / "checkpoints/tiny-llava"), dtype="float32"))
-        assert isinstance(family, LlavaFamily)
-        SceneMemory.write(path, family, ROOT / "data/scenes/train.json")
-    return SceneMemory(path)
 
 
 def first_stage(recipe: str) -> str | None:

@@ -10,24 +10,11 @@ from pathlib import Path
 from benchmarks.choosing import Regime, choice_words, choose, seeds_of
 from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import read_records
+from benchmarks.pages import put
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "choosing.md"
-START, END = "<!-- {}:start -->\n", "<!-- {}:end -->"
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def _embedded(words: str, stem: str, settings: tuple[str, ...], anchors: dict[str, str], end: str = "") -> Regime:
-    """Routed arms ``<stem>_<setting><end>``: their anchors by name, value norm at the same S and K."""
-    names = {setting: f"{stem}_{setting}{end}" for setting in settings}
-    plain = {setting: f"{stem}_{setting.split('_')[0]}" for setting in settings}
-    return Regime(
-        words,
-        tuple(names.values()),
-        {name: anchors.get(setting, f"{stem}_s16k4{end}_anchor") for setting, name in names.items()},
-        {name: f"{plain[setting]}_valuenorm{end}" for setting, name in names.items()},
-        f"{stem}{end}",
-    )
 
 
 def _matched(words: str, stem: str, share: str, end: str) -> Regime:
@@ -42,12 +29,6 @@ def _matched(words: str, stem: str, share: str, end: str) -> Regime:
     )
 
 
-_GATED = dict.fromkeys(
-    ("s16k4_gated", "s64k16_gated", "s64k16_prior_gated", "s64k16_global_prior_gated"),
-    "tiny_fastv25_s16k4_gated_anchor",
-)
-_FINE = ("s64k16_gated", "s64k16_prior_gated", "s64k16_global_prior_gated")
-_RECALL = ("tinylm_quest25_s16k12",)
 GROUPS = ("questions", "descriptions")
 MATCHED = tuple(
     (_matched(words, stem, share, end), "matched", GROUPS)
@@ -58,40 +39,18 @@ MATCHED = tuple(
     )
     for share, end in (("15.6 %", ""), ("7.8 %", "7"))
 )
-EXPLORATORY = (
-    (
-        _embedded("imprecise ranking (FastV, L_f = 2)", "tiny_fastv25", ("s16k4", "s16k4_gated", *_FINE), _GATED),
-        "",
-        GROUPS,
-    ),
-    (_embedded("sharp ranking (FastV, L_f = 4)", "tiny_fastv25", ("s16k4", *_FINE), {}, "_lf4"), "", GROUPS),
-    (_embedded("ranking blind to the question (VisionZip)", "tiny_visionzip25", ("s16k4",), {}), "", GROUPS),
-    (
-        Regime(
-            "text recall (Quest)",
-            _RECALL,
-            dict.fromkeys(_RECALL, "tinylm_quest25_s8k6_anchor"),
-            {name: f"{name}_valuenorm" for name in _RECALL},
-            "tinylm_lora_only",
-        ),
-        "recall",
-        ("recall",),
-    ),
-)
 """Regime, the records' folder, and the groups of questions."""
-TABLES = {"matched": MATCHED, "exploratory": EXPLORATORY}
-"""By the name that marks the table on the page."""
 
 
-def table(regimes: tuple[tuple[Regime, str, tuple[str, ...]], ...]) -> str:
-    """One of the page's tables."""
+def table() -> str:
+    """Return the page's table."""
     lines = [
         "| regime | asked | seeds | take | against its anchor | against trained value norm | against unrouted |",
         "|---|---|---|---|---|---|---|",
     ]
     listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
-    records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in regimes}}
-    for regime, folder, groups in regimes:
+    records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in MATCHED}}
+    for regime, folder, groups in MATCHED:
         arms = records[folder]
         words = {
             name: listed[name].words.split(", ", 1)[1].split(" %, ")[-1] if name in listed else f"`{name}`"
@@ -100,11 +59,8 @@ def table(regimes: tuple[tuple[Regime, str, tuple[str, ...]], ...]) -> str:
         for group in groups:
             choice = choose(arms, regime, group)
             lines.append(f"| {regime.words} | {group} | {seeds_of(choice)} | {choice_words(choice, words)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    for name, regimes in TABLES.items():
-        start, end = START.format(name), END.format(name)
-        before, rest = PAGE.read_text(encoding="utf-8").split(start)
-        PAGE.write_text(before + start + table(regimes) + end + rest.split(end)[1], encoding="utf-8")
+    put(PAGE, "matched", table())

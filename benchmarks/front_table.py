@@ -5,14 +5,12 @@ python -m benchmarks.front_table
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from benchmarks.choosing import paired_gain
 from benchmarks.choosing_page import GROUPS, RESULTS, ROOT
 from benchmarks.comparison_tables import Arm, read_records
+from benchmarks.pages import put
 
 PAGE = ROOT / "README.md"
-START, END = "<!-- front:start -->\n", "<!-- front:end -->"
 REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "blind (VisionZip)"}
 ROLES = {"anchor": "anchor", "vn": "value norm", "best": "router"}
 
@@ -24,15 +22,8 @@ def table() -> str:
     last column is measured, text and index included: anchor, groups, unrouted.
     """
     arms = read_records(RESULTS / "matched")
-    head = [
-        "ranking",
-        "asked",
-        "seeds",
-        *ROLES.values(),
-        "router less anchor",
-        "unrouted, 25 % (seeds)",
-        "kB of a prompt",
-    ]
+    beside = ("router less anchor", "unrouted, 25 % (seeds)", "kB of a prompt")
+    head = ["ranking", "asked", "seeds", *ROLES.values(), *beside]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for stem, words in REGIMES.items():
         found, whole = {role: arms[f"{stem}_{role}"] for role in ROLES}, arms[f"{stem}_u25"]
@@ -45,7 +36,7 @@ def table() -> str:
             unrouted = f"{_score(whole, group, set(whole.seeds))} ({len(whole.seeds)})"
             cells = [words, group, str(len(seeds)), *scores, gain.words, unrouted, _kilobytes(found, whole)]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _score(arm: Arm, group: str, seeds: set[int]) -> str:
@@ -60,11 +51,5 @@ def _kilobytes(found: dict[str, Arm], whole: Arm) -> str:
     return " / ".join(f"{each / 1000:.1f}" for each in (took[0], took[1], took[3]) if each is not None)
 
 
-def write(page: Path = PAGE) -> None:
-    """Put the table into the page."""
-    before, rest = page.read_text(encoding="utf-8").split(START)
-    page.write_text(before + START + table() + END + rest.split(END)[1], encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    put(PAGE, "front", table())

@@ -9,16 +9,12 @@ in one process: the plain pass with its dense cache; the same packed (*unrouted*
 (*routed*); with the statistics of an eviction at a tenth of the entries, its plan and packing; FastV's scout at layer 2
 beside the layers that it runs. The shapes of all layers are read at once, as a prompt's pass does it. On a CPU the
 seconds are the processor's; on CUDA all must run on a fused attention kernel, or torch's error ends the program.
-``--kv-heads 2`` shares key heads. ``--memory`` states instead the peak memory that the statistics of one layer add at
-32,768 tokens, each method in a process of its own.
+``--kv-heads 2`` shares key heads.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,7 +47,6 @@ ROOT = Path(__file__).resolve().parents[1]
 WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
 OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
 KEEP = 0.1
-MEMORY_LENGTH = 32768
 SCOUTED = 2  # the layer whose attention a scout looks at, FastV's own; the last one of a stack that has no such
 LONG = 4096  # tokens from which a pass takes a CPU core many seconds
 
@@ -162,35 +157,15 @@ def measure(
     }
 
 
-@torch.no_grad()
-def added_memory(name: str) -> int:
-    """Bytes that one layer's statistics add to the peak of this process, at ``MEMORY_LENGTH`` tokens."""
-    method = build_eviction(name)
-    query, key, value = (torch.randn(1, HEADS, MEMORY_LENGTH, HEAD_DIM) for _ in range(3))
-    regions = torch.full((1, MEMORY_LENGTH), int(Region.VISUAL))
-    regions[:, :8], regions[:, -32:] = int(Region.SYSTEM), int(Region.QUERY)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    method.score(View(0, query, key, value, regions, HEAD_DIM**-0.5, method.needs))
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-
-
 def times(record: dict[str, Any]) -> str:
     """A row per prompt length, a column per method."""
     names = list(record["rows"][0]["ratios"])
     lines = ["| tokens | rounds | plain pass | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
     for row in record["rows"]:
         cells = [cell(tuple(row["ratios"][name])) if name in row["ratios"] else "" for name in names]
-        lines.append(
-            f"| {row['length']:,} | {row['pairs']} | {row['plain_seconds']:.2f} s | " + " | ".join(cells) + " |"
-        )
+        head = f"| {row['length']:,} | {row['pairs']} | {row['plain_seconds']:.2f} s | "
+        lines.append(head + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def memory(record: dict[str, Any]) -> str:
-    """A column per method."""
-    added = record["bytes"]
-    lines = ["| " + " | ".join(added) + " |", "|" + "---|" * len(added)]
-    return "\n".join([*lines, "| " + " | ".join(f"{count / 2**20:.0f} MiB" for count in added.values()) + " |"])
 
 
 def main() -> None:
@@ -202,26 +177,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--kv-heads", type=int, default=HEADS, choices=[1, 2, 4, HEADS], help="key heads, of 8")
-    parser.add_argument(
-        "--methods", nargs="+", help="default: all below 4,096 tokens and for memory, else the windowed"
-    )
-    parser.add_argument("--memory", action="store_true", help="peak memory of the statistics instead of times")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--methods", nargs="+", help="default: all below 4,096 tokens, else the windowed")
     args = parser.parse_args()
-    if args.one:
-        print(added_memory(args.one))
-        return
     results = ROOT / "benchmarks/results/speed"
-    if args.memory:
-        command = [sys.executable, __file__, "--one"]
-        added = {
-            name: int(subprocess.run([*command, name], capture_output=True, text=True, check=True).stdout)
-            for name in args.methods or [*WINDOWED, *OTHERS]
-        }
-        record = {"hardware": hardware(), "length": MEMORY_LENGTH, "bytes": added}
-        write(record, results / "statistics_memory.json")
-        print(memory(record))
-        return
     rows = []
     for length in args.lengths:
         methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]

@@ -1,7 +1,6 @@
-"""Records of finished runs: one table a folder, a row a run, every score and prediction in the order of the questions.
+"""Records of finished runs: one table a folder, a row a run, every score in the order of the questions.
 
-A run that writes its questions' kinds, scores and predictions as JSON takes 130 to 260 kB; as a row of a Parquet table,
-where what repeats is stored once, 5 to 20. Reading gives back what was written, to the digit.
+As rows of a Parquet table, what repeats in runs is stored once. Reading gives back what was written, to the digit.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path, scene_memory
+from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path
 from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Comparison, Questions, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
 from benchmarks.recall_questions import recall_questions, recall_reference
@@ -67,7 +67,9 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
         }
         content = json.dumps(drawn, sort_keys=True).encode()
         record = RunRecord.of(arm.name, backbone, answers, content, recall["context_length"])
-    add_run(out, record.content(**extra))
+    run = record.content(**extra)
+    del run["predictions"]  # most of a record's bytes, and no table reads them
+    add_run(out, run)
 
 
 def reduced_at_evaluation(backbone: CompressedBackbone, arm: ArmPlan) -> CompressedBackbone:
@@ -125,7 +127,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
-    parser.add_argument("--remember", action="store_true", help="scenes: run the tower once a picture, not every step")
     parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
     args = parser.parse_args()
     comparison = EMBEDDED if args.list is None else read_comparison(args.list)
@@ -135,7 +136,7 @@ def main() -> None:
     if args.table:
         print(tables(read_records(out), comparison))
         return
-    trainer = Trainer(comparison.arms, args.work, scene_memory(args.work) if args.remember else None)
+    trainer = Trainer(comparison.arms, args.work)
     for seed in args.seeds:
         for name in args.arms or comparison.arms:
             run_arm(comparison.arms[name], seed, trainer, comparison.questions, out)

@@ -2,7 +2,6 @@
 
     python benchmarks/version_bounds.py                                   # every quick test, some 20 minutes each
     python benchmarks/version_bounds.py tests/artifact tests/families     # a part: printed, and kept where --out says
-    python benchmarks/version_bounds.py --failed                          # after a mend: what failed in the record
 
 uv makes the environments, below ``.venv-bounds``: *lowest* with the lower bound of each direct dependency (and of what
 they need, the newest), *highest* with the newest of everything. The tests of each run in one process after the other.
@@ -70,18 +69,8 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     """Run them; what failed, counts and seconds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     begin = time.perf_counter()
-    words = [
-        str(python),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--continue-on-collection-errors",
-        "-m",
-        MARKS,
-        *tests,
-    ]
+    pytest = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    words = [*pytest, "-m", MARKS, *tests]
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = []
@@ -93,32 +82,14 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     return {"exit_code": code, "counts": counts(lines[-1] if lines else ""), "failed": failed, "seconds": seconds}
 
 
-def run_failed(names: list[str], out: Path) -> int:
-    """Run again what failed in a record, which keeps both outcomes: the second one as ``again``."""
-    record = json.loads(out.read_text(encoding="utf-8"))
-    failed = False
-    for name in names:
-        if tests := record[name]["failed"]:
-            python = make(name)
-            record[name]["again"] = {"tests": tests, **run_tests(python, tests), "versions": installed(python)}
-            failed = failed or bool(record[name]["again"]["exit_code"])
-            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return int(failed)
-
-
 def main() -> int:
     """Both environments, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=WHOLE, help="files and folders (default: tests)")
     parser.add_argument("--only", choices=BOUNDS, help="one environment alone; the other one's record stays")
     parser.add_argument("--out", type=Path, help=f"default: {OUT.relative_to(ROOT)}; of a part of the tests: none")
-    parser.add_argument("--failed", action="store_true", help="only what failed in the record")
     args = parser.parse_args()
     names = [args.only] if args.only else list(BOUNDS)
-    if args.failed and args.tests != WHOLE:
-        parser.error("--failed runs what the record names; leave the tests out")
-    if args.failed:
-        return run_failed(names, args.out or OUT)
     out = args.out or (OUT if args.tests == WHOLE else None)  # a part does not take the whole's place
     record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if args.only and out and out.is_file() else {}
     failed = False

@@ -13,7 +13,7 @@ from subtoken_train.inference import cache_file
 from subtoken_train.training import checkpoints
 from tests.kernels import test_interpreter
 from tests.support.page_runs import Reader
-from tests.support.places import ROOT
+from tests.support.places import ROOT, shown
 from tests.support.readme_blocks import README, blocks
 from tests.support.real_models import real_folder
 from tests.support.sampling import sampled
@@ -46,8 +46,7 @@ def test_a_page_is_what_is_made(name):
 
 
 def test_readme_shows_the_records():
-    page = front_table.PAGE.read_text(encoding="utf-8")
-    assert page.split(front_table.START)[1].split(front_table.END)[0] == front_table.table()
+    assert shown(front_table.PAGE, "front") == front_table.table()
 
 
 @sampled("block", CODE, every=4, ids=lambda block: block.place)

@@ -236,18 +236,3 @@ def test_a_record_of_bounds_is_of_what_ran(bounds, words, kept, judged):
     assert {name: each["exit_code"] for name, each in json.loads(record.read_text()).items()} == kept
     if "--out" in words:
         assert set(json.loads(Path("mine.json").read_text())) == {"lowest", "highest"}
-
-
-def test_what_failed_at_a_bound_runs_again(bounds):
-    before = {"lowest": {"failed": ["tests/a.py::b"], "exit_code": 1}, "highest": {"failed": [], "exit_code": 0}}
-    ran = []
-
-    def run_tests(name, tests):
-        ran.append((name, tests))
-        return {"exit_code": 0, "failed": []}
-
-    record = bounds(before, run_tests, ["--failed"])
-    assert version_bounds.main() == 0
-    assert ran == [("lowest", ["tests/a.py::b"])]
-    again = {"tests": ["tests/a.py::b"], "exit_code": 0, "failed": [], "versions": {"torch": "lowest"}}
-    assert json.loads(record.read_text()) == {**before, "lowest": {**before["lowest"], "again": again}}

@@ -48,7 +48,7 @@ class KVCompose(Eviction):
             ``agnostic``: all rows of the prompt, run a second time after its cache, which takes another pass over them
             and twice the positions. ``causal``: all rows of the prompt in its own pass, which spares that and costs
             most of the quality: recall of a text's facts is 14 % at half of the cache where the second pass has 94, 8
-            where it has 76 at a quarter (``benchmarks/recall_peers.py``).
+            where it has 76 at a quarter.
             ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.

@@ -158,7 +158,7 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
 
 
 def entries_of_tile(width: int, dtype: torch.dtype) -> int:
-    """Return the entries of a tile that leave keys, values and places in registers (benchmarks/kernel_builds.py)."""
+    """Return the entries of a tile that leave keys, values and places in registers (tests/support/kernel_builds.py)."""
     return 16 if _power(width) * dtype.itemsize > 512 else 32
 
 
@@ -166,7 +166,7 @@ def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
     """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``.
 
     Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile: not with
-    scales and zero points by channel (benchmarks/kernel_builds.py).
+    scales and zero points by channel (tests/support/kernel_builds.py).
     """
     if dtype == torch.float32:
         return 8

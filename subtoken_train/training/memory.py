@@ -1,7 +1,7 @@
 """Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
-Counted are live tensors: what benchmarks/training_memory.py measures and docs/memory.md compares. The formulas follow
-what autograd keeps, op by op; no factor is fitted.
+Counted are live tensors, as docs/memory.md compares them with measured ones. The formulas follow what autograd keeps,
+op by op; no factor is fitted.
 
 *Held all the time*: frozen weights (``functional/quantized.py`` for 4 and 8 bits), trained tensors and their gradients
 in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale per 256 in 8 bits), the batch.

@@ -32,7 +32,7 @@ SPILLED = 64
     ids=["routed", "bf16-everything", "int8-d80", "filled", "kivi4"],
 )
 def test_it_fits(shape, tmp_path, monkeypatch):
-    from benchmarks.kernel_builds import build
+    from tests.support.kernel_builds import build
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     made = build(90, **shape)
@@ -42,7 +42,7 @@ def test_it_fits(shape, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_shape_of_the_record_fits(tmp_path, monkeypatch):
-    from benchmarks.kernel_builds import CAPABILITIES, SHAPES, build
+    from tests.support.kernel_builds import CAPABILITIES, SHAPES, build
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for name, shape in SHAPES.items():

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
-from benchmarks import memory_models, training_memory
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
+from tests.support import memory_models, training_memory
 from tests.support.commands import refused
 from tests.support.glm_tiny import glm_family
 from tests.support.helpers import moved_by_fit, save_backbone

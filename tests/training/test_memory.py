@@ -1,15 +1,13 @@
-"""The memory prediction: exact where it can be, within 15 % of what real steps hold, and the page shows the records."""
+"""The memory prediction: exact where it can be, within 15 % of what real steps hold."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import memory_models, recipe_memory, training_memory
+from benchmarks import recipe_memory
 from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -19,11 +17,12 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import Step, check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
+from tests.support import memory_models, training_memory
 from tests.support.helpers import save_backbone
+from tests.support.places import ROOT, shown
 from tests.support.sampling import sampled
 
 STEP = Step(batch_size=2, length=160, compressed=64, labelled=90)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -166,14 +165,4 @@ def test_further_models_hold_what_was_predicted(tmp_path, model):
 
 @pytest.mark.slow
 def test_the_page_shows_the_recipes_as_check_predicts_them():
-    page = (ROOT / "docs" / "memory.md").read_text()
-    assert page.split("<!-- recipes:start -->\n")[1].split("\n<!-- recipes:end -->")[0] == recipe_memory.table()
-
-
-def test_the_records_are_within_15_percent_and_the_page_shows_them():
-    record = json.loads(training_memory.RECORDS.read_text())
-    assert {row["case"] for row in record["rows"]} == {case.name for case in training_memory.cases()}
-    assert all(abs(row["error"]) < 0.15 for row in record["rows"])
-    page = (ROOT / "docs" / "memory.md").read_text()
-    shown = page.split("<!-- training:start -->\n")[1].split("\n<!-- training:end -->")[0]
-    assert shown == training_memory.table(record)
+    assert shown(ROOT / "docs" / "memory.md", "recipes") == recipe_memory.table()

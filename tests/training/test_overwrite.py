@@ -6,8 +6,6 @@ import signal
 
 import pytest
 
-from benchmarks.kill_restart import wait_until
-from benchmarks.run_server import RunServer
 from subtoken_train.cli.main import main
 from subtoken_train.training import run_folder
 from subtoken_train.training.checkpoints import newest_complete
@@ -15,7 +13,9 @@ from subtoken_train.training.run_folder import MARKER_FILE, RUN
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
+from tests.support.killed_runs import wait_until
 from tests.support.run_folders import content
+from tests.support.run_server import RunServer
 from tests.support.sampling import sampled
 
 SHORT = "--trainer.max_steps=1"

@@ -1,0 +1,205 @@
+"""Predicted and measured peak memory of real training steps.
+
+Measured are live tensors (``LiveTensors``) over two optimiser steps of ``SubTokenModule``, two batches each, under
+Lightning's trainer on a CPU. Predicted by ``training/memory.py``, which ``subtoken-train check`` prints. Models: the
+embedded VLM, and random ones of the real classes (D = 256, F = 704, 4 layers, 8 heads, V = 2,048; Qwen shapes: 2
+key-value heads; ``-32k``: V = 32,000, so that the loss is the largest moment).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
+from subtoken_train.engine.build import assemble
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families import FAMILIES
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_weights
+from subtoken_train.families.lora import LoraSettings
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.distillation import DistillationConfig
+from subtoken_train.training.memory import Step, estimate_memory
+from subtoken_train.training.module import SubTokenModule
+from subtoken_train.training.optimizer import OptimizerConfig
+from subtoken_train.types import Batch, Region
+from tests.support.memory_models import EMBEDDED, SIZES, TEXT_MODELS, save_model
+
+TEXT, ANSWER = 24, 40
+"""Text tokens of a record before and after the question's end; a language model's query is as long as its context."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how."""
+
+    model: str
+    dtype: str = "bfloat16"
+    quantization: str = "none"
+    checkpointing: bool = False
+    reducer: str = "none"
+    routed: bool = True
+    batch: int = 2
+    dropout: float = 0.05
+    optimizer: str = "adamw"
+    distilled: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The trainer's: the recipes' for a 16-bit backbone."""
+        return "32-true" if self.dtype == "float32" else "bf16-mixed"
+
+    @property
+    def name(self) -> str:
+        """Words that tell it apart."""
+        weights = self.dtype if self.quantization == "none" else f"{self.dtype}-{self.quantization}"
+        marks = [self.model, weights, self.reducer, "routed" if self.routed else "unrouted", f"b{self.batch}"]
+        marks += ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw")
+        return "-".join(marks + ["distilled"] * self.distilled)
+
+
+def cases() -> list[Case]:
+    """Every model: plain, reduced and routed, checkpointed, in 16, 8 and 4 bits."""
+    chosen = []
+    for model in (EMBEDDED, *SIZES):
+        base = Case(model, reducer="quest" if model in TEXT_MODELS else "fastv")
+        if model.endswith("-32k"):
+            chosen += [
+                replace(base, dtype="float32", reducer="none", routed=False),
+                base,
+                replace(base, quantization="nf4", checkpointing=True, batch=4),
+            ]
+            continue
+        chosen += [
+            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
+            replace(base, dtype="float32"),
+            replace(base, routed=False),
+            base,
+            replace(base, reducer="none", batch=1),
+            replace(base, checkpointing=True, batch=4),
+            replace(base, dtype="float32", checkpointing=True, routed=False),
+            replace(base, quantization="nf4"),
+            replace(base, quantization="nf4", checkpointing=True, batch=1, optimizer="paged_adamw_8bit"),
+            replace(base, quantization="int8"),
+            replace(base, quantization="int8", checkpointing=True, batch=4),
+            replace(base, dtype="float32", quantization="nf4", checkpointing=True),
+        ]
+    return chosen
+
+
+def make_parts(case: Case, folder: Path) -> CompressedBackbone:
+    """The loaded model with LoRA, reducer and routers."""
+    path = folder / case.model
+    if not path.exists():
+        save_model(case.model, path)
+    kind = json.loads((path / "config.json").read_text())["model_type"]
+    config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
+    family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)
+    settings = {"fastv": {"keep_ratio": 0.25}, "quest": {"keep_ratio": 0.5, "window": 32}}
+    reducer = build_reducer(case.reducer, **settings.get(case.reducer, {}))
+    routing = RoutingConfig(num_groups=16, kept_groups=4) if case.routed else None
+    parts, _ = assemble(family, LoraSettings(rank=16, dropout=case.dropout), reducer, routing)
+    if case.checkpointing:
+        enable_checkpointing(family, parts.bank)
+    return parts
+
+
+def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
+    """Records of one image (or context) and text; of several, the last is a token shorter."""
+    torch.manual_seed(0)
+    family, image = parts.family, parts.family.image_token_id
+    pixels = grid = None
+    if image is None:
+        compressed, middle = 128, [Region.CONTEXT] * 128
+    elif family.name == "llava":
+        vision, compressed = family.model.config.vision_config, family.visual_tokens()
+        pixels, middle = torch.randn(case.batch, 3, vision.image_size, vision.image_size), [Region.VISUAL] * compressed
+    elif family.in_tiles:
+        side = int(torch.tensor(family.model.config.vision_config.image_size).max())
+        tiles = family.image_bytes() // (4 * 3 * side * side)
+        compressed, grid = family.visual_tokens(), torch.tensor([[tiles, *family.nominal_image]] * case.batch)
+        pixels, middle = torch.randn(case.batch * tiles, 3, side, side), [Region.VISUAL] * compressed
+    else:
+        compressed, grid = 144, torch.tensor([[1, 24, 24]] * case.batch)
+        channels = 3 * 2 * family.model.config.vision_config.patch_size**2
+        pixels, middle = torch.randn(case.batch * 576, channels), [Region.VISUAL] * 144
+    codes = torch.tensor([Region.SYSTEM] + middle + [Region.QUERY] * TEXT + [Region.ANSWER] * ANSWER)
+    regions = codes.repeat(case.batch, 1)
+    if case.batch > 1:
+        regions[-1, -1] = Region.PADDING
+    ids = torch.randint(10, 60, regions.shape)
+    if image is not None:
+        ids[regions == Region.VISUAL] = image
+    labels = torch.where(regions == Region.ANSWER, ids, -100)
+    rank = torch.full((case.batch,), len(codes) - ANSWER - 1)
+    counts = torch.full((case.batch,), int(image is not None))
+    return Batch(ids, labels, regions, rank, pixels, counts, [f"r{i}" for i in range(case.batch)], grid)
+
+
+def as_step(case: Case, batch: Batch) -> Step:
+    """What the prediction is told."""
+    regions = batch.regions_BN[0]
+    pixels = batch.pixel_values
+    return Step(
+        batch_size=case.batch,
+        length=len(regions),
+        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()),
+        labelled=ANSWER,
+        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch,
+        checkpointing=case.checkpointing,
+        autocast=case.precision != "32-true",
+        dropout=case.dropout > 0,
+        on_cpu=True,
+        quantization=case.quantization,
+        optimizer=case.optimizer,
+        distilled=case.distilled,
+    )
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """Predicted and measured bytes of one case."""
+    parts = make_parts(case, folder)
+    batch = make_batch(case, parts)
+    estimate = estimate_memory(parts, as_step(case, batch))
+    module = SubTokenModule(
+        backbone=BackboneConfig(),
+        reducer=parts.reducer,
+        routing=None if parts.bank is None else parts.bank.config,
+        optimizer=OptimizerConfig(name=case.optimizer),
+        gradient_checkpointing=case.checkpointing,
+        distillation=DistillationConfig() if case.distilled else None,
+    )
+    module.compressed = parts
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        accumulate_grad_batches=2,
+        precision=case.precision,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader([(batch, int((batch.labels_BN >= 0).sum()), 1)] * 4, batch_size=None)
+    pixels = [] if batch.pixel_values is None else [batch.pixel_values]
+    with LiveTensors([*tensors_of(parts), *pixels]) as live:
+        trainer.fit(module, data)
+    moved = all(bool(p.any()) for name, p in parts.named_parameters() if "lora_B" in name)
+    assert moved, f"{case.name}: a LoRA got no gradient"
+    return {
+        "case": case.name,
+        "predicted": estimate.total,
+        "measured": live.peak,
+        "error": round(estimate.total / live.peak - 1, 4),
+        "parts": dict(estimate.parts),
+    }
