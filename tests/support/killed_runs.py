@@ -68,7 +68,7 @@ class Scene:
             "--trainer.accumulate_grad_batches=2",
             "--trainer.log_every_n_steps=1",
             "--trainer.enable_model_summary=false",
-            "--trainer.callbacks=[{class_path: subtoken_train.training.samples.SampleLog}]",
+            "--trainer.callbacks=samples",
             "--checkpoint.every_n_train_steps=1",
             f"--output_dir={self.folder / run}",
             *extra,

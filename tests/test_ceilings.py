@@ -1,0 +1,59 @@
+"""The project's size: who adds removes, for a ceiling is only ever lowered."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+CEILINGS = {
+    "lines of the package": 69_200,
+    "files of the package": 404,
+    "lines of tests": 79_200,
+    "lines of benchmark programs": 6_000,
+    "words of pages": 142_000,
+    "tracked megabytes": 28.6,
+}
+"""What there may be at most. One per cent above what there was, as long as several parts change at once."""
+BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")
+"""Folders whose README counts as a page."""
+
+
+def lines(files: list[Path]) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in files)
+
+
+def tracked() -> list[Path]:
+    try:
+        said = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no checkout")
+    return [path for name in said.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def counts() -> dict[str, float]:
+    files = tracked()
+
+    def room(name: str, *suffixes: str) -> list[Path]:
+        return [path for path in files if path.is_relative_to(ROOT / name) and path.suffix in suffixes]
+
+    package = room("subtoken_train", ".py", ".c")
+    pages = [*room("docs", ".md"), *(ROOT / name / "README.md" for name in BESIDE)]
+    return {
+        "lines of the package": lines(package),
+        "files of the package": len(package),
+        "lines of tests": lines(room("tests", ".py")),
+        "lines of benchmark programs": lines(room("benchmarks", ".py")),
+        "words of pages": sum(len(path.read_text(encoding="utf-8").split()) for path in pages),
+        "tracked megabytes": sum(path.stat().st_size for path in files) / 1e6,
+    }
+
+
+def test_nothing_grows():
+    found = counts()
+    assert found.keys() == CEILINGS.keys()
+    grown = {what: f"{count:,.10g} of {CEILINGS[what]:,}" for what, count in found.items() if count > CEILINGS[what]}
+    assert grown == {}, "remove as much as you add"
