@@ -24,17 +24,24 @@ conversations`).
   sound, boxes, pictures under other names. A value that is empty (`null`, `""`, `[]`, `{}`) says nothing and is
   passed over.
 - **Left out.** Notes about a record.
+- **Numbers** (`index`, `idx`, `turn`, `order`, `position`) of messages and parts: out of their order they are refused.
 - **Any other name** is refused where its name or its value looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL)
   or a mask (`token_loss: [0, 1]`); otherwise nothing reads it, and `check` lists it: `fields that are not read`.
 
 An answer or a question that holds nothing to be seen (empty, white space, a BOM, zero-width characters) or a NUL is
 refused in every form, and in tables, texts and files of prompts; `<image>` alone is a question.
 
+**Pictures that a text names** would be trained without. Refused are spellings that only media have: a tag around a
+target (`<img>0.png</img>`, `<video>a.mp4</video>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`,
+`<image_placeholder>`), and in a record that has no media `<image 1>`, or a bare tag (`<video>`, `[image]`) as the first
+or last line of a question. A file that a question of such a record names (`![](a.png)`, `<img src="a.png">`, `see
+a.png`) is refused where it lies in the folder of the images; elsewhere it is text, and `check` counts such names.
+
 **Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Where a text
 is *about* the tag, write `\<image>`: the model reads the characters `<image>`, even if its tokenizer has a token of
 that name, and no picture is meant. It holds in prompts of `generate`, `chat`, `ask` and `--prompts`, too. `<video>`
-in a record without videos is text as it stands. For a language model, marks are always text, and a backslash is a
-backslash.
+in a record without videos is text as it stands (but not as a line of its own at either end). For a language model,
+marks are always text, and a backslash is a backslash.
 
 """
 _TITLES = {

@@ -267,6 +267,11 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
     if records.unread:
         names = clipped(", ".join(map(repr, records.unread)), 200)
         yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
+    if named := records.in_texts:
+        yield (
+            f"texts name {len(named):,} files of media that no field names, as text alone (first: "
+            f"{clipped(repr(named[0][0]), 60)}, record {clipped(repr(named[0][1]), 60)})"
+        )
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"

@@ -26,9 +26,9 @@ from subtoken_train.typed import shown
 _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "human"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
-    "system": "system",
+    **dict.fromkeys(("system", "developer"), "system"),
 }
-"""Speaker, human or gpt, of each role."""
+"""Speaker of each role; OpenAI calls a system message a developer's in later models."""
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
 CONVERSATION_LISTS = ("conversations", "messages")
 """Under which a record keeps its messages."""
@@ -58,6 +58,7 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
         for number, message in enumerate(messages, 1):
             if isinstance(message, dict):
                 check_fields("message", message, unread, f"message {number}")
+        _check_order(messages, "its messages are")
     beside = _switches_beside(row, len(messages))
     asked = False
     own_names: list[str] = []
@@ -65,7 +66,8 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
             return row
-        role, content = (_either(message, *keys) for keys in (("from", "role"), ("value", "content")))
+        said = f"message {number} has"
+        role, content = (_either(message, said, *keys) for keys in (("from", "role"), ("value", "content")))
         text, names = _content(content, number, unread)
         own_names += names
         turn = {"from": _speaker(role, number, message), "value": text}
@@ -75,7 +77,7 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     if names := _images(row, own_names):
         made["image"] = names
-    turns = _system_first(turns, _either(row, "system", "system_prompt"))
+    turns = _system_first(turns, _either(row, "it has", "system", "system_prompt"))
     return {**made, "conversations": turns if as_document else _system_asked(turns)}
 
 
@@ -173,8 +175,25 @@ def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | N
     return turn if learnt is not False else {**turn, "loss": False}
 
 
-def _either(message: dict[str, Any], first: str, second: str) -> Any:
-    return message[first] if first in message else message.get(second)
+def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
+    """Return what one of two keys holds; None where neither holds anything."""
+    there = {key: found[key] for key in keys if found.get(key) is not None}
+    values = list(there.values())
+    if values and values[0] != values[-1]:
+        raise ValueError(f"{said} {' and '.join(there)}, which differ; keep one of them")
+    return values[0] if values else None
+
+
+_ORDER = ("index", "idx", "turn", "order", "position")
+
+
+def _check_order(items: list[Any], said: str) -> None:
+    """Raise a ``ValueError`` where messages or parts are numbered and stand in another order."""
+    for name in _ORDER:
+        numbers = [item.get(name) for item in items if isinstance(item, dict)]
+        counted = [number for number in numbers if isinstance(number, int | float)]
+        if counted != sorted(counted):
+            raise ValueError(f"{said} not in the order of their {name}; sort them, or drop {name}")
 
 
 def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
@@ -193,27 +212,49 @@ def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, l
         return content, []
     if not content:
         raise ValueError(f"message {number} is an empty list; write a text, or parts: text, image or image_url")
+    _check_order(content, f"the parts of message {number} are")
     lines, names = [], []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
+    for given in content:
+        part = {"text": given} if isinstance(given, str) else given
         if unread is not None and isinstance(part, dict):
             check_fields("part", part, unread, f"a part of message {number}")
-        if kind == "text" and isinstance(part.get("text"), str):
-            lines.append(part["text"])
-        elif kind in ("image", "image_url"):
-            lines.append(IMAGE_PLACEHOLDER)
-            names += _part_name(part, number)
-        else:
-            raise ValueError(
-                f"message {number} has a part {shown(part)}; parts are text, image or image_url (videos stand beside "
-                "the messages, in videos)"
-            )
+        is_text = _is_text_part(part, number)
+        lines.append(part["text"] if is_text else IMAGE_PLACEHOLDER)
+        names += [] if is_text else _part_name(part, number)
     return "\n".join(lines), names
+
+
+_PICTURE_KEYS = ("image_url", "image", "path", "url")
+_TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
+
+
+def is_picture(part: dict[str, Any]) -> bool:
+    """Return whether a part of a content is, or names, a picture."""
+    kind = part.get("type")
+    return kind in _PICTURE_KINDS and (kind is not None or any(map(part.get, _PICTURE_KEYS)))
+
+
+def _is_text_part(part: Any, number: int) -> bool:
+    """Return whether a part is a text; otherwise it is a picture.
+
+    Raises:
+        ValueError: it is neither, or both.
+    """
+    if isinstance(part, dict):
+        text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
+        if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
+            return True
+        if is_picture(part) and not text:
+            return False
+    raise ValueError(
+        f"message {number} has a part {shown(part)}; a part is either a text or a picture: text, image or image_url "
+        "(videos stand beside the messages, in videos)"
+    )
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:
     """Return the file that a part names; none where the record lists its images."""
-    given = next((part[key] for key in ("image_url", "image", "path", "url") if part.get(key) is not None), None)
+    given = _either(part, f"a part of message {number} has", *_PICTURE_KEYS)
     if isinstance(given, dict):
         given = given.get("url")
     elif given is None:

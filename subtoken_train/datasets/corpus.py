@@ -26,7 +26,9 @@ from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversati
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record, scan_records
+from subtoken_train.datasets.record_index import checked_record, read_rows
+from subtoken_train.datasets.row_files import COLUMNAR, files_of_set, kind_of
+from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.online import hub_asked, silence
@@ -34,7 +36,12 @@ from subtoken_train.families.online import hub_asked, silence
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_BUILDERS = {
+    **dict.fromkeys((".txt", ".text"), "text"),
+    **dict.fromkeys((".json", ".jsonl"), "json"),
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
 _LAYOUT = "2"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
@@ -70,13 +77,14 @@ class CorpusSource:
     """Says where documents come from.
 
     Attributes:
-        name: Hub id (``Salesforce/wikitext``), or a local file (.txt, .jsonl, .json, .parquet).
+        name: Hub id (``Salesforce/wikitext``), or a local file (.txt, .jsonl, .json, .parquet, .arrow, these as .gz),
+            or a folder of ``save_to_disk``.
         config: configuration of a Hub data set (``wikitext-103-raw-v1``).
         split: split of a Hub data set; a local file is one split, ``train``.
         column: the column with the text.
         documents: ``rows``: each row is a document (a .txt file is one row); ``wikitext``: rows are lines (of a .txt
             file, too), and a document starts at each title line, `` = Title = ``; ``conversations``: each record of a
-            .json or .jsonl file is one, in any form of ``conversations.llava_form``, without images.
+            file is one (JSON, JSON lines, Parquet, Arrow), in any form of ``conversations.llava_form``, without images.
     """
 
     name: str
@@ -98,19 +106,20 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     if source.documents == "conversations":
         return _conversation_rows(source)
     arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
-    builder = _BUILDERS.get(Path(source.name).suffix.lower())
+    path = Path(source.name)
+    builder = _builder(path)
     if builder is None:
         arguments |= {"path": source.name, "name": source.config}
     else:
-        if not Path(source.name).is_file():
+        if not path.exists():
             raise absent("text file", source.name)
         if source.config is not None or source.split != "train":
             raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
-        arguments |= {"path": builder, "data_files": source.name}
+        arguments |= {"path": builder, "data_files": list(map(str, files_of_set(path)))}
     if builder == "text":
         lines = source.documents == "wikitext"
         arguments |= {"sample_by": "line" if lines else "document", "keep_linebreaks": True}
-    from_hub = builder is None and not Path(source.name).exists()
+    from_hub = builder is None and not path.exists()
     try:
         with hub_asked() if from_hub else nullcontext():
             rows = load_dataset(**arguments)
@@ -132,21 +141,35 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     return rows
 
 
+def _builder(path: Path) -> str | None:
+    """Return the reader of a local file, or of a folder that ``save_to_disk`` wrote; None for a name of the Hub."""
+    builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(kind_of(path))
+    if builder is None and path.is_file():
+        raise ValueError(
+            f"{path} is none of the files that texts are read from ({', '.join(_BUILDERS)}, and these as .gz); a table "
+            f"of questions becomes records by: subtoken-train init {path.parent}"
+        )
+    return builder
+
+
 def _conversation_rows(source: CorpusSource) -> Dataset:
     """Return a row per conversation of a local file, for messages its name, and itself as JSON in LLaVA's form."""
     from datasets import Dataset
 
     path = Path(source.name)
-    if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():
-        raise ValueError(f"documents: conversations reads a .json or .jsonl file of records; {source.name} is none")
+    if not path.is_dir() and (kind_of(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
+        raise ValueError(
+            f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
+        )
     if source.config is not None or source.split != "train":
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
     unread: set[str] = set()
     names: list[str] = []
     conversations = []
-    for place, found in enumerate(scan_records(path)):
-        names.append(f"{path}, record {record_id(found.row, place)!r}")
-        row = checked_record(found.row, names[-1], unread, as_document=True)
+    for place, read in enumerate(read_rows(path)):
+        names.append(f"{path}, record {record_id(read, place)!r}")
+        row = checked_record(read, names[-1], unread, as_document=True)
+        refuse_files(((name, names[-1]) for name in files_named(row, False)), path.parent)
         conversations.append(json.dumps({"conversations": row["conversations"]}))
     if not names:
         raise ValueError(f"{path} holds no record; at least one is needed")

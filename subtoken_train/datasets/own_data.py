@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +19,19 @@ from typing import Any, TypeVar
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
-from subtoken_train.datasets.record_format import image_names, said_turns, used_turns, video_names
+from subtoken_train.datasets.record_format import has_media, image_names, said_turns, used_turns, video_names
+from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, first_of_set, kind_of
+from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
 
-TABLES = (".csv", ".tsv", ".json", ".jsonl")
+TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
+_OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files that ``save_to_disk`` writes beside its Arrow files."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,10 @@ class OwnFolder:
     Attributes:
         path: the folder.
         images: by their suffix; none is opened.
-        tables: CSV, TSV, JSON and JSON lines.
+        tables: CSV, TSV, JSON, JSON lines, Parquet and Arrow, all but texts also in gzip's form; of a set its first.
         texts: plain text.
         left_out: texts and tables that tell about the data.
+        unread: files of other kinds, in words; empty where there is none.
     """
 
     path: Path
@@ -46,6 +52,7 @@ class OwnFolder:
     tables: tuple[str, ...]
     texts: tuple[str, ...]
     left_out: tuple[str, ...]
+    unread: str = ""
 
 
 def look_into(folder: Path) -> OwnFolder:
@@ -62,24 +69,54 @@ def look_into(folder: Path) -> OwnFolder:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = {}
-    left_out = []
     for number, name in enumerate(_names(folder)):
         if number >= MAX_FILES:
             raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
-        stem, suffix = map(str.lower, os.path.splitext(name))
-        if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
-            left_out.append(name)
-        else:
-            found.setdefault(suffix, []).append(name)
-    kinds_of_files = (PICTURE_SUFFIXES, TABLES, TEXTS)
+        found.setdefault(_group(name), []).append(name)
+    about = found.pop(_ABOUT, []) + (found.pop(_ARROW, []) if ".arrow" in found else [])
+    found.setdefault(".json", []).extend(found.pop(_ARROW, []))
     images, tables, texts = (
-        tuple(sorted(name for suffix in kinds for name in found.get(suffix, ()))) for kinds in kinds_of_files
+        tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
+        for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
     )
+    unread = _counted({suffix: len(names) for suffix, names in found.items()})
     if not (images or tables or texts):
         kinds = ", ".join((*TABLES, *TEXTS))
-        beside = f" (but {', '.join(sorted(left_out))}, about the data)" if left_out else ""
-        raise ValueError(f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}")
-    return OwnFolder(folder, images, tables, texts, tuple(sorted(left_out)))
+        beside = f" (but {', '.join(sorted(about))}, about the data)" if about else f"; {unread}" if unread else ""
+        raise ValueError(
+            f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}; save texts as "
+            f".txt, or add pictures and a table of questions, then: {_init(folder)}"
+        )
+    tables = tuple(dict.fromkeys(map(first_of_set, tables)))
+    return OwnFolder(folder, images, tables, texts, tuple(sorted(about)), unread)
+
+
+_ABOUT, _ARROW = "about the data", "about Arrow files"
+
+
+def _group(name: str) -> str:
+    """Return a file's kind, or that it is about the data."""
+    stem, suffix = map(str.lower, os.path.splitext(name))
+    if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
+        return _ABOUT
+    if os.path.basename(name) in _OF_ARROW:
+        return _ARROW
+    return kind if suffix == ZIPPED and (kind := kind_of(name)) in TABLES else suffix
+
+
+def _counted(kinds: dict[str, int]) -> str:
+    """Return how many files of which kinds are not read, in words."""
+    if not (total := sum(kinds.values())):
+        return ""
+    most = sorted(kinds, key=lambda kind: -kinds[kind])
+    listed = ", ".join(f"{kinds[kind]:,} {kind or 'without a suffix'}" for kind in most[:_LISTED])
+    others = f" and {len(most) - _LISTED:,} kinds more" if len(most) > _LISTED else ""
+    return f"{total:,} file{'s' if total > 1 else ''} of kinds that are not read: {listed}{others}"
+
+
+def _init(folder: Path, *options: str) -> str:
+    """Return the command to type once a folder is in order."""
+    return shlex.join(["subtoken-train", "init", str(folder), *options])
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -374,10 +411,9 @@ def read_own(
     """
     own = look_into(folder)
     data = _read(own, _table(own, table), columns, seed, show)
-    if not (names := own.left_out):
-        return data
+    names = own.left_out
     left_out = f"{len(names):,} file{'s' if len(names) > 1 else ''} about the data left out ({', '.join(names)})"
-    return replace(data, found=(*data.found, left_out))
+    return replace(data, found=tuple(filter(None, (*data.found, left_out if names else "", own.unread))))
 
 
 def _read(
@@ -388,7 +424,7 @@ def _read(
         if named := [kind for kind, column in columns.items() if column is not None]:
             raise ValueError(f"--{named[0]}-column names a column, but {own.path} holds no table")
         return _text_data(own, read_texts(own), seed, f"{len(own.texts):,} text files")
-    read = read_own_table(own.path / name, columns)
+    read = read_own_table(own.path / name, columns, own.path)
     if read.texts and own.images:
         raise ValueError(
             f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
@@ -409,17 +445,20 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
     if len(own.tables) > 1:
         more = f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
         listed = ", ".join(own.tables[:_LISTED])
-        raise ValueError(f"{own.path} holds several tables ({listed}{more}); say which one with --table")
+        raise ValueError(
+            f"{own.path} holds several tables ({listed}{more}); say which one with --table: "
+            f"{_init(own.path, '--table', next((name for name in own.tables if 'train' in name), own.tables[0]))}"
+        )
     if own.tables and own.texts:
         raise ValueError(
-            f"{own.path} holds a table ({own.tables[0]}) and texts ({own.texts[0]}); say --table {own.tables[0]}, or "
-            "move the texts to a folder of their own"
+            f"{own.path} holds a table ({own.tables[0]}) and texts ({own.texts[0]}); move the texts to a folder of "
+            f"their own, or leave them out: {_init(own.path, '--table', own.tables[0])}"
         )
     if own.images and not own.tables:
         other = f", but texts ({own.texts[0]}): move one kind away, or" if own.texts else ";"
         raise ValueError(
             f"{own.path} holds {len(own.images):,} images and no table of questions and answers{other} add a CSV file "
-            "with the columns image, question, answer"
+            f"with the columns image, question, answer, then: {_init(own.path)}"
         )
     return own.tables[0] if own.tables else None
 
@@ -469,12 +508,14 @@ def _placed(own: OwnFolder, table: str, read: OwnTable) -> list[OwnRecord]:
     for record in read.records:
         if video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
+        for name in files_named(record.row, has_media(record.row)):
+            refuse_files([(name, record.place)], own.path)
     records = [finder.placed(record) for record in read.records]
     if missing := finder.missing(records):
         name, place = missing[0]
         total = sum(len(image_names(record.row)) for record in records)
         raise ValueError(
             f"{len(missing):,} of {total:,} images are not in {own.path} (first: {name[:80]!r}, {place}); add them, or "
-            "drop their lines"
+            f"drop their lines, then: {_init(own.path)}"
         )
     return records

@@ -8,16 +8,18 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
-from subtoken_train.datasets.record_fields import is_on, is_switch, refused_column
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document, is_picture
+from subtoken_train.datasets.record_fields import is_off, refused_column
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record, scan_records
-from subtoken_train.documents import check_regular, read_text, text_problem
+from subtoken_train.datasets.record_index import checked_record, read_rows
+from subtoken_train.datasets.row_files import files_of_set, kind_of, opened
+from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks
 from subtoken_train.typed import shown
@@ -70,22 +72,23 @@ class OwnTable:
     no_document: str = ""
 
 
-def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
+def read_own_table(path: Path, chosen: dict[str, str | None], folder: Path | None = None) -> OwnTable:
     """Read a table whole.
 
     Args:
         path: the file.
         chosen: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
+        folder: the folder of the data, for messages; default: the file's own.
 
     Raises:
         ValueError: it is too large, no table, lacks a column, or a line of it breaks the format.
     """
-    if check_regular(path) > MAX_BYTES:
+    if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(
             f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
             "(data.train_file), and texts (data.train)"
         )
-    everything = list(_delimited(path) if path.suffix.lower() in (".csv", ".tsv") else _objects(path))
+    everything = list(_delimited(path) if kind_of(path) in (".csv", ".tsv") else _objects(path))
     if not everything:
         raise ValueError(f"{path} holds no record; at least one is needed")
     if any(isinstance(row.get(name), list) for _, row in everything for name in CONVERSATION_LISTS):
@@ -99,6 +102,7 @@ def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
     if _found(NAMES["answer"], names) is None and chosen["answer"] is None and (kind := row_kind(names)):
         raise ValueError(f"{path}: {kind}")
     columns = {kind: _column(path, kind, chosen[kind], names) for kind in NAMES}
+    _check_filled(path, [row for _, row in everything], columns, folder or path.parent)
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     beside = {key: _found((key,), names) for key in ("id", "kind", "system")}
     others = [name for name in names if name not in (*columns.values(), *further, *beside.values())]
@@ -112,6 +116,19 @@ def read_own_table(path: Path, chosen: dict[str, str | None]) -> OwnTable:
     read += [("before each question", beside["system"])] if beside["system"] else []
     words = ", ".join(f"{kind} in {name!r}" for kind, name in read)
     return OwnTable(records, columns=words, unread=tuple(others))
+
+
+def _check_filled(path: Path, rows: list[dict[str, Any]], columns: dict[str, str | None], folder: Path) -> None:
+    """Raise a worded ``ValueError`` where a column of a table of some lines is empty in all of them."""
+    for kind, name in columns.items():
+        if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
+            continue
+        filled = [other for other in rows[0] if other not in columns.values() and rows[0][other]]
+        other = ["--table", path.relative_to(folder).as_posix(), f"--{kind}-column", *(filled or ["COLUMN"])[:1]]
+        raise ValueError(
+            f"{path}: column {clipped(repr(name), 60)} ({kind}) is empty in all {len(rows):,} lines; fill it, or name "
+            f"another: {shlex.join(['subtoken-train', 'init', str(folder), *other])}"
+        )
 
 
 def unread_words(table: OwnTable) -> str:
@@ -138,9 +155,9 @@ def _no_document(record: OwnRecord) -> str:
 
 
 def _has_image_part(placed: tuple[str, dict[str, Any]]) -> bool:
-    messages = [each for name in CONVERSATION_LISTS for each in _listed(placed[1].get(name))]
-    parts = [part for each in messages if isinstance(each, dict) for part in _listed(each.get("content"))]
-    return any(isinstance(part, dict) and part.get("type") in ("image", "image_url") for part in parts)
+    messages = [each for name in CONVERSATION_LISTS for each in _listed(placed[1].get(name)) if isinstance(each, dict)]
+    parts = [part for each in messages for key in ("content", "value") for part in _listed(each.get(key))]
+    return any(isinstance(part, dict) and is_picture(part) for part in parts)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -154,7 +171,7 @@ def _check_unread(row: dict[str, Any], others: Sequence[str], place: str) -> Non
         name, words = found
         raise ValueError(f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: {words}")
     for name in there:
-        if is_switch(name) and not is_on(row[name]):
+        if is_off(name, row[name]):
             raise ValueError(
                 f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: a bad answer, or one that is weighed or "
                 "not learnt, is not trained from a table; drop the line, or the column"
@@ -177,9 +194,10 @@ def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[
 
 def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the lines of a CSV file; commas, semicolons or tabs, whichever its first line has most of."""
-    text = read_text(path, MAX_BYTES).removeprefix("\ufeff")
+    with opened(path) as file:
+        text = decoded(file.read(), str(path)).removeprefix("\ufeff")
     first = text.partition("\n")[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
+    delimiter = "\t" if kind_of(path) == ".tsv" else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     try:
@@ -200,11 +218,11 @@ def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, found in enumerate(scan_records(path)):
-        place = f"{path}, record {record_id(found.row, number)!r}"
-        if not isinstance(found.row, dict):
-            raise ValueError(f"{place} is {shown(found.row)}; an object with names is needed")
-        yield place, found.row
+    for number, row in enumerate(read_rows(path)):
+        place = f"{path}, record {record_id(row, number)!r}"
+        if not isinstance(row, dict):
+            raise ValueError(f"{place} is {shown(row)}; an object with names is needed")
+        yield place, row
 
 
 def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
-from subtoken_train.datasets.video_sources import VIDEO_SUFFIXES
+from subtoken_train.datasets.text_media import MEDIA_SUFFIXES
 from subtoken_train.errors import clipped
 from subtoken_train.typed import shown
 
@@ -46,10 +45,10 @@ def _named(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-SWITCHES = _named("loss trainable train training weight loss_weight loss_mask loss_scale")
+SWITCHES = _named("loss trainable train training weight loss_weight loss_mask loss_scale supervise supervised")
 """Switches that say whether a message is learnt: true or 1, false or 0."""
 _SWITCHES = frozenset(SWITCHES)
-LABELS = _named("label kto_tag")
+LABELS = _named("label kto_tag is_correct")
 """Switches that say whether the answer is a good one."""
 _TOOLS = "tools are not trained; drop the record, or its tools"
 _SOUND = "sound is not read; drop the record"
@@ -127,20 +126,21 @@ FIELDS = (
     Fields(_named("type text image_url image path url"), "part", "read", "OpenAI, transformers", "a text or an image"),
     Fields(_named("min_pixels max_pixels resized_height resized_width"), "part", "refused", "Qwen-VL", _SIZES),
     Fields(("detail",), "part", "left out", "OpenAI", "pictures are seen as the backbone sees them"),
+    Fields(_named("index order"), "part", "left out", "exports of chats", "parts out of its order are refused"),
 )  # fmt: skip
 """All that is declared."""
 
-_SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus")
-_FILES = (*PICTURE_SUFFIXES, *VIDEO_SUFFIXES, *_SOUNDS)
 _NOTE = re.compile(r"_(ids?|sizes?|width|height|source|hash|md5|type|format|count|num)$|^(num|n)_")
 """Matches names of notes about a medium, not of the medium."""
 _MEDIUM = re.compile(
     r"image|img|photo|picture|video|audio|speech|bbox|segmentation|polygon|keypoint|"
     r"(?<![a-z])(clip|frame|sound|voice|box|region|depth)(e?s)?(?![a-z])"
 )
+_AGAINST = re.compile(r"(?<![a-z])(ignore[sd]?|skip(ped)?|exclude[sd]?|discard(ed)?|drop(ped)?|masked)(?![a-z])")
+"""Matches names of switches that say something when they are on."""
 _LEARNING = re.compile(
     r"(?<![a-z])(loss(es)?|weights?|train(able|ing)?|learn(t|ed|able)?|mask(s|ed)?|labels?|rejected|chosen|"
-    r"prefer(red|ence)?|kto|dpo)(?![a-z])"
+    r"prefer(red|ence)?|kto|dpo|supervis(e|ed|ion)|(in)?correct|(un)?desirable)(?![a-z])|" + _AGAINST.pattern
 )
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _DEEP, _MANY = 4, 1000  # of a value that is looked through for names of media
@@ -190,13 +190,15 @@ def refused_column(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def is_switch(name: str) -> bool:
-    """Return whether a column says of an answer that it is learnt, or a good one."""
-    return _plain(name) in (*SWITCHES, *LABELS)
+def is_off(name: str, value: Any) -> bool:
+    """Return whether a cell of a column says that a line is weighed, bad or not learnt; a class's name is a note."""
+    plain = _plain(name)
+    if plain in (*SWITCHES, *LABELS):
+        return not _is_on(value)
+    return bool(_AGAINST.search(plain)) and str(value).strip().lower() in ("true", "1", "1.0", "yes")
 
 
-def is_on(value: Any) -> bool:
-    """Return whether a cell of such a column says nothing that changes what is learnt; a class's name is a note."""
+def _is_on(value: Any) -> bool:
     if isinstance(value, str):
         word = value.strip().lower()
         return word in ("true", "1", "1.0") or (word not in ("false",) and not _NUMBER.fullmatch(word))
@@ -244,6 +246,8 @@ def _suspicion(name: str, value: Any, table: Mapping[str, Fields]) -> str | None
         field = table[plain]
         return field.words if field.fate == "refused" else None if field.fate == "left out" else f"write it {plain!r}"
     is_note = isinstance(value, bool | int | float)
+    if _AGAINST.search(plain) and value in (False, 0):
+        return None
     if _LEARNING.search(plain) and (not isinstance(value, str) or value.strip().lower() in ("true", "false")):
         return "it may say what is learnt, and nothing reads it; rename it to metadata, or drop it"
     if (_MEDIUM.search(plain) and not _NOTE.search(plain) and not is_note) or _names_media(value):
@@ -268,7 +272,8 @@ def _names_media(value: Any) -> bool:
 
 def _is_medium(value: Any) -> bool:
     return isinstance(value, str) and (
-        value.startswith(("data:image", "data:video", "data:audio")) or value[-8:].lower().rstrip().endswith(_FILES)
+        value.startswith(("data:image", "data:video", "data:audio"))
+        or value[-8:].lower().rstrip().endswith(MEDIA_SUFFIXES)
     )
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from subtoken_train.datasets.text_media import media_problem
 from subtoken_train.datasets.video_sources import refuse_video_file
 from subtoken_train.families.literal_marks import (
     IMAGE_MARK,
@@ -78,6 +79,11 @@ def video_names(row: dict[str, Any]) -> list[str | list[str]]:
     videos = row.get("video") or []
     several = isinstance(videos, list) and any(isinstance(video, list) for video in videos)
     return videos if several or not videos else [videos]
+
+
+def has_media(row: dict[str, Any]) -> bool:
+    """Return whether a record names images or videos."""
+    return bool(image_names(row) or video_names(row))
 
 
 def pictures_marked(row: dict[str, Any]) -> list[bool]:
@@ -151,9 +157,12 @@ def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], as_docum
         return f"kind is {shown(row['kind'])}; a text is needed"
     if not any(map(answer_is_learnt, used[1::2])):
         return "no answer of it is learnt (loss, trainable, train, weight); drop the record"
-    if as_document:
-        pictures = image_names(row) or video_names(row)
-        return "it has images, which a language model does not read; name it in data.train_file" if pictures else None
+    pictures = has_media(row)
+    if as_document and pictures:
+        return "it has images, which a language model does not read; name it in data.train_file"
+    problem = media_problem(said_turns(row), pictures, as_document)
+    if problem or as_document:
+        return problem
     return _videos_marked_problem(row) if video_names(row) else _placeholder_problem(used, len(image_names(row)))
 
 

@@ -29,7 +29,16 @@ from numpy.typing import NDArray
 
 from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.known_files import absent
-from subtoken_train.datasets.record_format import image_names, record_id, record_problem, text_length, video_names
+from subtoken_train.datasets.record_format import (
+    has_media,
+    image_names,
+    record_id,
+    record_problem,
+    text_length,
+    video_names,
+)
+from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, columnar_rows, files_of_set, kind_of, opened
+from subtoken_train.datasets.text_media import files_named
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json, real_path
 from subtoken_train.outputs import whole_file
 from subtoken_train.typed import shown
@@ -48,19 +57,54 @@ class Found(NamedTuple):
     row: Any
 
 
+def read_rows(path: Path) -> Iterator[Any]:
+    """Yield what the rows of a file, or set of files, of any kind of ``row_files`` hold.
+
+    Raises:
+        ValueError: see ``scan_records`` and ``columnar_rows``.
+    """
+    for file in files_of_set(path):
+        yield from columnar_rows(file) if kind_of(file) in COLUMNAR else (found.row for found in scan_records(file))
+
+
+def json_file(path: Path) -> Path:
+    """Return a plain file of JSON as it is; of another kind the JSON lines that are made of it, kept in the cache.
+
+    Raises:
+        ValueError: it is missing or broken.
+    """
+    if not path.exists():
+        raise absent("data file", path)
+    if kind_of(path) in (".csv", ".tsv"):
+        raise ValueError(f"{path} is a table; this makes records of it: subtoken-train init {path.parent}")
+    files = files_of_set(path)
+    if files == [path] and path.suffix.lower() not in (ZIPPED, *COLUMNAR):
+        return path
+    states = b" ".join(map(file_state, files))
+    made = index_path(path).with_suffix(f".{hashlib.sha256(states).hexdigest()[:16]}.jsonl")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{index_path(path)}.lock"):
+        if not made.is_file():
+            with whole_file(made) as temporary, temporary.open("w", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in read_rows(path))
+    return made
+
+
 def scan_records(path: Path) -> Iterator[Found]:
     """Yield all records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
+
+    What gzip packed is read as what is inside.
 
     Raises:
         ValueError: the text is not UTF-8, not JSON, or not a list, or it is of the other kind; the line is named.
     """
     check_regular(path)
-    return _scan_lines(path) if path.suffix.lower() == ".jsonl" else _ListScanner(path).scan()
+    return _scan_lines(path) if kind_of(path) == ".jsonl" else _ListScanner(path).scan()
 
 
 def _scan_lines(path: Path) -> Iterator[Found]:
     start = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, start=1):
             begin = start + (len(_BOM) if number == 1 and line.startswith(_BOM) else 0)
             end = start + len(line)
@@ -92,7 +136,7 @@ class _ListScanner:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def scan(self) -> Iterator[Found]:
-        with self.path.open("rb") as self._file:
+        with opened(self.path) as self._file:
             if self._file.read(len(_BOM)) == _BOM:
                 self.byte = self._bytes_read = len(_BOM)
             else:
@@ -190,7 +234,7 @@ def _not_utf8(path: Path, byte: int) -> ValueError:
 
 
 SMALL_FILE = 2**24  # bytes; below, making the index takes a fraction of a second
-_LAYOUT = "6"  # raise it when the columns, or the checks of a record, change
+_LAYOUT = "7"  # raise it when the columns, or the checks of a record, change
 
 
 class RecordIndex:
@@ -213,7 +257,9 @@ class RecordIndex:
         self.characters_R: NDArray[np.int64] = table.column("characters").to_numpy()
         self.images_R: NDArray[np.int64] = table.column("pictures").to_numpy()
         self.videos_R: NDArray[np.int64] = table.column("videos").to_numpy()
-        self._unread = pa.array(json.loads((table.schema.metadata or {}).get(b"unread", b"[]")), pa.string())
+        found = {key: json.loads(table.schema.metadata[key]) for key in (b"unread", b"in_texts")}
+        self._unread = pa.array(found[b"unread"], pa.string())
+        self._in_texts = pa.array(found[b"in_texts"], pa.list_(pa.string()))
         self._names = table.column("images")
 
     def __len__(self) -> int:
@@ -225,26 +271,34 @@ class RecordIndex:
         names: list[str] = self._unread.to_pylist()
         return names
 
+    @property
+    def in_texts(self) -> list[tuple[str, str]]:
+        """Files of media that texts name, of records that have none, each with the first such record."""
+        return list(map(tuple, self._in_texts.to_pylist()))
+
     def image_names(self) -> pa.Array:
         """Return the names of all images, frames and folders of frames (``clip/``), each once, in the file's order."""
         return self._names.values.unique()
 
 
-def open_index(path: Path) -> RecordIndex:
+def open_index(path: Path, called: Path | None = None) -> RecordIndex:
     """Open the index of a data file, from the cache where it is there and the file has not changed since.
 
+    Args:
+        path: the file (``json_file``).
+        called: its name in messages; default: ``path``.
+
     Raises:
-        ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
+        ValueError: the file is not valid JSON or holds no record, or a record breaks the format.
     """
-    if not path.is_file():
-        raise absent("data file", path)
+    called = called or path
     if path.stat().st_size < SMALL_FILE:
-        return RecordIndex(build_table(path))
+        return RecordIndex(build_table(path, called))
     cached, state = index_path(path), file_state(path)
     cached.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{cached}.lock"):  # the first of several processes makes it, the others wait
         if not cached.is_file() or _open(cached).schema.metadata.get(b"state") != state:
-            _write(build_table(path), cached, state)
+            _write(build_table(path, called), cached, state)
         return RecordIndex(_open(cached).get_batch(0))
 
 
@@ -262,16 +316,19 @@ def file_state(path: Path | int) -> bytes:
     return f"{_LAYOUT} {stat.st_size} {stat.st_mtime_ns}".encode()
 
 
-def build_table(path: Path) -> pa.RecordBatch:
+def build_table(path: Path, called: Path) -> pa.RecordBatch:
     """Parse and check every record, into columns of int64 and ``images`` (list of names; folders end with a slash)."""
     unread: set[str] = set()
+    in_texts: dict[str, str] = {}
     start, stop, characters, pictures, of_videos = (array("q") for _ in range(5))
     record_ends, name_ends, names = array("i", [0]), array("q", [0]), bytearray()  # flat: no object per record
     for place, (begin, end, found) in enumerate(scan_records(path)):
-        row = checked_record(found, f"{path}, record {record_id(found, place)!r}", unread)
+        row = checked_record(found, f"{called}, record {record_id(found, place)!r}", unread)
         start.append(begin)
         stop.append(end)
         characters.append(text_length(row))
+        for name in files_named(row, has_media(row)):
+            in_texts.setdefault(name, record_id(found, place))
         videos = video_names(row)
         of_videos.append(len(videos))
         pictures.append(len(image_names(row)) + len(videos))
@@ -282,7 +339,7 @@ def build_table(path: Path) -> pa.RecordBatch:
             name_ends.append(len(names))
         record_ends.append(len(name_ends) - 1)
     if not start:
-        raise ValueError(f"{path} holds no record; at least one is needed")
+        raise ValueError(f"{called} holds no record; at least one is needed")
     texts = pa.LargeStringArray.from_buffers(len(name_ends) - 1, pa.py_buffer(name_ends), pa.py_buffer(names))
     offsets = pa.Array.from_buffers(pa.int32(), len(record_ends), [None, pa.py_buffer(record_ends)])
     columns = {
@@ -296,7 +353,8 @@ def build_table(path: Path) -> pa.RecordBatch:
         )
     }
     table = pa.RecordBatch.from_pydict({**columns, "images": pa.ListArray.from_arrays(offsets, texts)})
-    return table.replace_schema_metadata({"unread": json.dumps(sorted(unread))})
+    notes = {"unread": json.dumps(sorted(unread)), "in_texts": json.dumps(list(in_texts.items()))}
+    return table.replace_schema_metadata(notes)
 
 
 def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:

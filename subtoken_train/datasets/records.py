@@ -33,7 +33,8 @@ from subtoken_train.datasets.record_format import (
     video_names,
     without_placeholders,
 )
-from subtoken_train.datasets.record_index import RecordIndex, file_state, open_index
+from subtoken_train.datasets.record_index import RecordIndex, file_state, json_file, open_index
+from subtoken_train.datasets.text_media import refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.datasets.video_sources import PictureSource, VideoSource
 from subtoken_train.families.literal_marks import with_marks
@@ -71,12 +72,13 @@ class InstructionRecords(Dataset[Record]):
     It may be sent to workers that are forked or spawned; the data file must stay as it is while it is in use.
 
     Args:
-        path: ``.jsonl`` (one record a line) or any other name (one JSON list).
+        path: ``.jsonl`` (one record a line), another name (one JSON list), or a kind of ``row_files``.
         image_folder: where image paths start; default: the file's own folder.
         images_outside_folder: whether they may lead out of it, see ``inside``.
 
     Raises:
-        ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format.
+        ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format, or names
+            a picture of the folder in a text alone.
     """
 
     def __init__(
@@ -84,8 +86,11 @@ class InstructionRecords(Dataset[Record]):
     ) -> None:
         self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._state = file_state(self.path) if self.path.is_file() else b""
-        self._index: RecordIndex = open_index(self.path)
+        self._rows = json_file(self.path)
+        self._state = file_state(self._rows)
+        self._index: RecordIndex = open_index(self._rows, self.path)
+        named = ((name, f"{self.path}, record {record!r}") for name, record in self._index.in_texts)
+        refuse_files(named, self.image_folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a worker open the file anew."""
@@ -116,6 +121,11 @@ class InstructionRecords(Dataset[Record]):
         """The names of fields that nobody reads, of records, messages and parts, sorted."""
         return self._index.unread
 
+    @property
+    def in_texts(self) -> list[tuple[str, str]]:
+        """Files of media that are text alone, as none is in the folder, each with a record that says it."""
+        return self._index.in_texts
+
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
 
@@ -125,7 +135,9 @@ class InstructionRecords(Dataset[Record]):
 
     def _row(self, index: int) -> dict[str, Any]:
         start, stop = int(self._index.start_R[index]), int(self._index.stop_R[index])
-        with self.path.open("rb", buffering=0) as file:  # opened anew: nothing that a fork would share, or a spawn lose
+        with self._rows.open(
+            "rb", buffering=0
+        ) as file:  # opened anew: nothing that a fork would share, or a spawn lose
             if file_state(file.fileno()) != self._state:
                 raise ValueError(f"{self.path} was changed while it was in use; start again")
             row: dict[str, Any] = llava_form(json.loads(os.pread(file.fileno(), stop - start, start)))

@@ -187,9 +187,16 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
 
 def test_absent_videos_and_unread_fields_are_said(capsys, tiny, data_file):
     rows = json.loads(data_file.read_text())
+    talk = [{"from": "human", "value": "is logo.png one ?"}, {"from": "gpt", "value": "no"}]
+    rows += [{"id": "x", "conversations": talk}]
     data_file.write_text(json.dumps([{**row, "mood": "calm", "source": "x"} for row in rows]))
     lines = checked(capsys, [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1"])
     assert "fields that are not read, and train nothing (docs/data_fields.md): 'mood'" in lines
+    assert "texts name 1 files of media that no field names, as text alone (first: 'logo.png', record 'x')" in lines
+    Image.new("RGB", (8, 8)).save(data_file.parent / "logo.png")
+    assert "record 'x': a text names 'logo.png', which is in" in refused(
+        capsys, [*tiny, "--data.train_file", str(data_file)]
+    )
     turns = [{"from": "human", "value": "<video>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
     rows = [{"id": i, "videos": [f"clip{i}"], "conversations": turns} for i in range(40)]
     data_file.write_text(json.dumps(rows))

@@ -276,8 +276,11 @@ def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     book = "\n \n\n".join(paragraphs).replace("\n", end)
     (tmp_path / "mine/book.txt").write_bytes(book.encode())
     (tmp_path / "mine/README.md").write_text("about it")
+    for name in ("a.pdf", "b.html", "c.pdf", ".hidden.pdf"):
+        (tmp_path / "mine" / name).write_text("not read")
     lines = inits(capsys, "mine")
     assert lines[1] == "mine: 1 file about the data left out (README.md)"
+    assert lines[2] == "mine: 3 files of kinds that are not read: 2 .pdf, 1 .html"
     rows = rows_of(tmp_path / "mine_subtoken", "jsonl")
     said = [text for split in SPLITS for row in rows[split] for text in row["text"].split("\n\n")]
     assert sorted(said) == sorted(paragraphs)

@@ -38,7 +38,14 @@ def test_an_empty_folder(mine, capsys):
     (mine / ".hidden.csv").write_text("x")
     line = refused(capsys, "init", "mine")
     assert line.startswith("mine holds no data: no images, and no file that ends with one of .csv")
-    assert line.endswith("(but README.md, about the data)")
+    assert line.endswith(
+        "(but README.md, about the data); save texts as .txt, or add pictures and a table of "
+        "questions, then: subtoken-train init mine"
+    )
+    (mine / "README.md").unlink()
+    for name in ("a.pdf", "b.PDF", "c.html", "Makefile", "d.txt.gz", "e.rtf"):
+        (mine / name).write_text("x")
+    assert "6 files of kinds that are not read: 2 .pdf, 1 " in refused(capsys, "init", "mine")
 
 
 def test_mixed_folders(mine, capsys):
@@ -46,15 +53,19 @@ def test_mixed_folders(mine, capsys):
     pictures(mine)
     assert "6 images and no table of questions and answers, but texts (notes.txt)" in refused(capsys, "init", "mine")
     table(mine, [])
-    assert "a table (questions.csv) and texts (notes.txt); say --table questions.csv" in refused(capsys, "init", "mine")
+    assert refused(capsys, "init", "mine").endswith("subtoken-train init mine --table questions.csv")
     table(mine, [], "other.csv")
-    assert "several tables (other.csv, questions.csv); say which one with --table" in refused(capsys, "init", "mine")
+    assert "several tables (other.csv, questions.csv); say which one with --table: subtoken-train" in refused(
+        capsys, "init", "mine"
+    )
     assert "no table 'thrid.csv'; its tables are other" in refused(capsys, "init", "mine", "--table", "thrid.csv")
 
 
 def test_images_that_no_record_names(mine, capsys):
     pictures(mine)
-    assert "6 images and no table of questions and answers; add a CSV file" in refused(capsys, "init", "mine")
+    line = refused(capsys, "init", "mine")
+    assert "6 images and no table of questions and answers; add a CSV file" in line
+    assert line.endswith("then: subtoken-train init mine")
     conversations(mine / "chat.jsonl")
     assert "6 images, and chat.jsonl names none of them" in refused(capsys, "init", "mine")
 
@@ -103,11 +114,25 @@ def test_huge_texts(mine, capsys, monkeypatch):
         ("image,question,antwort\na,b,c\n", "no column for the answer (answer, response, output"),
         ("image,question,answer\nimages/00.png,b\n", "line 2 has 2 cells, and the first line 3"),
         ("image,question,answer\nimages/00.png,b, \n", "line 2: column 'answer' is empty"),
+        (
+            "image,question,answer,reply\nimages/00.png,b,,c\nimages/01.png,b, ,d\n",
+            "column 'answer' (answer) is empty in all 2 lines; fill it, or name another: subtoken-train init mine "
+            "--table questions.csv --answer-column reply",
+        ),
+        (
+            "image,question,answer\n,b,c\n,b,d\n",
+            "(image) is empty in all 2 lines; fill it, or name another: subtoken-train init mine --table questions.csv "
+            "--image-column COLUMN",
+        ),
+        ("image,question,answer\nimages/00.png,<|image_1|> b,c\n", "line 2: a text holds '<|image_1|>'"),
+        ("image,question,answer\nimages/00.png,<img>a.png</img> b,c\n", "line 2: a text holds '<img>a.png</img>'"),
+        ("question,answer\n![](images/00.png) b,c\n", "line 2: a text names 'images/00.png', which is in mine"),
         ("image,question,answer\n,b,c\n", "line 2: column 'image' is empty"),
         ("image,question,question\na,b,c\n", "column 'question' appears twice"),
         ('image,question,answer\nimages/00.png,"b,c\n', "invalid CSV"),
         ("image,question,answer\nimages/00.png,b <image>,c\n", "a text holds <image>"),
         ("image,question,answer\nnone.png,b,c\n", "1 of 1 images are not in mine (first: 'none.png', mine/"),
+        ("image,question,answer\nnone.png,b,c\n", "add them, or drop their lines, then: subtoken-train init mine"),
         ("image,question,answer\ntrain/00.png,b,c\n", "1 of 1 images are not in mine (first: 'train/00.png'"),
         ("image,question,answer\n../secret.png,b,c\n", "line 2: image '../secret.png' lies outside of mine"),
         ("image,question,answer\n/etc/passwd,b,c\n", "lies outside of mine"),

@@ -34,6 +34,18 @@ SAME = {
     "a part with a file's URL": {
         "messages": said(("user", [{"type": "image_url", "image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)
     },
+    "parts without a type": {"messages": said(("user", [{"image": "a.jpg"}, {"text": "what ?"}]), ANSWER)},
+    "a text among the parts": {"conversations": said(("human", [PARTS[0], "what ?"]), ("gpt", "a 7"))},
+    "OpenAI's newer parts": {
+        "messages": said(
+            ("user", [{"type": "input_image", "image_url": "a.jpg"}, {"type": "input_text", "text": "what ?"}]),
+            ("assistant", [{"type": "output_text", "text": "a 7", "index": 0}]),
+        )
+    },
+    "columns of both forms": {
+        "images": ["a.jpg"],
+        "messages": [{**turn, "from": None, "value": None} for turn in ASKED],
+    },
     "a part whose image is listed": {
         "images": ["a.jpg"],
         "messages": said(("user", [{"type": "image"}, PARTS[1]]), ANSWER),
@@ -59,6 +71,7 @@ def test_an_llava_record_stays_as_it_is():
     [
         {"messages": said(("system", "Be short."), ("user", "hi"), ("assistant", "yes"))},
         {"system": "Be short.", "messages": said(("user", "hi"), ("assistant", "yes"))},
+        {"messages": said(("developer", "Be short."), ("user", "hi"), ("assistant", "yes"))},
         {"conversations": said(("system", " Be short. "), ("human", "hi"), ("gpt", "yes"), keys=("from", "value"))},
     ],
 )
@@ -85,6 +98,12 @@ REFUSED = {
     ),
     "message 1 names the image 'data:image/png;": said(
         ("user", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), ("assistant", "a")
+    ),
+    "message 1 has a part {'type': 'text', 'text': 'a', 'image': 'b.png'}; a part is either": said(
+        ("user", [{"type": "text", "text": "a", "image": "b.png"}]), ("assistant", "a")
+    ),
+    "a part of message 1 has image and path, which differ": said(
+        ("user", [{"type": "image", "image": "a.png", "path": "b.png"}]), ("assistant", "a")
     ),
     "a turn is not": said(("user", {}), ("assistant", "a")),
 }

@@ -36,6 +36,8 @@ OFF = {
     "axolotl": {"messages": [{**m, "train": place == 3} for place, m in enumerate(TALK)]},
     "OpenAI": {"messages": with_message(1, weight=0)},
     "a number": {"messages": with_message(1, loss_scale=0.0)},
+    "supervise": {"messages": with_message(1, supervise=False)},
+    "switches that are off, or say nothing": {"messages": with_message(1, loss=False, ignore=False, skip=0)},
     "ShareGPT": {
         "conversations": [
             {"from": "human", "value": "what ?"},
@@ -164,6 +166,21 @@ REFUSED = {
     "it has 'voice_track', 'x': it is not read": {"messages": TALK, "voice_track": "x"},
     "it has 'token_loss', [0, 1]: it may say what is learnt": {"messages": TALK, "token_loss": [0, 1]},
     "message 2 has 'ignore_in_loss', True: it may say": {"messages": with_message(1, ignore_in_loss=True)},
+    "message 2 has 'ignore', True: it may say": {"messages": with_message(1, ignore=True)},
+    "message 2 has 'skip', 1: it may say": {"messages": with_message(1, skip=1)},
+    "message 2 has 'is_correct', False: it may say": {"messages": with_message(1, is_correct=False)},
+    "it has is_correct False: it is a bad answer": {"messages": TALK, "is_correct": False},
+    "it has 'skip', True: it may say": {"messages": TALK, "skip": True},
+    "its messages are not in the order of their turn": {
+        "messages": [{**message, "turn": 4 - place} for place, message in enumerate(TALK)]
+    },
+    "the parts of message 1 are not in the order of their index": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", "index": 1}, {"text": "so", "index": 0}]},
+            *TALK[1:],
+        ]
+    },
+    "message 1 has from and role, which differ": {"messages": with_message(0, **{"from": "gpt"})},
     "a part of message 1 has 'max_pixels', 99": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "hi", "max_pixels": 99}]}, *TALK[1:]

@@ -65,6 +65,8 @@ TABLES = {
     "record '0' has 'history', [['a', 'b']]: earlier turns are not read": {"history": [["a", "b"]]},
     "record '0' has 'kto_tag', False: a bad answer": {"kto_tag": False},
     "record '0' has 'weight', 0.5: a bad answer, or one that is weighed": {"weight": 0.5},
+    "record '0' has 'is_correct', 'false': a bad answer": {"is_correct": "false"},
+    "record '0' has 'Skip', '1': a bad answer": {"Skip": "1"},
     "record '0' has 'rejected', 'no': preferences are not trained": {"rejected": "no"},
     "record '0' has 'Audio', 'a.wav': sound is not read": {"Audio": "a.wav"},
     "record '0' has 'tools', '[{}]': tools are not trained": {"tools": "[{}]"},

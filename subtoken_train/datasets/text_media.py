@@ -1,0 +1,136 @@
+r"""Finds media that the texts of a record name, in whatever spelling: no text may train without its picture in silence.
+
+Two rules. A *spelling* that only pictures, videos and sounds have is refused wherever it stands: a tag around a target
+(``<img>0.png</img>``), or a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record without
+media so are a numbered tag (``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last line of a
+question. A *file* that a question of such a record names, in a link or in words (``![](a.png)``,
+``<img src="a.png">``), is refused where it lies in the folder of the images; elsewhere it is text, as in questions
+about HTML, and ``check`` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside
+from subtoken_train.datasets.video_sources import VIDEO_SUFFIXES
+from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
+from subtoken_train.typed import shown
+
+SOUND_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus")
+MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, ".heic", ".heif", ".svg", *VIDEO_SUFFIXES, *SOUND_SUFFIXES)
+_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vision|audios?|speech|sound|media)"
+_TAG = re.compile(
+    rf"(?<!\\)[<\[]({_KIND})\b[^<>\[\]\n]{{0,200}}[>\]]([^<>\[\]\n]{{1,400}})[<\[]/\1\s{{0,9}}[>\]]", re.I
+)
+_PLACE = re.compile(r"(?:data|file|https?):", re.I)
+_TOKEN = re.compile(
+    rf"<\|[\w ./:-]{{0,40}}(?<![a-z]){_KIND}[\w ./:-]{{0,400}}\|>|"
+    rf"<{_KIND}(?:[ _-]?(?:\d{{1,4}}|here|place[ _-]?holder|tokens?|pad|start|end|context|soft[ _-]token|patch))+>|"
+    rf"<(?:(?:start|begin|end)_of_|fake_token_around_|unk_){_KIND}>|<im_(?:start|end|patch)>",
+    re.I,
+)
+_NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)
+"""Matches what is a picture's name where the picture has a mark beside it."""
+_CAPITALS = re.compile(r"\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\](?!https?:)")
+"""Matches tokens of Mistral's models, which other spellings of the letters are not."""
+_BARE = re.compile(rf"[<\[{{(]{{1,2}}/?{_KIND}[ _-]?\d{{0,4}}\s?/?[>\])}}]{{1,2}}", re.I)
+_WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
+_INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
+
+
+def media_problem(turns: Iterable[dict[str, Any]], has_media: bool, as_document: bool) -> str | None:
+    """Return what to say where a text holds a spelling that only media have; None where none does.
+
+    Args:
+        turns: what is said, in LLaVA's form.
+        has_media: whether the record names any.
+        as_document: whether it is for a language model, which reads placeholders as text.
+    """
+    for turn in turns:
+        text = turn["value"]
+        tokens = (token for token in _tokens(text) if not (has_media and _NUMBERED.fullmatch(token)))
+        found = next(chain(_tagged(text), tokens), None)
+        if found is None and not has_media and turn["from"] == "human":
+            found = _bare(text, as_document)
+        if found is not None:
+            return f"a text holds {shown(found)}, a medium that nothing would read; {_INSTEAD}, or drop the record"
+    return None
+
+
+def files_named(row: dict[str, Any], has_media: bool) -> list[str]:
+    """Return what its questions call files of media, for a record that names none; see ``refuse_files``."""
+    if has_media:
+        return []
+    asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")
+    return list(dict.fromkeys(name for text in asked for name in _names(text)))
+
+
+def refuse_files(names: Iterable[tuple[str, str]], folder: Path) -> None:
+    """Refuse texts that name a file which lies in a folder.
+
+    Args:
+        names: what ``files_named`` found, each with the place of the text, for messages.
+        folder: where images lie.
+
+    Raises:
+        ValueError: there is such a file.
+    """
+    for name, place in names:
+        if _lies_in(folder, name):
+            raise ValueError(
+                f"{place}: a text names {shown(name)}, which is in {folder}, and no field does, so that nothing would "
+                f"read it; {_INSTEAD}"
+            )
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    try:
+        return "\0" not in name and os.path.isfile(inside(folder, name))
+    except ValueError:  # outside of it, where nothing is looked at
+        return False
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """Yield tags with a target inside: a path without spaces (of an image), a file of a medium, an address."""
+    if "</" not in text and "[/" not in text:
+        return
+    for found in _TAG.finditer(text):
+        target, kind = found[2].strip(), found[1].lower()
+        if target and (
+            (kind in ("img", "image") and " " not in target)
+            or target.lower().partition("?")[0].endswith(MEDIA_SUFFIXES)
+            or _PLACE.match(target)
+        ):
+            yield found[0]
+
+
+def _tokens(text: str) -> Iterator[str]:
+    if "<" in text:
+        yield from (found[0] for found in _TOKEN.finditer(text))
+    if "[" in text:
+        yield from (found[0] for found in _CAPITALS.finditer(text))
+
+
+def _bare(text: str, as_document: bool) -> str | None:
+    """Return a bare tag that is the first or the last line of a longer text, or all of it."""
+    lines = text.strip().split("\n")
+    for line in (lines[0].strip(), lines[-1].strip()):
+        if _BARE.fullmatch(line) and line != IMAGE_MARK and not (as_document and line == VIDEO_MARK):
+            return line
+    return None
+
+
+def _names(text: str) -> Iterator[str]:
+    if "." not in text:
+        return
+    for pattern in (_WORDS, _PARTS):
+        for found in pattern.finditer(text):
+            name = found[0].strip().rstrip(".:!?")
+            if name[-8:].lower().endswith(MEDIA_SUFFIXES) and len(name) < 400 and not _PLACE.match(name):
+                yield name

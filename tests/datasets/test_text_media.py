@@ -1,0 +1,121 @@
+"""Media that texts name: a spelling that only media have is refused, a named file where it lies beside the images."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from subtoken_train.datasets.corpus import CorpusSource, load_rows
+from subtoken_train.datasets.record_index import checked_record
+from subtoken_train.datasets.records import InstructionRecords
+
+
+def asked(text, answer="a cat", **fields):
+    return {**fields, "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]}
+
+
+SPELT = {
+    "Picture 1: <img>0.png</img>\nwhat ?": "<img>0.png</img>",
+    "<img>https://a.b/c</img> what ?": "<img>https://a.b/c</img>",
+    "<img>my pictures/0 1.JPG</img> what ?": "<img>my pictures/0 1.JPG</img>",
+    "(<image>./</image>)\nwhat ?": "<image>./</image>",
+    "<video fps=2>clip.mp4</video> what ?": "<video fps=2>clip.mp4</video>",
+    "hear <audio>a.wav</audio>": "<audio>a.wav</audio>",
+    "[IMG]0.gif[/IMG] what ?": "[IMG]0.gif[/IMG]",
+    "<|image_1|>\nwhat ?": "<|image_1|>",
+    "<|vision_start|><|image_pad|><|vision_end|>what ?": "<|vision_start|>",
+    "<|image: a|> what ?": "<|image: a|>",
+    "<Img><ImageHere></Img> what ?": "<ImageHere>",
+    "see <image_placeholder>": "<image_placeholder>",
+    "see <image-placeholder>": "<image-placeholder>",
+    "<IMG_CONTEXT><IMG_CONTEXT> what ?": "<IMG_CONTEXT>",
+    "<start_of_image>what ?": "<start_of_image>",
+    "<fake_token_around_image>what ?": "<fake_token_around_image>",
+    "<image1>\n<image 2>\nwhich ?": "<image1>",
+    "[IMG]what ?": "[IMG]",
+    "<Image>\nwhat ?": "<Image>",
+    "what ?\n[image]": "[image]",
+    "{{image}}\nwhat ?": "{{image}}",
+}
+
+
+@pytest.mark.parametrize("text", SPELT)
+@pytest.mark.parametrize("as_document", [False, True])
+def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
+    words = f"r: a text holds {SPELT[text]!r}, a medium that nothing would read; name it in image, images"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        checked_record(asked(text), "r", set(), as_document)
+
+
+def test_a_video_mark_without_a_video():
+    with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
+        checked_record(asked("<video>\nwhat ?"), "r", set())
+    checked_record(asked("<video>\nwhat ?"), "r", set(), as_document=True)  # marks are text to a language model
+
+
+def test_an_answer_that_is_a_picture_is_refused_too():
+    with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
+        checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r", set())
+
+
+def test_pictures_under_the_mark_of_another_model():
+    for text in ("<|image_1|>\nwhat ?", "<image>\n<|image_2|> what ?"):
+        with pytest.raises(ValueError, match=r"a text holds '<\|image_\d\|>'.*write <image> or <video> at its place"):
+            checked_record(asked(text, image="a.png"), "r", set())
+    checked_record(asked("<image 1>: <image>\nwhat ?", image="a.png"), "r", set())  # a name beside the mark
+
+
+TEXTS = [
+    "the <box>(1,2),(3,4)</box> of <ref>a dog</ref>",
+    "how does the <img> tag differ from <picture> ?",
+    "<img> is a tag",
+    "use <video> in HTML",
+    "<|im_start|>user",
+    "mark [image] in a text",
+    '<div><img src="logo.png"></div>',
+    "![](https://a.b/c.png) in markdown",
+    r"\<image>0.png\</image> is how it is written",
+    "a" * 200_000 + "<" * 20_000 + "[img" * 5000,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_what_is_about_media_stays_text(text):
+    made = checked_record(asked(text), "r", set())
+    assert made["conversations"][0]["value"] == text
+
+
+LINKS = [
+    "![](i/a b.png) what ?",
+    "<img src='i/c.JPG' width=5> what ?",
+    "look at i/c.JPG.",
+    "<image: i/c.JPG> what ?",
+    '{"image": "i/a b.png"} what ?',
+    "[[i/c.JPG]]",
+]
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_a_text_that_names_a_file_of_the_folder_is_refused(tmp_path, cache, text):
+    (tmp_path / "i").mkdir()
+    for name in ("a b.png", "c.JPG"):
+        Image.new("RGB", (2, 2)).save(tmp_path / "i" / name)
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps(asked(each)) for each in ("hi", text)))
+    words = re.escape(f"{path}, record '1': a text names 'i/")
+    for read in (InstructionRecords, lambda path: load_rows(CorpusSource(str(path), documents="conversations"))):
+        with pytest.raises(ValueError, match=words):
+            read(path)
+    path.write_text(json.dumps([asked(f"<image> {text}", image="i/c.JPG")]))
+    path.rename(tmp_path / "t.json")
+    assert InstructionRecords(tmp_path / "t.json").in_texts == []  # it has a picture, of which it speaks
+
+
+def test_files_that_are_not_there_are_text_and_counted(tmp_path):
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "out.png")
+    path = tmp_path / "data/t.json"
+    rows = [asked("hi"), asked('<img src="logo.png"> and ../out.png'), asked("logo.png"), asked("x", "see b.png")]
+    path.write_text(json.dumps(rows))
+    assert InstructionRecords(path).in_texts == [("logo.png", "1"), ("../out.png", "1")]
