@@ -27,7 +27,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id, row_kind
 from subtoken_train.datasets.record_index import checked_record, read_rows
-from subtoken_train.datasets.row_files import COLUMNAR, files_of_set, kind_of
+from subtoken_train.datasets.row_files import COLUMNAR, file_kind, files_of_set
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
@@ -143,7 +143,7 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
 
 def _builder(path: Path) -> str | None:
     """Return the reader of a local file, or of a folder that ``save_to_disk`` wrote; None for a name of the Hub."""
-    builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(kind_of(path))
+    builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(file_kind(path))
     if builder is None and path.is_file():
         raise ValueError(
             f"{path} is none of the files that texts are read from ({', '.join(_BUILDERS)}, and these as .gz); a table "
@@ -157,7 +157,7 @@ def _conversation_rows(source: CorpusSource) -> Dataset:
     from datasets import Dataset
 
     path = Path(source.name)
-    if not path.is_dir() and (kind_of(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
+    if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
         raise ValueError(
             f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
         )

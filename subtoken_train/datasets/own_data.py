@@ -20,7 +20,7 @@ from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open
 from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
 from subtoken_train.datasets.record_format import has_media, image_names, said_turns, used_turns, video_names
-from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, first_of_set, kind_of
+from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, file_kind, first_of_set
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
@@ -101,7 +101,7 @@ def _group(name: str) -> str:
         return _ABOUT
     if os.path.basename(name) in _OF_ARROW:
         return _ARROW
-    return kind if suffix == ZIPPED and (kind := kind_of(name)) in TABLES else suffix
+    return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
 
 
 def _counted(kinds: dict[str, int]) -> str:

@@ -18,7 +18,7 @@ from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversati
 from subtoken_train.datasets.record_fields import is_off, refused_column
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
 from subtoken_train.datasets.record_index import checked_record, read_rows
-from subtoken_train.datasets.row_files import files_of_set, kind_of, opened
+from subtoken_train.datasets.row_files import file_kind, files_of_set, opened
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks
@@ -88,7 +88,7 @@ def read_own_table(path: Path, chosen: dict[str, str | None], folder: Path | Non
             f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
             "(data.train_file), and texts (data.train)"
         )
-    everything = list(_delimited(path) if kind_of(path) in (".csv", ".tsv") else _objects(path))
+    everything = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else _objects(path))
     if not everything:
         raise ValueError(f"{path} holds no record; at least one is needed")
     if any(isinstance(row.get(name), list) for _, row in everything for name in CONVERSATION_LISTS):
@@ -197,7 +197,7 @@ def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with opened(path) as file:
         text = decoded(file.read(), str(path)).removeprefix("\ufeff")
     first = text.partition("\n")[0]
-    delimiter = "\t" if kind_of(path) == ".tsv" else max(",;\t", key=first.count)
+    delimiter = "\t" if file_kind(path) == ".tsv" else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     try:

@@ -37,7 +37,7 @@ from subtoken_train.datasets.record_format import (
     text_length,
     video_names,
 )
-from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, columnar_rows, files_of_set, kind_of, opened
+from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, columnar_rows, file_kind, files_of_set, opened
 from subtoken_train.datasets.text_media import files_named
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json, real_path
 from subtoken_train.outputs import whole_file
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[Any]:
         ValueError: see ``scan_records`` and ``columnar_rows``.
     """
     for file in files_of_set(path):
-        yield from columnar_rows(file) if kind_of(file) in COLUMNAR else (found.row for found in scan_records(file))
+        yield from columnar_rows(file) if file_kind(file) in COLUMNAR else (found.row for found in scan_records(file))
 
 
 def json_file(path: Path) -> Path:
@@ -75,7 +75,7 @@ def json_file(path: Path) -> Path:
     """
     if not path.exists():
         raise absent("data file", path)
-    if kind_of(path) in (".csv", ".tsv"):
+    if file_kind(path) in (".csv", ".tsv"):
         raise ValueError(f"{path} is a table; this makes records of it: subtoken-train init {path.parent}")
     files = files_of_set(path)
     if files == [path] and path.suffix.lower() not in (ZIPPED, *COLUMNAR):
@@ -99,7 +99,7 @@ def scan_records(path: Path) -> Iterator[Found]:
         ValueError: the text is not UTF-8, not JSON, or not a list, or it is of the other kind; the line is named.
     """
     check_regular(path)
-    return _scan_lines(path) if kind_of(path) == ".jsonl" else _ListScanner(path).scan()
+    return _scan_lines(path) if file_kind(path) == ".jsonl" else _ListScanner(path).scan()
 
 
 def _scan_lines(path: Path) -> Iterator[Found]:

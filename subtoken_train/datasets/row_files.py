@@ -28,7 +28,7 @@ _TOGETHER = 1000
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.)")
 
 
-def kind_of(name: str | Path) -> str:
+def file_kind(name: str | Path) -> str:
     """Return a file's suffix in small letters, without gzip's."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() == ZIPPED else path.name).suffix.lower()
@@ -91,7 +91,7 @@ def columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     check_regular(path)
     try:
-        schema, batches = _parquet(path) if kind_of(path) == ".parquet" else _arrow(path)
+        schema, batches = _parquet(path) if file_kind(path) == ".parquet" else _arrow(path)
         labels = {
             name: feature
             for name, feature in Features.from_arrow_schema(schema).items()
