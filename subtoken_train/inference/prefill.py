@@ -313,7 +313,8 @@ def append(
     bound = position_bound(family.decoder.config)
     if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
         warn_beyond(family.decoder.config, int(start.max()) + new, int(held.max()))
-    positions = start + torch.arange(new, device=token_ids_Bq.device)
+    # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
+    positions = (start + torch.arange(new, device=token_ids_Bq.device)).clamp(min=0)
     cache.choose_pages(chooses_pages)
     with cache.appending(), watching_inputs(family, cache.input_observer):
         hidden = family.decode(family.token_states(token_ids_Bq), positions, cache)

@@ -262,6 +262,24 @@ def test_contexts_take_positions_for_their_own_questions_only():
         model.ask(None, questions[::-1], max_new_tokens=2)
 
 
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_padding_before_a_short_question_is_nowhere_below_0(chunk, monkeypatch):
+    """Ministral 3 takes the logarithm of positions: of rows 16 before the text it would be infinite."""
+    backbone = compress(text_family("ministral3")).eval()
+    model = SubTokenModel.around(backbone, Compression(prefill_chunk=chunk))
+    texts, questions = ["a cat", "a red dog"], [["describe ."], ["what is at C4 ? and at D2 ? " * 4]]
+    positions, through = [], backbone.family.through
+
+    def noted(layers, hidden, mask, position, *rest, **options):
+        positions.append(int(position.min()))
+        return through(layers, hidden, mask, position, *rest, **options)
+
+    alone = [model.ask(text, own, max_new_tokens=4) for text, own in zip(texts, questions, strict=True)]
+    monkeypatch.setattr(backbone.family, "through", noted)
+    assert model.ask(texts, questions, max_new_tokens=4) == alone
+    assert min(positions) == 0
+
+
 def test_pictures_and_texts_are_not_mixed_up():
     model = asking(family="llava", **PLAIN)
     for context in (TEXTS[0], [], 5):
