@@ -40,6 +40,9 @@ class CalibratedNumbers(ABC):
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise ``ValueError`` if the numbers are not those of such a model."""
 
+    def check_width(self, hidden_size: int) -> None:  # noqa: B027
+        """Raise ``ValueError`` if they read states of another width than such a model's; most read none."""
+
     @abstractmethod
     def words(self) -> str:
         """Return the numbers for a terminal, a layer a line or column."""
@@ -108,13 +111,13 @@ class _Header:
     data: CalibrationData
 
 
-def write_calibration(path: Path, calibration: Calibration[Any]) -> None:
-    """Write the file whole or not at all."""
+def write_calibration(path: Path, calibration: Calibration[Any], overwrite: bool = True) -> None:
+    """Write the file whole or not at all, see ``whole_file``."""
     numbers = asdict(calibration.numbers)
     header = _Header(
         SCHEMA_VERSION, calibration.method, calibration.backbone, calibration.settings, numbers, calibration.data
     )
-    write_whole(path, json.dumps(asdict(header), indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(asdict(header), indent=1, allow_nan=False) + "\n", overwrite)
 
 
 def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]:

@@ -15,16 +15,24 @@ import re
 import secrets
 import shutil
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
-from subtoken_train.errors import system_words
+from filelock import FileLock
+
+from subtoken_train.errors import SubTokenWarning, system_words
 
 _MARK = ".subtoken-"
 STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
 """Ending of a stage's name, after its target's name and a dot."""
 _MARKER, _CONTENT = ".subtoken-stage", "content"
+_LONGEST, _CUT = 255, 200
+"""Bytes of a name at most; those of a longer target's name that its stages' names begin with."""
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
+"""Numbers of the system's errors where a file system has no locks."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""
 _OF_WRITING = (*FULL, errno.EIO, errno.EROFS)
@@ -39,11 +47,36 @@ class WritingError(OSError):
 
 
 def check_new(paths: Iterable[Path], overwrite: bool) -> None:
-    """Raise ``ValueError`` if one of the files is there, unless it is to be replaced."""
+    """Raise ``ValueError`` if one of the files is there, unless it is to be replaced.
+
+    Raises:
+        OSError: as ``check_place``.
+    """
     for path in paths:
         check_file(path)
         if not overwrite and os.path.lexists(path):
             raise ValueError(f"{path} exists; name another file, or pass --overwrite")
+        check_place(path)
+
+
+def check_place(target: Path) -> None:
+    """Find out before any work whether a file or folder can be written: what ``stage`` makes is made, and gone again.
+
+    Raises:
+        OSError: as ``room_for``; also a name that is too long.
+    """
+    try:
+        with suppress(_OnlyTriedError), stage(target) as temporary:
+            temporary.touch()
+            raise _OnlyTriedError
+    except OSError as error:
+        if error.filename is not None and _is_staged(error.filename):
+            error.filename = str(target)
+        raise
+
+
+class _OnlyTriedError(Exception):
+    """Ends a stage in which nothing is to be left, its parents included."""
 
 
 def check_file(path: Path) -> None:
@@ -51,7 +84,9 @@ def check_file(path: Path) -> None:
     try:
         mode = os.lstat(path).st_mode
         mode = os.stat(path).st_mode if stat.S_ISLNK(mode) else mode
-    except OSError:  # nothing there, or a link that leads nowhere; whatever else is wrong, writing says
+    except OSError as error:  # nothing there, or a link that leads nowhere; whatever else is wrong, writing says
+        if error.errno == errno.ENAMETOOLONG:
+            raise
         return
     if stat.S_ISDIR(mode):
         raise ValueError(f"{path} is a folder; name a file")
@@ -59,9 +94,9 @@ def check_file(path: Path) -> None:
         raise ValueError(f"{path} is a pipe or a device; name a file")
 
 
-def write_whole(path: Path, content: str | bytes | memoryview) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview, overwrite: bool = True) -> None:
     """Write a file (a text in UTF-8) whole or not at all, see ``whole_file``."""
-    with whole_file(path) as temporary:
+    with whole_file(path, overwrite) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -83,21 +118,39 @@ def append_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     """Yield a path to write a new file at, which takes the name ``path`` once the block has ended and it is on disk.
 
     Parents are made. A link that lies at ``path`` is replaced, not followed. After an error, or whatever ends the
-    process, what was at ``path`` is there; see ``stage`` for what is left.
+    process, what was at ``path`` is there; see ``stage`` for what is left. Without ``overwrite`` a file that came in
+    the meantime stays.
 
     Raises:
-        ValueError: a folder, a pipe or a device lies at ``path``.
+        ValueError: a folder, a pipe or a device lies at ``path``; or, without ``overwrite``, anything.
         OSError: the disk is full, or the folder cannot be written; ``path`` is named.
     """
     check_file(path)
     with stage(path) as temporary:
         yield temporary
         flush(temporary)
+        if not overwrite:
+            _claim(temporary, path)
         os.replace(temporary, path)
+
+
+def _claim(written: Path, path: Path) -> None:
+    """Give a file its name unless that is taken."""
+    try:
+        try:
+            os.link(written, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: an empty file takes the name, for a moment
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        raise ValueError(
+            f"{path} came while this command ran, so it stays and nothing was written; name another file"
+        ) from None
 
 
 @contextmanager
@@ -163,7 +216,7 @@ def take_left(target: Path) -> Iterator[Path]:
 
     They are marked as ours, and locked by nobody; while one is yielded, it is locked by this process.
     """
-    begins = f".{target.name}"
+    begins = _begin_of_stage(target)
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     ours = [name for name in names if name.startswith(begins) and re.fullmatch(STAGE, name[len(begins) :])]
     for own in map(target.with_name, sorted(ours)):
@@ -180,10 +233,18 @@ def take_left(target: Path) -> Iterator[Path]:
                 os.close(lock)
 
 
+def _begin_of_stage(target: Path) -> str:
+    """Return how the names of a target's stages begin: with its own name, or a part of it where that leaves no room."""
+    name = os.fsencode(target.name)
+    if 1 + len(name) + len(_MARK) + 8 <= _LONGEST or len(name) > _LONGEST:  # no target has so long a name
+        return f".{target.name}"
+    return f".{name[:_CUT].decode(errors='ignore')}-{sha256(name).hexdigest()[:16]}"
+
+
 def _locked_stage(target: Path) -> tuple[Path, int]:
     """Make a stage and its marker; returns it and the descriptor that holds the lock, where the system has locks."""
     while True:
-        own = target.with_name(f".{target.name}{_MARK}{secrets.token_hex(4)}")
+        own = target.with_name(f"{_begin_of_stage(target)}{_MARK}{secrets.token_hex(4)}")
         own.mkdir()
         try:
             lock = os.open(own / _MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -211,6 +272,44 @@ def _lock(marker: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def take_lock(path: Path, seconds: float = -1) -> FileLock:
+    """Lock a file until ``release``, so that other processes wait; whatever ends this one, the system gives it back.
+
+    Args:
+        path: of the lock's own file.
+        seconds: to wait; -1: as long as it takes.
+
+    Raises:
+        Timeout: another process has it.
+
+    Warns:
+        SubTokenWarning: the file system has no locks; it goes on without.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=seconds)
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:  # a ``Timeout`` has none
+            raise
+        warnings.warn(
+            f"{path.parent} lies on a file system without locks; it continues without one: start no second command "
+            "that writes there",
+            SubTokenWarning,
+            stacklevel=2,
+        )
+    return lock
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of ``take_lock`` inside the block."""
+    lock = take_lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _is_staged(name: object) -> bool:

@@ -1,16 +1,30 @@
 """Files and folders are whole or not there: on a full disk, after a kill, and beside other writers."""
 
 import errno
+import fcntl
 import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import Timeout
 from safetensors.torch import save_file
 
 import subtoken_train
-from subtoken_train.outputs import append_whole, check_new, new_folder, room_for, stage, whole_file, write_whole
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.outputs import (
+    append_whole,
+    check_new,
+    check_place,
+    locked,
+    new_folder,
+    room_for,
+    stage,
+    take_lock,
+    whole_file,
+    write_whole,
+)
 from tests.support.faults import die, killed, no_room
 
 BIG = {"a": torch.zeros(100_000)}
@@ -94,6 +108,72 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_to_the_same_file(tmp
     assert [name.partition("-")[0] for name in left] == [".b.file.subtoken", "a.file"]
     save(tmp_path / "b.file")
     assert names(tmp_path) == ["a.file", "b.file"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_came_in_the_meantime_stays(tmp_path, monkeypatch, links):
+    """Of two writers that found the place free, the second is told."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    path = tmp_path / "a.file"
+
+    def second():
+        with whole_file(path, overwrite=False) as temporary:
+            temporary.write_text("second")
+            write_whole(path, "first", overwrite=False)
+
+    with pytest.raises(ValueError, match=f"{path} came while this command ran, so it stays"):
+        second()
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["a.file"]
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])
+@pytest.mark.parametrize("size", [230, 240, 250, 254])
+def test_names_of_every_length_that_the_system_takes_are_written(tmp_path, letter, size):
+    path, other = (tmp_path / (letter * (size // len(letter.encode()) - 1) + end) for end in "xy")
+
+    def dying(target):
+        with whole_file(target) as temporary:
+            temporary.write_text("half")
+            die()
+
+    assert killed(lambda: dying(path))
+    check_new([other], overwrite=False)
+    save(other)
+    assert len(names(tmp_path)) == 2, "another file's stage stays"
+    save(path)
+    assert names(tmp_path) == [path.name, other.name]
+    with new_folder(tmp_path / "new" / (letter * (size // len(letter.encode())))) as folder:
+        (folder / "x").write_text("new")
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path):
+    (tmp_path / "a.file").write_text("mine")
+    for path, words in ((tmp_path / ("n" * 256), "File name too long"), (tmp_path / "a.file" / "b", "a.file")):
+        for check in (lambda path: check_new([path], overwrite=True), check_place):
+            with pytest.raises(OSError, match=words) as caught:
+                check(path)
+            assert str(path).startswith(caught.value.filename)
+    check_place(tmp_path / "new" / "folder" / "file")
+    assert names(tmp_path) == ["a.file"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    if number != errno.ENOSYS:  # which filelock itself makes up for, by a file that is there or not
+        with pytest.warns(SubTokenWarning, match="lies on a file system without locks; it continues without one"):
+            take_lock(tmp_path / ".lock", 0).release()
+        with pytest.warns(SubTokenWarning, match="without locks"), locked(tmp_path / ".lock"):
+            save(tmp_path / "a.file")
+    save(tmp_path / "a.file", "again")
+    assert (tmp_path / "a.file").read_text() == "again"
+
+
+def test_a_lock_that_somebody_holds_is_no_missing_lock(tmp_path):
+    with locked(tmp_path / ".lock"), pytest.raises(Timeout):
+        take_lock(tmp_path / ".lock", 0)
 
 
 def test_a_writer_at_work_is_left_alone(tmp_path):

@@ -31,7 +31,7 @@ from subtoken_train.errors import UncutError, check_package, clipped
 from subtoken_train.families.backbone_files import check_local_files, read_headers
 from subtoken_train.families.gguf_files import check_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked
-from subtoken_train.outputs import new_folder, remove_if_empty, take_left
+from subtoken_train.outputs import check_place, new_folder, remove_if_empty
 
 NOTE = "fetched.json"
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
@@ -56,8 +56,7 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
         say(f"{folder} exists: {_standing(folder, name)}")
         return
     say(f"{name}: {model.hub_id}, licence {model.licence}")
-    for _ in take_left(folder):
-        pass
+    check_place(folder)
     found = _on_hub(model, say)
     with new_folder(folder) as stage:
         if isinstance(found, Path):

@@ -102,10 +102,20 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Let layers append inside the block."""
-        with undoing(partial(setattr, self, "appends", self.appends)):
-            self.appends = True
+        """Let layers append inside the block, from ``next_position`` on."""
+        with undoing(partial(self.let_append, False)):
+            self.let_append(True)
             yield
+
+    def let_append(self, may: bool) -> None:
+        """Let layers append, or no longer; meanwhile those with a window hold where their tails begin."""
+        self.appends = may
+        first_B = None
+        for layer in self.layers:
+            if may and layer.window is not None and first_B is None:
+                assert self.next_position is not None
+                first_B = self.next_position[:, 0] - layer.tail_length
+            layer.first_B = None if first_B is None or layer.window is None else first_B.to(layer.device)
 
     def branch(self) -> PackedCache:
         """Return a cache of the same prompts that grows by itself and never changes this one.

@@ -125,12 +125,12 @@ class BalancedBasis(KeyBasis):
     size_Bh1d: Tensor
 
     @classmethod
-    def of(cls, key_BhNd: Tensor, entries_BN: Tensor) -> BalancedBasis:
-        """Measure the keys of marked entries, before any eviction; heads without one keep their keys' sizes."""
-        key, marks_B1N1 = key_BhNd.float(), entries_BN[:, None, :, None]
-        count = marks_B1N1.sum(2, keepdim=True).clamp(min=1)
-        centre = (key.where(marks_B1N1, 0).sum(2, keepdim=True) / count).half()
-        square = (key - centre.float()).square().where(marks_B1N1, 0).sum(2, keepdim=True) / count
+    def of(cls, key_BhNd: Tensor, entries_BhN: Tensor) -> BalancedBasis:
+        """Measure the keys of marked entries, [B, 1, N] where heads share them; heads without one keep their sizes."""
+        key, marks_BhN1 = key_BhNd.float(), entries_BhN[..., None]
+        count = marks_BhN1.sum(2, keepdim=True).clamp(min=1)
+        centre = (key.where(marks_BhN1, 0).sum(2, keepdim=True) / count).half()
+        square = (key - centre.float()).square().where(marks_BhN1, 0).sum(2, keepdim=True) / count
         least = (LEAST**4 * square.mean(-1, keepdim=True)).clamp(min=torch.finfo(torch.float32).tiny)
         log_size = square.clamp(min=least).log() / 4
         return cls(centre, (log_size - log_size.mean(-1, keepdim=True)).exp().half())

@@ -50,7 +50,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         prompt_length: tokens of the unreduced prompt, padding included.
         settled_length: tokens that were in the tail before it was packed.
         eviction_state: which token each entry is; None where nothing is evicted while decoding.
-        begins_B: position of the tail's first token, in a layer with a window.
+        first_B: position of the tail's first place, in a layer with a window; only while the cache may append.
         extent: positions from the oldest entry of any sample to the latest first token of a tail.
     """
 
@@ -70,7 +70,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.eviction_state: EvictionState | None = None
         self.chooses_pages = False
         self.window: int | None = None
-        self.begins_B: Tensor | None = None
+        self.first_B: Tensor | None = None
         self.extent = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -201,17 +201,17 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         own = PackedLayer(self.fused.workspace)
         own.store_prompt(self.blocks, self.prompt_length, self.keys, self.fill, self.basis)
         own.fused.table = self.fused.table
-        own.window, own.begins_B, own.extent = self.window, self.begins_B, self.extent
+        own.window, own.extent = self.window, self.extent
         own.eviction_state = None if self.eviction_state is None else self.eviction_state.copy()
         return own
 
     def begin_tail(self, position_B: Tensor) -> None:
-        """Set the position of every sample's first tail token, in a layer with a window."""
+        """Note how far the tail is from the oldest entry, in a layer with a window, by its first tokens' positions."""
         assert self.window is not None
         position_B = position_B.to(self.device)
         places = [part.position_RM for block in self.blocks for part in block.parts if part.position_RM is not None]
         oldest = torch.cat([position_B.flatten().int(), *(place.flatten() for place in places)]).amin()
-        self.begins_B, self.extent = position_B, int(position_B.amax() - oldest) + 1
+        self.extent = int(position_B.amax() - oldest) + 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Append [B, h, q, d] states to the tail; return the layer twice, in place of keys and values."""
@@ -231,9 +231,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             blocks = [block.in_full for block in blocks]
         reach = None
         if self.window is not None and self.extent + self.reach_length > self.window:
-            assert self.begins_B is not None
-            first_B = self.begins_B if self.tail_start_B is None else self.begins_B - self.tail_start_B
-            reach = CacheWindow(self.window, first_B)
+            assert self.first_B is not None
+            reach = CacheWindow(self.window, self.first_B)
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
 
     def get_seq_length(self) -> int:
@@ -311,8 +310,6 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.tail_start_B is not None:
             self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
-        if self.begins_B is not None:
-            self.begins_B = self.begins_B.index_select(0, samples.to(self.begins_B.device))
         if self.eviction_state is not None:
             self.eviction_state.select(samples.to(self.keys.device))
 

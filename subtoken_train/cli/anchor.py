@@ -86,7 +86,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
     """
     target = destination / f"{source.stem}{SUFFIX}.yaml" if destination.is_dir() else destination
     check_new([target], overwrite)
-    write_whole(target, anchor_text(source, target))
+    write_whole(target, anchor_text(source, target), overwrite)
     return target
 
 

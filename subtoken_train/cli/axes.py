@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from subtoken_train.errors import MAX_COUNT, check_range
-from subtoken_train.outputs import new_folder
+from subtoken_train.outputs import check_place, new_folder
 
 HELP = """Write a copy of a model that answers as it did, and whose value groups lose less.
 
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if os.path.lexists(out):
         raise ValueError(f"{out} exists; name another folder, or remove it")
+    check_place(out)
     check_range("--samples", args.samples, 1, MAX_COUNT)
     from subtoken_train.cli.terminal import counter, quiet_libraries
 

@@ -120,21 +120,23 @@ def run(args: argparse.Namespace) -> int:
             source.backbone.quantization,
         )
         _say_departures("Table 8 of the paper", record["departures"])
-    _keep(args.out, record, _rows(args, source, subject, prompts))
+    _keep(args, record, _rows(args, source, subject, prompts))
     return 0
 
 
-def _keep(out: str | None, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
     """Put rows into the record, and write it after each: what was measured stays, whatever comes after it."""
+    out, ours = args.out, args.overwrite
     try:
         for row in rows:
             record["rows"].append(row)
             if out:
-                write_whole(Path(out), json.dumps(record, indent=1) + "\n")
+                write_whole(Path(out), json.dumps(record, indent=1) + "\n", overwrite=ours)
+                ours = True
             if row["interrupted"]:
                 raise KeyboardInterrupt
     finally:
-        if out and record["rows"]:
+        if out and record["rows"] and ours:
             print(plain(f"written to {out}"), flush=True)
 
 
@@ -166,7 +168,7 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     _say_departures("peak memory of the paper's appendix C.1", record["departures"])
     row = measure_memory(subject, counter("arms", timed=True))
     print(plain("\n".join(["", *peak_lines(row, backbone.path)])))
-    _keep(args.out, record, [row])
+    _keep(args, record, [row])
     return 0
 
 
@@ -253,7 +255,6 @@ def _check(args: argparse.Namespace) -> None:
         _check_protocol_options(args)
     if args.out is not None:
         check_new([Path(args.out)], args.overwrite)
-        _check_writable(Path(args.out))
 
 
 def _check_protocol_options(args: argparse.Namespace) -> None:
@@ -270,15 +271,6 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
     protocol = "--peak-memory" if args.peak_memory else "--table8"
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is set by {protocol}; leave one of them out")
-
-
-def _check_writable(path: Path) -> None:
-    """Raise a worded ``ValueError`` unless a file can be made, before minutes are spent on it."""
-    import os
-
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {path}: cannot write to the folder {folder}; name another file")
 
 
 def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     calibrator = kind(**settings)
     backbone, identity = _load(args)
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"), counter("layers"))
-    write_calibration(out, calibration)
+    write_calibration(out, calibration, args.overwrite)
     print(_summary(calibration))
     print(f"calibration of {args.method} written to {out}")
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from subtoken_train.cli.arm_flags import add_eviction_options, arm_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import check_package
-from subtoken_train.outputs import new_folder
+from subtoken_train.outputs import check_place, new_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out or f"runs/diagnostics/{name}{'' if args.eviction is None else f'-{args.eviction}'}")
     if folder.exists():
         raise ValueError(f"{folder} exists; choose another --out")
+    check_place(folder)
     config, backbone, _ = read_adapter(adapter)
     prompts = _prompts(backbone.family, args.data, args.limit)
     if compression.eviction is None:

@@ -12,6 +12,7 @@ from subtoken_train.cli.arm_flags import add_compression_options, add_settings, 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import plain, unknown_name
+from subtoken_train.outputs import check_place
 from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
@@ -70,8 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> int:
     """One data file, all adapters, a table."""
-    if args.out and os.path.lexists(args.out):
-        raise ValueError(f"{args.out} exists; choose another --out")
+    if args.out:
+        if os.path.lexists(args.out):
+            raise ValueError(f"{args.out} exists; choose another --out")
+        check_place(Path(args.out))
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError
+from subtoken_train.outputs import check_place
 from subtoken_train.training.checkpoints import newest_complete, read_marker
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     words = [] if source.recipe is None else ["--config", str(source.recipe)]
     recipe = read_source(words)
     check_target(out, args.overwrite)
+    check_place(out)
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

@@ -257,8 +257,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
         print(line, file=sys.stderr)
     folder.open(resume is not None)
     cli.save_recipe(folder.current / RECIPE_FILE)
-    if folder.staged:
-        hand_over(cli, folder)
+    hand_over(cli, folder)
 
 
 def say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
@@ -271,10 +270,13 @@ def say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
 
 
 def hand_over(cli: RecipeCLI, folder: RunFolder) -> None:
-    """Let the run take its place as soon as its first checkpoint stands."""
+    """Let the run take its place as soon as its first checkpoint stands, in a folder that is a run's."""
     trainer: Any = cli.trainer
 
     def stands() -> None:
+        stand_again(cli, folder)
+        if not folder.staged:
+            return
         for logger in trainer.loggers:
             logger.save()  # nothing of it is under way while folders are renamed
         folder.take_place()
@@ -282,6 +284,13 @@ def hand_over(cli: RecipeCLI, folder: RunFolder) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, RunCheckpoints):
             callback.on_whole = stands
+
+
+def stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
+    """Write marker and recipe again where somebody removed the run's folder, so that it can be resumed or replaced."""
+    if folder.remake():
+        cli.save_recipe(folder.current / RECIPE_FILE)
+        print(f"{folder.current} was removed while the run wrote to it; its recipe is written again", file=sys.stderr)
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
@@ -314,6 +323,7 @@ def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
 def leave_adapter(cli: RecipeCLI, folder: RunFolder, repo_id: str | None) -> Path:
     """Write the adapter, then remove what the run replaces."""
     try:
+        stand_again(cli, folder)
         folder.take_place()  # a run of no step has no checkpoint
         adapter = export(cli, cli.output_dir, repo_id)
     except BaseException:
@@ -345,11 +355,13 @@ def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     print(f"\n{reason}", file=sys.stderr)
     if not cli.trainer.is_global_zero:
         return
+    if folder.current.is_dir():
+        stand_again(cli, folder)
     if newest := newest_complete(folder.current / "checkpoints"):
         command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:
-        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) else ""
+        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) and folder.current.is_dir() else ""
         print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
     if folder.staged:
         print(folder.said(), file=sys.stderr)

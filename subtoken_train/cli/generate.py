@@ -11,7 +11,7 @@ from subtoken_train.cli.arm_flags import add_compression_options, add_settings, 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import real_path
 from subtoken_train.errors import plain
-from subtoken_train.outputs import whole_file
+from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
     from subtoken_train.families.images import Picture
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         assert model.last is not None
         assert not isinstance(pictures[0], Video)
         picture = kept_picture(pictures[0], model.backbone.family, model.last.batch, model.last.plan, layers)
-        with whole_file(Path(args.show)) as temporary:
+        with whole_file(Path(args.show), overwrite=False) as temporary:
             picture.save(temporary, "PNG")
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
@@ -176,6 +176,7 @@ def _check_prompt(args: argparse.Namespace) -> None:
         raise ValueError(f"--show {args.show} must end in .png")
     if Path(args.show).exists():
         raise ValueError(f"{args.show} exists; choose another --show")
+    check_place(Path(args.show))
 
 
 def _layers(text: str | None, model: SubTokenModel) -> list[int]:

@@ -80,7 +80,7 @@ def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
     check_new([target], overwrite)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
-    write_whole(target, recipe_text(source).encode())
+    write_whole(target, recipe_text(source).encode(), overwrite)
     return target
 
 

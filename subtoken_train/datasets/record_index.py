@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from subtoken_train.datasets.conversations import llava_form
@@ -40,7 +39,7 @@ from subtoken_train.datasets.record_format import (
 from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, columnar_rows, file_kind, files_of_set, opened
 from subtoken_train.datasets.text_media import files_named
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json, real_path
-from subtoken_train.outputs import whole_file
+from subtoken_train.outputs import locked, whole_file
 from subtoken_train.typed import shown
 
 _BLOCK = 2**22  # bytes read at a time
@@ -296,7 +295,7 @@ def open_index(path: Path, called: Path | None = None) -> RecordIndex:
         return RecordIndex(build_table(path, called))
     cached, state = index_path(path), file_state(path)
     cached.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{cached}.lock"):  # the first of several processes makes it, the others wait
+    with locked(Path(f"{cached}.lock")):  # the first of several processes makes it, the others wait
         if not cached.is_file() or _open(cached).schema.metadata.get(b"state") != state:
             _write(build_table(path, called), cached, state)
         return RecordIndex(_open(cached).get_batch(0))

@@ -48,13 +48,13 @@ class LateStates:
 
     Attributes:
         value_BhNd: as they read it.
-        chosen_BN: context tokens whose keys were chosen among, bool.
+        learns_BN: context tokens whose keys were chosen among, bool.
         keys_BhN: keys that stay, bool; None: all.
         key_logits_BhN: what they were chosen by; None likewise.
     """
 
     value_BhNd: Tensor
-    chosen_BN: Tensor
+    learns_BN: Tensor
     keys_BhN: Tensor | None = None
     key_logits_BhN: Tensor | None = None
 
@@ -184,7 +184,7 @@ class ContextSplit:
         routed_BhNd = late.value_BND.reshape(batch, length, heads, width).transpose(1, 2)
         if self.collects:
             self.routed[layer] = routed_BhNd
-        return LateStates(routed_BhNd, kept_BN, late.keys_BhN, late.key_logits_BhN)
+        return LateStates(routed_BhNd, late.learns_BN, late.keys_BhN, late.key_logits_BhN)
 
 
 ROW_BLOCK = 512
@@ -260,7 +260,7 @@ def _teaching_keys(
         return late_BHqd
     back_BhNd = torch.where(keep[..., None], read.value_BhNd, value_BhNd)  # a dropped entry would come back whole
     states = query_BHqd, key_BhNd, back_BhNd
-    return with_key_gradient(late_BHqd, logits, states, keep, read.chosen_BN, seen, scale, ROW_BLOCK)
+    return with_key_gradient(late_BHqd, logits, states, keep, read.learns_BN, seen, scale, ROW_BLOCK)
 
 
 Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]

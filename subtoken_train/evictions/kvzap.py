@@ -93,6 +93,14 @@ class TokenScorers(CalibratedNumbers):
                 f"{num_layers} of {num_kv_heads}"
             )
 
+    def check_width(self, hidden_size: int) -> None:
+        """Nets that read what the layers project."""
+        if self.width != hidden_size:
+            raise ValueError(
+                f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have "
+                f"{hidden_size:,}; make its own: subtoken-train calibrate kvzap"
+            )
+
     def words(self) -> str:
         """The shape of the nets."""
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"

@@ -39,6 +39,8 @@ PREFIX = "subtoken_"
 """Prefix of attention functions that also read packed storage."""
 WINDOWED = ("mistral", "qwen2", "qwen3")
 """Language models whose windows are served inside a model that sees images."""
+UNTURNED = ("cohere2", "exaone4")
+"""Language models whose layers of full attention turn nothing by position, beside layers with windows, which do."""
 QV, FUSED = "(q_proj|v_proj)", "qkv_proj"
 """Modules of the q/v LoRA in a pattern; the one that stands for them where queries, keys and values are fused."""
 _STATEFUL = ("linear", "conv", "hybrid")
@@ -214,6 +216,8 @@ class DecoderStack:
 
     def turns(self, layer: int) -> bool:
         """Return whether a layer turns its queries and keys by their positions."""
+        if self.decoder.config.model_type in UNTURNED and any(self.windows):
+            return self.windows[layer] is not None
         return bool(getattr(self.decoder.layers[layer].self_attn, "use_rope", True))
 
     def rotate(

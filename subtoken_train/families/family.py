@@ -318,6 +318,7 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
         shape, model_type = family.shape, str(family.model.config.model_type)
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         calibration.check_backbone(model_type, shapes_digest(family), *sizes)
+        calibration.numbers.check_width(family.hidden_size)
 
 
 def only_videos(record: str) -> ValueError:

@@ -103,6 +103,7 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
             raise refusal(family.model, notes.wrong)
         for layer, (states, packed) in enumerate(zip(dense.layers, cache.layers, strict=True)):
             _pack(states, packed, family.windows[layer])
+        cache.next_position = position_BN[:, PROMPT : PROMPT + 1]
         with cache.appending():
             after_BND = family.decode(states_BND[:, PROMPT:], position_BN[:, PROMPT:], cache)
     return family.logits(torch.cat([prompt_BND, after_BND], 1))

@@ -77,7 +77,7 @@ class CacheReport:
 
     @property
     def total_bytes(self) -> int:
-        """Everything the cache holds."""
+        """Everything the layers hold. Which sample is where, two numbers of each, the cache holds beside them."""
         stored = self.payload_bytes + self.index_bytes + self.tail_bytes
         return stored + self.slack_bytes + self.statistics_bytes + self.kernel_bytes
 

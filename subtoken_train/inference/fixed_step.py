@@ -104,7 +104,7 @@ class FixedStep:
         self.cache.choose_pages(True)
         self.cache.prepare()  # no graph can
         self.cache.fix_shape(self.tokens)
-        self.cache.appends = True
+        self.cache.let_append(True)
         assert self.cache.written is not None
         # of its own and at one address, because steps count it up in place
         self._position = self.cache.next_position = self.cache.next_position.clone()
@@ -117,7 +117,7 @@ class FixedStep:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.cache.free_shape()
-        self.cache.appends = False
+        self.cache.let_append(False)
         self._graph = None
 
     @torch.no_grad()
@@ -175,6 +175,6 @@ class FixedStep:
                 self._logits_BV = self._step(self._ids_B1)
         except BaseException:
             self.cache.free_shape()
-            self.cache.appends = False
+            self.cache.let_append(False)
             raise
         self._graph = graph

@@ -235,9 +235,10 @@ class LayerPacker:
         if self.key_cut is not None:
             self.key_cut.cut(layer, here, keys)
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
-        if self.rerotation is not None:
-            keys = self.rerotation.closed_up(layer, keys, keep_BhM, position)
-        packing, basis = self.packing, self._basis(here, keys, entries_BM)
+        measured_BhM = entries_BM[:, None]
+        if self.rerotation is not None:  # what does not stay has no place any more
+            keys, measured_BhM = self.rerotation.closed_up(layer, keys, keep_BhM, position), keep_BhM
+        packing, basis = self.packing, self._basis(here, keys, measured_BhM)
         keys = keys if basis is None else basis.keys(keys)
         if isinstance(basis, BalancedBasis):
             assert self.moments is not None
@@ -252,11 +253,11 @@ class LayerPacker:
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
 
-    def _basis(self, plan: LayerPlan, key_BhMd: Tensor, entries_BM: Tensor) -> KeyBasis | None:
+    def _basis(self, plan: LayerPlan, key_BhMd: Tensor, measured_BhM: Tensor) -> KeyBasis | None:
         """Return the basis in which a layer's keys are stored: what cuts them, or rounds them, asks for; None: none."""
         if plan.cut_keys is not None and plan.cut_keys.turn is not None:
             return MirroredBasis(**vars(plan.cut_keys.turn))
-        return None if self.moments is None else BalancedBasis.of(key_BhMd, entries_BM)
+        return None if self.moments is None else BalancedBasis.of(key_BhMd, measured_BhM)
 
     def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
         """Return the vectors that stand for pieces not stored; None where all are stored."""

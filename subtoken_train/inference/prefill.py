@@ -316,6 +316,7 @@ def append(
     # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
     positions = (start + torch.arange(new, device=token_ids_Bq.device)).clamp(min=0)
     cache.choose_pages(chooses_pages)
+    cache.next_position = start
     with cache.appending(), watching_inputs(family, cache.input_observer):
         hidden = family.decode(family.token_states(token_ids_Bq), positions, cache)
     cache.next_position = start + new

@@ -97,11 +97,13 @@ class LateValues:
 
     Attributes:
         value_BND: routed values, [B, N, d_v]: unselected groups filled, kept ones gated.
+        learns_BN: tokens that had a choice, bool; the choice of all others has no gradient.
         keys_BhN: keys that stay, bool; of tokens that are not routed, all. None: every key stays.
         key_logits_BhN: what they were chosen by, fp32; None likewise.
     """
 
     value_BND: Tensor
+    learns_BN: Tensor
     keys_BhN: Tensor | None = None
     key_logits_BhN: Tensor | None = None
 
@@ -277,6 +279,7 @@ class RouterBank(nn.Module):
         """Note what a layer's scores leave of its routed tokens, and return its values; arguments as in ``_route``."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
+        learns_BN = routed_BN
         margin_BNS = scores_BNS
         if config.budget == "bytes":
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
@@ -284,6 +287,7 @@ class RouterBank(nn.Module):
             cut_BS = cut_Bh.repeat_interleave(config.num_groups // cut_Bh.shape[1], 1)
             margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
             state.keys[layer], key_logits_BhN = keys_BhN.to(home), key_logits_BhN - cut_Bh[..., None]
+            learns_BN = routed_BN & ~self._always(routed_BN) if config.drops else torch.zeros_like(routed_BN)
         else:
             hard_BNS = self._choose(scores_BNS.detach(), state.on(device), routed_BN)
         routed_BN1 = routed_BN[..., None]
@@ -292,9 +296,9 @@ class RouterBank(nn.Module):
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
-            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1)
+            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1, learns_BN[..., None])
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
-        return LateValues(value_BND, keys_BhN, key_logits_BhN)
+        return LateValues(value_BND, learns_BN, keys_BhN, key_logits_BhN)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
@@ -372,8 +376,8 @@ class RouterBank(nn.Module):
         if not config.drops:  # the index would not be paid for
             kept = [(torch.ones_like(x, dtype=torch.bool), torch.ones_like(y, dtype=torch.bool).mT) for x, y in logits]
             return [Spent(*both, scores[0].new_zeros(both[1].shape[:2])) for both in kept]
-        always = [x & ((x.cumsum(-1) <= config.sinks) | last_marked(x, config.window)) for x in routed]
-        competes_BhN, always_BhN = (torch.stack(list(x), 1).repeat_interleave(heads, 1) for x in (routed, always))
+        both = list(routed), [self._always(marks_BN) for marks_BN in routed]
+        competes_BhN, always_BhN = (torch.stack(marks, 1).repeat_interleave(heads, 1) for marks in both)
         key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
         offered_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
         costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool != "head"
@@ -388,16 +392,27 @@ class RouterBank(nn.Module):
             for keys, groups, cut, own_BN in by_layer
         ]
 
+    def _always(self, routed_BN: Tensor) -> Tensor:
+        """Return the routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
+        first_BN = routed_BN.cumsum(-1) <= self.config.sinks
+        return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
+
     def _factors(
-        self, layer: int, mask_BNS: Tensor, logits_BNS: Tensor, margin_BNS: Tensor, routed_BN1: Tensor
+        self,
+        layer: int,
+        mask_BNS: Tensor,
+        logits_BNS: Tensor,
+        margin_BNS: Tensor,
+        routed_BN1: Tensor,
+        learns_BN1: Tensor,
     ) -> Tensor:
         """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
 
         The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
-        Of entries that are kept whole, the key's choice alone has one.
+        Of entries that are kept whole, the key's choice alone has one; of those that always stay, neither.
         """
         if self.config.drops and not self.whole:
-            factors_BNS = straight_through(mask_BNS, margin_BNS, routed_BN1)
+            factors_BNS = straight_through(mask_BNS, margin_BNS, learns_BN1)
         else:
             factors_BNS = mask_BNS.to(logits_BNS.dtype)
         if not self.config.value_gate:

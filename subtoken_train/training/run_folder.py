@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from subtoken_train.artifact.whole_folder import ADAPTER_FILES, CONFIG_FILE, Layout, names_of
 from subtoken_train.documents import read_json, real_path
-from subtoken_train.outputs import STAGE, flush, make_folder, unmake_folders, write_whole
+from subtoken_train.outputs import STAGE, flush, make_folder, take_lock, unmake_folders, write_whole
 from subtoken_train.training.checkpoints import PARTIAL, newest_complete
 from subtoken_train.typed import typed
 from subtoken_train.version import __version__
@@ -127,12 +127,10 @@ def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
     Raises:
         ValueError: another process has it.
     """
-    lock = FileLock(folder / LOCK_FILE)
     try:
-        lock.acquire(timeout=LOCK_SECONDS if seconds is None else seconds)
+        return take_lock(folder / LOCK_FILE, LOCK_SECONDS if seconds is None else seconds)
     except Timeout:
         raise ValueError(f"another 'fit' is writing to {folder}; wait for it, or choose another --output_dir") from None
-    return lock
 
 
 _NEW, _REPLACED = ".new-", ".replaced-"
@@ -273,6 +271,7 @@ class RunFolder:
         self._locks: list[FileLock] = []
         self._made: list[Path] = []
         self._empty = False
+        self._marker: RunMarker | None = None
 
     @property
     def staged(self) -> bool:
@@ -329,6 +328,7 @@ class RunFolder:
         """
         self._drop_stale()
         if resume:
+            self._marker = read_run_marker(self.folder)
             return
         if not self.place.is_dir():
             self._made = make_folder(self.place)
@@ -337,6 +337,16 @@ class RunFolder:
         if not self.staged:
             self.check(resume)
         self._mark()
+
+    def remake(self) -> bool:
+        """Make, mark and lock the run's folder again where somebody removed it; return whether it was so."""
+        if self._marker is None or (self.current / MARKER_FILE).is_file():
+            return False
+        self.current.mkdir(parents=True, exist_ok=True)
+        if not (self.current / LOCK_FILE).exists():
+            self._locks.append(lock_run(self.current, 0))
+        write_run_marker(self.current, self._marker)
+        return True
 
     def take_place(self) -> None:
         """Give the run its name, once: the run that had it is renamed."""
@@ -394,11 +404,12 @@ class RunFolder:
     def _mark(self) -> None:
         old = read_run_marker(self.folder)
         replaces = () if old is None else old.replaces
+        self._marker = new_marker(replaces=replaces)
+        if self.staged:
+            self._marker = new_marker(self.place.name, (replaced_name(self.place, self._real), *replaces))
+        write_run_marker(self.place, self._marker)
         if not self.staged:
-            write_run_marker(self.place, new_marker(replaces=replaces))
             return
-        replaces = (replaced_name(self.place, self._real), *replaces)
-        write_run_marker(self.place, new_marker(self.place.name, replaces))
         probe = self.place / ".probe"  # the link that the swap leaves: better to fail now
         probe.symlink_to(self._real.name)
         probe.unlink()

@@ -39,7 +39,7 @@ def test_the_rotation_is_orthogonal_and_spreads(width):
 def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
     """A basis of marked keys of which half of the channels would stay."""
     rows = torch.arange(key.shape[2]).expand(len(key), -1)
-    centre, covariance = key_spread(key, rows, marks[:, None])
+    centre, covariance = key_spread(key, rows, marks)
     return MirroredBasis(centre.half(), *mirrors_of(principal_axes(covariance), -(-key.shape[-1] // 2))[:2])
 
 
@@ -63,7 +63,7 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(made, seed, shape, l
         torch.randn(batch, heads, new, width, generator=generator),
     )
     later = 3 * torch.randn(batch, kv_heads, 5, width, generator=generator)
-    marks = torch.rand(batch, length, generator=generator) < 0.7
+    marks = torch.rand(batch, 1, length, generator=generator) < 0.7
     basis = MADE[made](key, marks)
     assert all(bool(torch.isfinite(part).all()) for part in basis.stored.values())
     assert not isinstance(basis, BalancedBasis) or bool((basis.size_Bh1d > 0).all())
@@ -82,10 +82,10 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(made, seed, shape, l
 def test_padding_does_not_count_and_samples_are_chosen():
     key = uneven(0, 3, 2, 9, 8)
     marks = torch.arange(9) >= torch.tensor([[0], [4], [2]])
-    basis = BalancedBasis.of(key, marks)
+    basis = BalancedBasis.of(key, marks[:, None])
     for sample in range(3):
         alone = BalancedBasis.of(
-            key[sample : sample + 1, :, marks[sample]], torch.ones(1, int(marks[sample].sum())).bool()
+            key[sample : sample + 1, :, marks[sample]], torch.ones(1, 1, int(marks[sample].sum())).bool()
         )
         chosen = basis.select(torch.tensor([sample]))
         assert torch.allclose(chosen.centre_Bh1d.float(), alone.centre_Bh1d.float(), rtol=1e-3, atol=1e-3)
@@ -97,13 +97,13 @@ def test_padding_does_not_count_and_samples_are_chosen():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtypes_stay(dtype, made):
     key = uneven(1, 2, 2, 9, 16).to(dtype)
-    basis = MADE[made](key, torch.ones(2, 9, dtype=torch.bool))
+    basis = MADE[made](key, torch.ones(2, 1, 9, dtype=torch.bool))
     assert basis.keys(key).dtype == basis.own_keys(key).dtype == basis.queries(key).dtype == dtype
 
 
 def test_autocast_turns_no_key_less_precisely():
     key = uneven(2, 1, 2, 9, 16)
-    basis = mirrored_basis(key, torch.ones(1, 9, dtype=torch.bool))
+    basis = mirrored_basis(key, torch.ones(1, 1, 9, dtype=torch.bool))
     turned = basis.keys(key)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(basis.keys(key), turned)
@@ -112,7 +112,7 @@ def test_autocast_turns_no_key_less_precisely():
 
 def layer_of(state, form: Format, key: torch.Tensor, made: str = "balanced") -> PackedLayer:
     """A layer of a state's plan with other keys, in a basis."""
-    basis: KeyBasis = MADE[made](key, torch.ones(len(key), key.shape[2], dtype=torch.bool))
+    basis: KeyBasis = MADE[made](key, torch.ones(len(key), 1, key.shape[2], dtype=torch.bool))
     layer, packing = PackedLayer(), Packing(state.packing.layout, form)
     blocks = pack_layer(basis.keys(key), state.read, layer_plan(state.keep, state.groups), packing)
     layer.store_prompt(blocks, key.shape[2], key, None, basis)
@@ -163,7 +163,7 @@ def test_rounded_keys_are_those_that_are_read_back(num_groups):
 
 def test_uneven_keys_lose_less_than_without_a_basis():
     key = uneven(9, 1, 2, 200, 64)
-    basis = BalancedBasis.of(key, torch.ones(1, 200, dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(1, 1, 200, dtype=torch.bool))
     query = torch.randn(1, 2, 50, 64, generator=torch.Generator().manual_seed(1)) / uneven(9, 1, 2, 1, 64).abs().sqrt()
 
     def lost(own: torch.Tensor) -> float:
@@ -186,7 +186,7 @@ def test_feedback_loses_less_of_what_queries_see(width, dtype):
     """Queries of few directions, two for each key; no scale and no byte changes."""
     key, draw = uneven(10, 2, 2, 50, width), torch.Generator().manual_seed(11)
     query = torch.randn(2, 4, 40, 4, generator=draw) @ torch.randn(2, 1, 4, width, generator=draw)
-    basis = BalancedBasis.of(key, torch.ones(2, 50, dtype=torch.bool))
+    basis = BalancedBasis.of(key, torch.ones(2, 1, 50, dtype=torch.bool))
     turned, feedback = basis.keys(key.to(dtype)), basis.feedback(moment(query, 2))
     assert torch.allclose(feedback, feedback.tril())
     assert torch.allclose(feedback.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, width))
@@ -211,5 +211,5 @@ def test_feedback_is_each_heads_own():
 
 
 def test_no_queries_ask_for_nothing():
-    basis = BalancedBasis.of(uneven(14, 1, 2, 5, 8), torch.ones(1, 5, dtype=torch.bool))
+    basis = BalancedBasis.of(uneven(14, 1, 2, 5, 8), torch.ones(1, 1, 5, dtype=torch.bool))
     assert torch.allclose(basis.feedback(torch.zeros(1, 2, 8, 8)), torch.eye(8).expand(1, 2, -1, -1))

@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "a file for a folder": (
         ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],
-        "cannot write to the folder",
+        "README.md; name another place",
     ),
     "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
 }

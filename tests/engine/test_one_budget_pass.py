@@ -272,6 +272,33 @@ def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
         assert weight.any(-1).all()
 
 
+@pytest.mark.parametrize("own", [{}, {"byte_pool": "all"}, {"num_groups": 2, "kept_groups": 2}, {"byte_share": 1.0}])
+def test_what_has_no_choice_has_no_gradient(own, monkeypatch):
+    """Sinks and window stay whatever their logits are; where everything stays, nothing is chosen."""
+    family, batch, noted = text_family(), text_batch(MIXED), []
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = eager(family, settings(**{"sinks": 2, "window": 3, **own}))
+    scores = backbone.bank._scores
+
+    def note(*args):
+        found = scores(*args)
+        if found.requires_grad:
+            found.retain_grad()
+            noted.append(found)
+        return found
+
+    monkeypatch.setattr(backbone.bank, "_scores", note)
+    trained_loss(backbone, batch)
+    stays = torch.zeros_like(batch.regions_BN, dtype=torch.bool)
+    for row, marks in zip(stays, batch.regions_BN == Region.CONTEXT, strict=True):
+        places = marks.nonzero()[:, 0]
+        row[places[:2]] = row[places[-3:]] = True
+    learnt = [each.grad for each in noted if each.grad is not None]
+    assert len(noted) == 3
+    assert all(not gradient[stays].any() for gradient in learnt)
+    assert len([gradient for gradient in learnt if gradient.any()]) == (0 if "byte_share" in own else 3)
+
+
 @pytest.mark.parametrize("pool", ["layer", "all"])
 def test_a_batch_is_trained_as_each_sample_alone(pool):
     family = text_family()

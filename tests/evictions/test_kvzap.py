@@ -18,6 +18,7 @@ from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzap import KVzap, TokenScorers, foretold
+from subtoken_train.families.family import check_calibration, shapes_digest
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -25,7 +26,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill, run_whole
 from subtoken_train.reducers import build_reducer
-from subtoken_train.types import Region
+from subtoken_train.types import Identity, Region
 from tests.support.calibration_files import NOBODY, written
 from tests.support.helpers import compress
 from tests.support.kvzap_files import drawn_nets, settings_for
@@ -350,6 +351,20 @@ def test_another_backbone_s_file_and_another_layer_count(tmp_path):
     words = "kvzap's file has nets for 2 layers of 2 heads, and the backbone 3 of 2"
     with pytest.raises(ValueError, match=words):
         made.check_backbone(NOBODY.model_type, NOBODY.digest, 3, 2, 16)
+
+
+@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_nets_of_another_width_are_refused_before_anything_runs(tmp_path, width, hidden):
+    """A file that names this backbone, by hand or by mistake; of a reducer and a warm start too."""
+    family = text_family(layers=2)
+    own = Identity("x", None, str(family.model.config.model_type), shapes_digest(family))
+    path = written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, width, hidden), own)
+    words = f"nets that read {width} numbers of a token, and the backbone's layers have 64; make its own"
+    with pytest.raises(ValueError, match=words):
+        Compression(KVzap(path), 0.5).check(family)
+    with pytest.raises(ValueError, match=words):
+        check_calibration(KVzap(path).calibrated, family)
 
 
 def test_without_a_file_it_is_refused_before_anything_runs():

@@ -5,16 +5,20 @@ Legend: B batch, h key-value heads, N rows, d head width.
 
 from __future__ import annotations
 
+import inspect
 from itertools import product
 
 import pytest
 import torch
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.layer_packer import Rerotation
+from subtoken_train.inference.prefill import open_prompts
 from tests.support.golden_cases import golden_view, keep_of, load
 from tests.support.golden_record import record
 from tests.support.helpers import compress
@@ -60,6 +64,49 @@ def test_every_kept_key_is_turned_to_its_rank(shared):
             assert torch.allclose(moved[sample, head, row], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["llama", "phi3", "glm4", "cohere", "cohere2", "exaone4", "smollm3"])
+@torch.no_grad()
+def test_kept_keys_are_those_of_transformers_at_their_new_places(kind, monkeypatch):
+    """Halves, pairs side by side, parts of a head, layers that turn nothing: by each model's own function and angles.
+
+    Transformers runs the prompt and fills its cache; its keys before their rotation are turned by it once more, at the
+    places to which the kept ones close up.
+    """
+    family, batch = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)])
+    module, layers = inspect.getmodule(type(family.decoder.layers[0].self_attn)), family.decoder.layers
+    own, plain = module.apply_rotary_pos_emb, {}
+    running = [
+        layer.self_attn.register_forward_pre_hook(lambda each, _: current.append(each.layer_idx)) for layer in layers
+    ]
+    current: list[int] = []
+
+    def noted(query, key, *angles, **options):
+        plain[current[-1]] = key
+        return own(query, key, *angles, **options)
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", noted)
+    cache, position = family.dense_cache(), family.positions(batch)
+    family.model(
+        batch.input_ids_BN, attention_mask=(batch.regions_BN != 0).long(), position_ids=position, **{CACHE: cache}
+    )
+    for hook in running:
+        hook.remove()
+    monkeypatch.undo()
+    keep = torch.rand(2, 2, 25, generator=torch.Generator().manual_seed(1)).topk(7).indices
+    keep = torch.zeros(2, 2, 25, dtype=torch.bool).scatter(2, keep, True)
+    rerotation = Rerotation(family.rotation)
+    places = (keep.cumsum(-1) - 1).clamp(min=0)
+    for layer in range(3):
+        found = rerotation.closed_up(layer, cache.layers[layer].keys, keep, position)
+        for head in range(2):
+            expected = cache.layers[layer].keys[:, head]
+            if layer in plain:
+                one = plain[layer][:, head : head + 1]
+                expected = own(one, one, *family.decoder.rotary_emb(one, places[:, head]))[1][:, 0]
+            torch.testing.assert_close(found[:, head][keep[:, head]], expected[keep[:, head]], rtol=1e-4, atol=1e-4)
+    assert len(plain) == {"cohere2": 2, "exaone4": 2, "smollm3": 2}.get(kind, 3)
+
+
 @pytest.mark.parametrize("call", ["call", "evict_for_space"])
 def test_golden_streaming_llm(shared, call):
     """The release caches unrotated keys and turns them by their place in the cache: the same keys, in the end."""
@@ -95,6 +142,8 @@ def test_golden_streaming_llm(shared, call):
         ("llama", "none", "linear", "snapkv", "context_first", None),
         ("qwen2", "quest", "mlp", "h2o", "query_aware", None),
         ("mistral", "none", "none", "knorm", "context_first", 9),
+        ("cohere", "none", "linear", "snapkv", "context_first", None),
+        ("glm4", "none", "none", "h2o", "query_aware", 9),
         ("llava_gqa", "none", "none", "random", "context_first", None),
         ("llava_gqa", "fastv_embeds", "linear", "h2o", "query_aware", 11),
         ("llava", "visionzip", "gated", "streaming_llm", "context_first", 7),
@@ -156,6 +205,33 @@ def test_generation_stays_within_the_models_positions(monkeypatch):
             assert max(largest) == (47 if rerotate else 86)
     finally:
         family.tokenizer.eos_token_id = end
+
+
+@pytest.mark.parametrize("eviction", ["streaming_llm", "snapkv"])
+@torch.no_grad()
+def test_the_basis_of_rounded_keys_is_that_of_the_stored_ones(eviction):
+    """Means and fourth roots of mean squares, head by head, of what stays where it stays."""
+    backbone, batch = compress(text_family(seed=3)).eval(), text_batch([(40, 6, 0), (33, 4, 0)])
+    caches = {}
+    for kv_dtype in ("model", "int4_rotated"):
+        method = Compression(build_eviction(eviction), 0.3, rerotate=True, kv_dtype=kv_dtype, scope="all")
+        caches[kv_dtype] = PackedCache(3)
+        open_prompts(backbone, batch, caches[kv_dtype], method, "query_aware")
+    for plain, rounded in zip(caches["model"].layers, caches["int4_rotated"].layers, strict=True):
+        heads = {}
+        for block in plain.blocks:
+            keys = torch.cat([part.keys.read() for part in block.parts], 2)
+            rows = range(len(keys)) if block.rows is None else block.rows.tolist()
+            for row, own in zip(rows, keys, strict=True):
+                for head, stored in enumerate(own):
+                    heads[divmod(row, 2) if len(own) == 1 else (row, head)] = stored
+        assert len(heads) == 2 * 2
+        for (sample, head), stored_Nd in heads.items():
+            centre = stored_Nd.mean(0)
+            torch.testing.assert_close(rounded.basis.centre_Bh1d[sample, head, 0].float(), centre, rtol=2e-3, atol=2e-3)
+            size = (stored_Nd - centre).square().mean(0) ** 0.25
+            size = size / size.log().mean().exp()
+            torch.testing.assert_close(rounded.basis.size_Bh1d[sample, head, 0].float(), size, rtol=5e-3, atol=0)
 
 
 def test_angles_that_depend_on_the_length_are_refused():

@@ -10,9 +10,9 @@ from subtoken_train.engine.mixed_heads import mixed_hidden
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.batched import score_batch
-from subtoken_train.inference.cache_report import account
+from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.inference.prefill import append, open_prompts
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.formats import MODEL
 from subtoken_train.kernels.reference import reference_attention
@@ -86,6 +86,35 @@ def test_budgets_are_shares_of_what_is_still_seen(eviction):
         if eviction in ("snapkv", "h2o"):  # heads or layers of the others share a budget
             assert bool((kept <= WINDOW // 2).all())
         assert bool((kept >= 1).all())
+
+
+def held_bytes(cache):
+    """Bytes of every tensor to which an object of the layers leads, each storage once."""
+    storages, known, left = {}, set(), list(cache.layers)
+    while left:
+        thing = left.pop()
+        if isinstance(thing, torch.Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, list | tuple | dict):
+            left += thing.values() if isinstance(thing, dict) else thing
+        elif hasattr(thing, "__dict__") and id(thing) not in known:
+            known.add(id(thing))
+            left += vars(thing).values()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("name", ["mistral_window", "qwen2_window", "ministral3", "llama"])
+@torch.no_grad()
+def test_every_byte_that_layers_hold_is_reported(name):
+    """Prompts of unlike lengths, before a token is decoded, after it, and after an answer of several tokens."""
+    backbone, batch = compress(text_family(name)).eval(), text_batch([(40, 6, 0), (21, 4, 0)])
+    compression, cache = Compression(build_eviction("knorm"), 0.5, scope="all", kv_dtype="int8"), PackedCache(3)
+    opened = open_prompts(backbone, batch, cache, compression, "query_aware")
+    for tokens in (0, 1, 5):
+        if tokens:
+            append(backbone, torch.ones(2, tokens, dtype=torch.long), cache)
+        told = report(backbone, batch, opened.plan, cache, compression)
+        assert held_bytes(cache) == told.total_bytes
 
 
 @torch.no_grad()

@@ -46,13 +46,20 @@ def plain_window(config, layer: int) -> int | None:
     return getattr(config, "sliding_window", None) if slides else None
 
 
-def moved_keys(key: Tensor, entries_hN: Tensor, position_N: Tensor, frequencies: Tensor) -> Tensor:
+SIDE_BY_SIDE = ("cohere", "glm4")
+"""Models whose channels turn in pairs 0 and 1, 2 and 3, ...; in others the first half goes with the second."""
+
+
+def moved_keys(key: Tensor, entries_hN: Tensor, position_N: Tensor, frequencies: Tensor, model_type: str) -> Tensor:
     """Keys [1, h, n, d] whose kept entries are turned on from their own places to 0, 1, 2, ..., head by head."""
-    moved, half = key.clone(), key.shape[-1] // 2
+    moved, pairs = key.clone(), len(frequencies)
+    one, other = slice(0, pairs), slice(pairs, 2 * pairs)
+    if model_type in SIDE_BY_SIDE:
+        one, other = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
     for head, kept_N in enumerate(entries_hN):
         own = kept_N.nonzero()[:, 0]
         angle = (torch.arange(len(own)) - position_N[own])[:, None] * frequencies
-        first, second = key[0, head, own, :half], key[0, head, own, half:]
-        moved[0, head, own, :half] = first * angle.cos() - second * angle.sin()
-        moved[0, head, own, half:] = second * angle.cos() + first * angle.sin()
+        first, second = key[0, head, own, one], key[0, head, own, other]
+        moved[0, head, own, one] = first * angle.cos() - second * angle.sin()
+        moved[0, head, own, other] = second * angle.cos() + first * angle.sin()
     return moved

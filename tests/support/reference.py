@@ -295,7 +295,7 @@ def _for_later(
             routed[:, :, :count] += layer.fill.under(value, there)
         key[0, :, :count] = layer.cut(key[0, :, :count])
     if sample.closed_up:
-        key = moved_keys(key, layer.entries_hN, sample.position, FREQUENCIES[-1])
+        key = moved_keys(key, layer.entries_hN, sample.position, *FREQUENCIES[-1])
     if layer.storage is not None:
         read = layer.read_back(key[0, :, :count], routed[0, :, :count], value[0])
         key, routed = key.clone(), routed.clone()
@@ -305,7 +305,7 @@ def _for_later(
 
 _active: list[SampleTruth] = []
 PLACES: list[Tensor] = []  # positions of all rows of the sample that runs
-FREQUENCIES: list[Tensor] = []  # of the model: radians a pair of channels turns by in a position, [d / 2]
+FREQUENCIES: list[tuple[Tensor, str]] = []  # radians a pair of channels turns by in a position, and the model's type
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
@@ -361,7 +361,7 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     loaded, config._attn_implementation = config._attn_implementation, NAME
     _active.append(sample)
     PLACES.append(position)
-    FREQUENCIES.append(getattr(family.decoder.rotary_emb, "inv_freq", None))
+    FREQUENCIES.append((getattr(family.decoder.rotary_emb, "inv_freq", None), config.model_type))
     try:
         with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
             given = {"position_ids": position.unsqueeze(-2), **deep_inputs(sample.deep, hidden)}  # [1, N] or [3, 1, N]
@@ -372,4 +372,5 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
         PLACES.pop()
         FREQUENCIES.pop()
     asked = out.last_hidden_state[0, sample.position.shape[-1] - 1 :]
-    return family.model.get_output_embeddings()(asked) / getattr(config, "logits_scaling", 1.0)
+    logits = family.model.get_output_embeddings()(asked)
+    return logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)

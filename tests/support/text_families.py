@@ -27,10 +27,14 @@ KINDS = {
     "smollm3": "SmolLM3",
     "ministral3": "Ministral3",
     "qwen3_moe": "Qwen3Moe",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "exaone4": "Exaone4",
 }
 """Names of transformers' classes, without what they all end in."""
-WINDOWED = ("mistral_window", "qwen2_window", "gemma3", "olmo3", "ministral3")
-DECODERS = ("gemma3", "phi3", "olmo3", "glm4", "granite", "smollm3", "ministral3", "qwen3_moe")
+WINDOWED = ("mistral_window", "qwen2_window", "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
+OTHERS = ("phi3", "glm4", "granite", "smollm3", "qwen3_moe", "cohere")
+DECODERS = (*OTHERS, "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
 """Those that the registry does not name."""
 NAMED = tuple(kind for kind in KINDS if kind not in DECODERS)
 WINDOW = 20
@@ -75,6 +79,9 @@ OWN = {
     },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "ministral3": {"sliding_window": WINDOW, "rope_parameters": STRETCHED},
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
+    "cohere2": {**SLIDING, "logit_scale": 0.5},
+    "exaone4": {**SLIDING, "pad_token_id": 0},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 """Qwen3's heads are together wider than the model. Windows are shorter than prompts."""

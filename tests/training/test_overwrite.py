@@ -2,14 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.training import run_folder
+from subtoken_train.training import checkpoints, run_folder
 from subtoken_train.training.checkpoints import newest_complete
-from subtoken_train.training.run_folder import MARKER_FILE, RUN
+from subtoken_train.training.run_folder import MARKER_FILE, RUN, RunFolder, place_beside
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
@@ -49,6 +50,31 @@ def test_a_new_run_takes_the_place_of_the_old_one(tiny_run, finished, capsys):
     assert ".new-" not in (finished / "recipe.yaml").read_text() + (finished / "logs/csv/hparams.yaml").read_text()
     assert len((finished / "logs" / "csv" / "metrics.csv").read_text().splitlines()) > 3
     assert str(finished / "logs") not in os.listdir(finished.parent)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_whose_folder_was_removed_can_be_resumed_and_replaced(tiny_run, tmp_path, capsys, monkeypatch, step):
+    """Before a checkpoint, and after the last one that stands: what fit says next is what can be done."""
+    run, begin = tmp_path / "run", checkpoints.begin
+
+    def removed(folder, at):
+        if at == step:
+            shutil.rmtree(run)
+        return begin(folder, at)
+
+    monkeypatch.setattr(checkpoints, "begin", removed)
+    every = ("--checkpoint.every_n_train_steps=1", "--trainer.max_steps=3")
+    assert main(tiny_run(*every)) == 2  # its logger misses its file
+    said = capsys.readouterr().err
+    assert f"{run} was removed while the run wrote to it; its recipe is written again" in said
+    assert f"last good checkpoint: {run / 'checkpoints' / f'step-{step}'}" in said
+    assert f"continue with: subtoken-train fit --config {run / 'recipe.yaml'} --resume" in said
+    assert not RUN.others(run)
+    monkeypatch.undo()
+    assert "holds a run; pass --overwrite, --resume" in refused(capsys, *tiny_run(*every))
+    assert main(["fit", "--config", str(run / "recipe.yaml"), "--resume"]) == 0
+    assert last_state(run)["global_step"] == 3
+    RunFolder(run, place_beside(run)).check(resume=False)  # as --overwrite
 
 
 def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, finished, capsys):

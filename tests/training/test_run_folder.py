@@ -1,9 +1,13 @@
 """Into which folders a run may be written, and who else may not at the same time."""
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.outputs import whole_file
 from subtoken_train.training import run_folder
 from subtoken_train.training.run_folder import (
@@ -46,6 +50,17 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     with pytest.raises(ValueError, match="holds files but is not a run"):
         RunFolder(tmp_path / "run", tmp_path / "run").check(resume=False)
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_run_goes_on_where_no_file_can_be_locked(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    run = RunFolder(tmp_path / "run", tmp_path / "run")
+    run.check(resume=False)
+    with pytest.warns(SubTokenWarning, match="run lies on a file system without locks; it continues without one"):
+        run.open(resume=False)
+    assert (tmp_path / "run" / MARKER_FILE).is_file()
+    run.close(keep=True)
 
 
 def test_a_link_to_somebodys_folder_stays(tmp_path):

@@ -334,8 +334,8 @@ def realised_words(share: float, deviation: float | None) -> str:
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write a run's record, or several, as one JSON file."""
-    write_whole(path, json.dumps(record, indent=None, separators=(",", ":")) + "\n")
+    """Write a run's record, or several, as one JSON file, which is not there yet."""
+    write_whole(path, json.dumps(record, indent=None, separators=(",", ":")) + "\n", overwrite=False)
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:

@@ -13,9 +13,10 @@ from types import TracebackType
 
 import torch
 import torch.distributed as dist
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from subtoken_train.evaluation.results import SAMPLES_GLOB
+from subtoken_train.outputs import take_lock
 
 _PATIENCE = timedelta(days=1)  # between two meetings lies what one process answers of a task
 
@@ -98,9 +99,8 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
         return
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        lock = take_lock(folder / ".lock", 0)
     except Timeout:
         raise ValueError(f"another evaluation is writing to {folder}; wait for it, or choose another") from None
     try:

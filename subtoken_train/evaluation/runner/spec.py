@@ -11,12 +11,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from filelock import FileLock
-
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_range, check_word, unknown_name
 from subtoken_train.inference.arm_spec import ArmSpec, Written
+from subtoken_train.outputs import locked
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.settings import ARM_SETTINGS
 from subtoken_train.typed import checked
@@ -155,7 +154,7 @@ def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     scenes = out / "data" / "scenes"
     scenes.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(scenes.parent / ".lock"):  # of several processes one writes
+    with locked(scenes.parent / ".lock"):  # of several processes one writes
         if not (scenes / "test.json").is_file():  # written after the images
             write_scene_split(scenes, "test", SCENES, seed=1)
 

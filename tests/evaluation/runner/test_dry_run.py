@@ -166,7 +166,7 @@ def test_stored_bytes_are_those_of_a_packed_cache(monkeypatch, name, routed, kee
     blocks = pack_layer(key.to(dtype), value.to(dtype), plan, Packing(form=FORMATS[name]))
     packed = sum(payload.nbytes for block in blocks for payload in block.payloads)
     if FORMATS[name].rotates:
-        packed += BalancedBasis.of(key, torch.ones(2, held, dtype=torch.bool)).nbytes
+        packed += BalancedBasis.of(key, torch.ones(2, 1, held, dtype=torch.bool)).nbytes
     assert stored_bytes(arm, tokens) == packed * shape.num_layers // 2
 
 
