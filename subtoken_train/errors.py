@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import errno
 import math
+import os
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
@@ -105,9 +107,29 @@ def plain(text: str) -> str:
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def shell_words(*words: object) -> str:
+    r"""Return words as a command for bash, or a part of one, on one line: quoted, controls as bytes (``$'\x0a'``)."""
+    return " ".join(map(_shell_word, map(str, words)))
+
+
+def _shell_word(word: str) -> str:
+    if not _UNTYPED.search(word):
+        return shlex.quote(word)
+    quoted = re.sub(r"[\\']", r"\\\g<0>", word)
+    quoted = _UNTYPED.sub(lambda found: "".join(map("\\x{:02x}".format, os.fsencode(found[0]))), quoted)
+    return f"$'{quoted}'"
+
+
 _LISTED, _GOT = 220, 80
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, what turns the direction of writing, and halves of characters."""
+_CONTROLS = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f"
+)
+"""Control characters, what turns the direction of writing, halves of characters, and what shows nothing.
+
+The joiners U+200C and U+200D are letters of Persian, Hindi and emoji.
+"""
+_UNSHOWN, _UNTYPED = re.compile(f"[{_CONTROLS}]"), re.compile(rf"[\t\n{_CONTROLS}]")
 
 
 MAX_SEED = 2**32 - 1

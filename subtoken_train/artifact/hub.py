@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 
 from subtoken_train.artifact.published import check_fetched
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
+from subtoken_train.errors import shell_words
 from subtoken_train.families.backbone_config import check_revision, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 
@@ -208,8 +209,8 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
     if folder is None:
         if (Path(name) / CHECKPOINTS).is_dir():
             raise ValueError(
-                f"{name} is a run without a finished adapter; 'subtoken-train export {name} OUT' makes one of its "
-                "newest checkpoint"
+                f"{name} is a run without a finished adapter; 'subtoken-train export {shell_words(name)} OUT' makes "
+                "one of its newest checkpoint"
             )
         kind = "repository" if is_hub_id(str(name)) else "folder"
         raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")

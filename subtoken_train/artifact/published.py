@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from subtoken_train.errors import shell_words
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 
 
@@ -83,5 +84,5 @@ def check_fetched(path: str) -> None:
     if model is not None and local and not folder.exists():
         raise ValueError(
             f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
-            f"subtoken-train data {Path(path).name} --out {path}"
+            f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
         )

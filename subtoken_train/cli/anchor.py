@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from subtoken_train.cli.recipe_source import read_recipe, read_source
+from subtoken_train.errors import shell_words
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def anchor_text(source: Path, target: Path) -> str:
     content.pop("push_to_hub", None)
     share = settings["model.reducer.keep_ratio"]
     header = (
-        f"# matched token-only anchor of {source.stem} · {100 * share:.6g} % of the tokens, every group\n"
-        f"#\n#   train   subtoken-train fit --config {target}\n"
+        f"# matched token-only anchor of {shell_words(source.stem)} · {100 * share:.6g} % of the tokens, every group\n"
+        f"#\n#   train   subtoken-train fit --config {shell_words(target)}\n"
     )
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.arm_flags import add_compression_options
 from subtoken_train.cli.command_line import check_counts
-from subtoken_train.errors import plain
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         check_positions(source.layout.family, parts, args.new_tokens)
     subject = Subject.of(source.load(device), source.compression)
     record = _head(args, source, subject)
-    print(plain(record["title"]), flush=True)
+    print(record["title"], flush=True)
     if args.table8:
         from subtoken_train.benchmarking.paper_protocols import departures
 
@@ -137,13 +136,13 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[
                 raise KeyboardInterrupt
     finally:
         if out and record["rows"] and ours:
-            print(plain(f"written to {out}"), flush=True)
+            print(f"written to {out}", flush=True)
 
 
 def _say_departures(protocol: str, departures: list[str]) -> None:
     """Say that the paper's protocol is followed, and in what it is not."""
     said = "; ".join(departures)
-    print(plain(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}"), flush=True)
+    print(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}", flush=True)
 
 
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
@@ -163,11 +162,11 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     subject = Subject.of(source.load(device), source.compression)
     backbone = source.backbone
     record = _head(args, source, subject)
-    print(plain(record["title"]), flush=True)
+    print(record["title"], flush=True)
     record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
     _say_departures("peak memory of the paper's appendix C.1", record["departures"])
     row = measure_memory(subject, counter("arms", timed=True))
-    print(plain("\n".join(["", *peak_lines(row, backbone.path)])))
+    print("", *peak_lines(row, backbone.path), sep="\n")
     _keep(args, record, [row])
     return 0
 
@@ -197,7 +196,7 @@ def _rows(
         if args.table8:
             row["table8"] = label
             lines.append(overhead_line(label, row, source.backbone.path))
-        print(plain("\n".join(["", *lines])), flush=True)
+        print("", *lines, sep="\n", flush=True)
         yield row
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 
-from subtoken_train.errors import plain
+from subtoken_train.errors import shell_words
 
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
 
@@ -72,17 +71,17 @@ def run_raw(argv: list[str]) -> int:
         ("data and steps", data_lines(cli, parts, offline, reading)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
-        print(f"{number}/{len(steps)} {title}", *(f"  {plain(line)}" for line in lines), "", sep="\n")
+        print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
     print(
         "what it needs (a prediction)",
-        *(f"  {plain(line)}" for line in needs_lines(fit_needs(cli, parts, prompt, reading))),
+        *(f"  {line}" for line in needs_lines(fit_needs(cli, parts, prompt, reading))),
         "",
         sep="\n",
     )
     if reading.stops:
         raise ValueError(f"fit would stop: {reading.stops[0]}")
-    command = plain(f"subtoken-train fit {shlex.join(recipe)}")
+    command = shell_words("subtoken-train", "fit", *recipe)
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
-    print("\n".join([f"valid: {command}", *map(plain, obstacles)]) if obstacles else f"ready: {command}")
+    print("\n".join([f"valid: {command}", *obstacles]) if obstacles else f"ready: {command}")
     return 0

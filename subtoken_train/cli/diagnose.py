@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,11 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if args.eviction is None and (args.protocol or args.new_tokens):
         raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
     check_package("matplotlib", "report", "drawing a diagnosis")
-    from subtoken_train.cli.terminal import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries, show
 
     quiet_libraries()
-    from rich.console import Console
-
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.artifact.hub import adapter_folder
@@ -87,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         compression.check(backbone.family)
         table, note = _eviction(backbone, compression, spec.protocol, args.new_tokens or NEW_TOKENS, prompts, folder)
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    show(table, 100)
     print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
     return 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import plain, unknown_name
+from subtoken_train.errors import plain, shell_words, unknown_name
 from subtoken_train.outputs import check_place
 from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
@@ -75,22 +75,20 @@ def _run_file(args: argparse.Namespace) -> int:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
-    from subtoken_train.cli.terminal import quiet_libraries
+    from subtoken_train.cli.terminal import quiet_libraries, show
 
     quiet_libraries()
-    from rich.console import Console
-
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import write_record
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
     arms = [_answer(adapter, records, asked, args) for adapter in adapters]
-    Console(width=None if sys.stdout.isatty() else 40 + 40 * len(arms)).print(_table(arms))
+    show(_table(arms), 40 + 40 * len(arms))
     for line in _differences(arms):
         print(line)
     for adapter, arm in zip(adapters, arms, strict=True):
-        print(plain(f"{arm.arm}: {adapter or args.backbone}"))
+        print(f"{arm.arm}: {adapter or args.backbone}")
     if args.out:
         write_record({"runs": [arm.content(data=Path(args.data).name) for arm in arms]}, Path(args.out))
         print(f"records written to {args.out}")
@@ -178,7 +176,7 @@ def _differences(arms: list[RunRecord]) -> list[str]:
         verdict = verdict_words({name: bootstrap_interval(pairs) for name, pairs in found.items()})
         where = f"points on the same {len(first.scores):,} questions (95 % interval)"
         score = _interval("score", found["score"], "+")
-        lines.append(plain(f"{first.arm} less {other.arm}: {score} {where}; by all measures: {verdict}"))
+        lines.append(f"{first.arm} less {other.arm}: {score} {where}; by all measures: {verdict}")
     return lines
 
 
@@ -261,7 +259,8 @@ def run_grids(args: argparse.Namespace) -> int:
 
         out = grids[0].out
         print_summary(make_report([out]))
-        print(f"records are in {out}; 'subtoken-train report {out}' makes tables, curves and a page from them")
+        command = f"subtoken-train report {shell_words(out)}"
+        print(f"records are in {out}; '{command}' makes tables, curves and a page from them")
     return 0
 
 
@@ -273,9 +272,11 @@ def _print_check(grid: Grid, config: str | None) -> int:
     checked = dry_run(grid, planned_adapter)
     lines = check_lines(grid, checked)
     if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
-        lines.append(f"  all of these adapters: subtoken-train sweep --grid {config} (--dry-run: the hours)")
+        lines.append(
+            f"  all of these adapters: subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
+        )
     lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in needs_lines(grid_needs(checked)))]
-    print(*map(plain, lines), sep="\n")
+    print(*lines, sep="\n")
     return 0
 
 
@@ -298,4 +299,4 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
 
 
 def _say(line: str) -> None:
-    print(plain(line), file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.documents import check_regular, real_path
-from subtoken_train.errors import UncutError
+from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.outputs import check_place
 from subtoken_train.training.checkpoints import newest_complete, read_marker
 
@@ -109,7 +108,7 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
         address = push_folder(folder, destination)
     except ValueError as error:
         raise UncutError(
-            f"{folder} is written, but not published: {error}. Try again with: {shlex.join(retry)}"
+            f"{folder} is written, but not published: {error}. Try again with: {shell_words(*retry)}"
         ) from error
     print(f"published: {address}")
 

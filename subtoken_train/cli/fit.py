@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subtoken_train.cli.terminal import USER_ERRORS
+from subtoken_train.errors import shell_words
 
 ANCHOR = "--anchor"
 HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
@@ -67,7 +68,7 @@ def run_raw(argv: list[str]) -> int:
         if folder.staged:
             finish_remote(trainer.loggers)
         folder.close(keep=trained(cli))
-    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {adapter} --data FILE")
+    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {shell_words(adapter)} --data FILE")
     if destination is not None:
         retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
         retry += ["--push-to-hub", destination.repo_id, *(["--private"] if destination.private else [])]

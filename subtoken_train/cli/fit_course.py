@@ -26,7 +26,7 @@ from subtoken_train.cli.run_scores import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.documents import read_yaml, real_path
-from subtoken_train.errors import UncutError, check_package
+from subtoken_train.errors import UncutError, check_package, shell_words
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
 from subtoken_train.training.adapter_parts import adapter_config
@@ -358,7 +358,7 @@ def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     if folder.current.is_dir():
         stand_again(cli, folder)
     if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {folder.current / RECIPE_FILE} --resume"
+        command = f"subtoken-train fit --config {shell_words(folder.current / RECIPE_FILE)} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:
         logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) and folder.current.is_dir() else ""

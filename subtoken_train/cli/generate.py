@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     )
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
-        print(plain(model.tokenizer.decode(answer, skip_special_tokens=True).strip()))
+        print(model.tokenizer.decode(answer, skip_special_tokens=True).strip())
     print(_summary(model, len(answer)))
     if args.show:
         from subtoken_train.evaluation.picture import kept_picture
@@ -252,7 +252,7 @@ def _answer_file(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         raise
-    print(plain(f"{count:,} answers are in {args.output}"))
+    print(f"{count:,} answers are in {args.output}")
     return 0
 
 

@@ -7,7 +7,6 @@ own. Nothing else records what makes an adapter that is not there yet.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from subtoken_train.cli.anchor import SUFFIX, anchor_words
 from subtoken_train.cli.needs import Needs, added, gpu_time, needs_lines, recipe_needs
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.sweep_run import SweepRun
+from subtoken_train.errors import shell_words
 from subtoken_train.evaluation.runner.dry_run import recipe_of
 from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.families.backbone_config import is_hub_id, resolve
@@ -43,14 +43,16 @@ class GridFits:
 
     def head(self) -> str:
         """Return one line: how many stand, and how many are to be trained."""
-        words = f"{self.grid}: {len(self.standing)} adapters stand, {len(self.runs)} to train"
+        words = f"{shell_words(self.grid)}: {len(self.standing)} adapters stand, {len(self.runs)} to train"
         return words + (f", not trained here but read from the Hub: {', '.join(self.published)}" * bool(self.published))
 
     def later_lines(self) -> list[str]:
         """Return what one array job cannot train yet, in words; nothing where all can start at once."""
         if not self.later:
             return []
-        waits = ", ".join(f"{name} (starts from {start})" for name, start in self.later.items())
+        waits = ", ".join(
+            f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in self.later.items()
+        )
         return [f"not in this array, call it again when the others stand: {waits}"]
 
 
@@ -120,5 +122,5 @@ def plan_lines(fits: GridFits, each: list[Needs]) -> list[str]:
     lines = [fits.head()]
     for run, needs in zip(fits.runs, each, strict=True):
         time = "" if needs.on_cpu or needs.flops is None else f"  # {gpu_time(needs.flops, 'H100')}"
-        lines.append(f"{shlex.join(['subtoken-train', *run.fit_arguments()])}{time}")
+        lines.append(f"{shell_words('subtoken-train', *run.fit_arguments())}{time}")
     return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in needs_lines(added(each)))]

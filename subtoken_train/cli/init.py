@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.documents import check_file_name, real_path
-from subtoken_train.errors import MAX_SEED, check_range, plain
+from subtoken_train.errors import MAX_SEED, check_range, shell_words
 
 if TYPE_CHECKING:
     from subtoken_train.cli.init_recipe import Chosen
@@ -99,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
         lines.append(
             f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite as below"
         )
-    print(*map(plain, lines), sep="\n")
+    print(*lines, sep="\n")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
-    print("\nwhat follows:", *(f"  {plain(shlex.join(line))}" for line in following), sep="\n")
+    print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0
 
 

@@ -21,7 +21,7 @@ from subtoken_train.datasets.record_format import image_names, record_id, said_t
 from subtoken_train.datasets.records import Record, turns_of
 from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unknown, unknown_tokens
 from subtoken_train.documents import read_yaml
-from subtoken_train.errors import MAX_TOKENS, plain, unknown_name
+from subtoken_train.errors import MAX_TOKENS, shell_words, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
@@ -236,9 +236,9 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
 def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
     """The file, with what one may want to know on top."""
     header = (
-        f"# {plain(str(data))} on {chosen.path}, with the settings of the shipped recipe of {chosen.name}\n"
-        f"#\n#   check   subtoken-train check --config {path}\n"
-        f"#   train   subtoken-train fit --config {path}\n"
+        f"# {shell_words(data, 'on', chosen.path)}, with the settings of the shipped recipe of {chosen.name}\n"
+        f"#\n#   check   subtoken-train check --config {shell_words(path)}\n"
+        f"#   train   subtoken-train fit --config {shell_words(path)}\n"
         "#\n# Every key can be overridden behind --config; 'subtoken-train recipes show' prints commented recipes.\n"
     )
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from subtoken_train.errors import plain, unknown_name
+from subtoken_train.errors import unknown_name
 from subtoken_train.outputs import check_new, write_whole
 from subtoken_train.resources import find_recipe, recipe_files, recipe_text, shipped_recipe
 
@@ -102,7 +102,7 @@ def say_needs(path: Path) -> None:
         lines = list(needs_lines(recipe_needs(path)))
     except ValueError as error:
         lines = [f"not known: {error}"]
-    print("\nwhat it needs (a prediction)", *(f"  {plain(line)}" for line in lines), sep="\n", file=sys.stderr)
+    print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
 
 
 def run(args: Namespace) -> int:

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, shell_words
 
 HELP = """Which compression of a text to take in a budget of bytes: what lost least on real models, and how to write it.
 
@@ -90,13 +90,13 @@ def least(arms: Sequence[MeasuredArm], models: Collection[str], budget: float, g
 def spellings(settings: dict[str, Any], model: str) -> Iterator[tuple[str, str]]:
     """Yield an arm as Python, a command line and a grid spell it."""
     given = ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    yield "Python", f'SubTokenModel.from_pretrained("{model}", {given}).ask(text, questions)'
+    yield "Python", f"SubTokenModel.from_pretrained({json.dumps(model)}, {given}).ask(text, questions)"
     flags = ""
     for key, value in settings.items():
         options = value.items() if isinstance(value, dict) else [("", value)]
         flag = f" --{key.replace('options', 'option').replace('_', '-')} "
         flags += "".join(flag + (f"{name}={own}" if name else f"{own}") for name, own in options)
-    yield "command", f"subtoken-train generate --backbone {model} --prompt -{flags} < FILE"
+    yield "command", f"subtoken-train generate --backbone {shell_words(model)} --prompt -{flags} < FILE"
     yield "grid", re.sub(r'"(\w+)":', r"\1:", json.dumps({"arms": [{"backbone": model, **settings}]}))[1:-1]
 
 
@@ -111,9 +111,11 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     made = ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     if arm.settings.get("eviction") == "kvzap":
-        made.append(f"  first    subtoken-train calibrate kvzap --backbone {path} --out nets.json --data TEXT")
+        made.append(
+            f"  first    subtoken-train calibrate kvzap --backbone {shell_words(path)} --out nets.json --data TEXT"
+        )
     if arm.turned:
-        made.append(f"  first    subtoken-train axes {path} {path}-axes --data TEXT")
+        made.append(f"  first    subtoken-train axes {shell_words(path, f'{path}-axes')} --data TEXT")
         path = f"{path}-axes"
     made += [f"  {kind:<8} {spelled}" for kind, spelled in spellings(arm.settings, path)]
     if (keep := arm.settings.get("eviction_keep")) is not None:

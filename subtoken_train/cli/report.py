@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,14 +86,13 @@ def _writer(name: str) -> Callable[[Report], str]:
 
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
-    from rich.console import Console
+    from subtoken_train.cli.terminal import show
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
     for table in report.tables:
-        console.print(_summary(table))
+        show(_summary(table), 120)
     flags = {f"{row.arm.name}: {flag}": None for table in report.tables for row in table.rows for flag in row.flags}
     for flag in flags:
-        print(plain(flag))
+        print(flag)
 
 
 def _summary(scores: ScoreTable) -> Table:

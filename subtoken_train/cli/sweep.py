@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.sweep_run import SweepRun
-from subtoken_train.errors import plain
+from subtoken_train.cli.terminal import show
+from subtoken_train.errors import plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(args: Namespace) -> int:
         print(slurm_script(runs, folder), end="")
         return 0
     if args.dry_run:
-        print(plain("\n".join(shlex.join(["subtoken-train", *one.fit_arguments()]) for one in runs)))
+        print(*(shell_words("subtoken-train", *one.fit_arguments()) for one in runs), sep="\n")
         return 0
     return train_all(runs)
 
@@ -81,14 +81,14 @@ def _run_grid(args: Namespace) -> int:
     fits = grid_fits(args.grid)
     each = fits_needs(fits)
     if not fits.runs:
-        print(plain(f"{fits.head()}: nothing to do"))
+        print(f"{fits.head()}: nothing to do")
         return 0
     if args.slurm:
         now = [one for one in fits.runs if one.name not in fits.later]
         print(slurm_script(now, now[0].folder.parent, fits.grid), end="")
-        print(plain("".join(f"# {line}\n" for line in fits.later_lines())), end="")
+        print("".join(f"# {line}\n" for line in fits.later_lines()), end="")
         return 0
-    print(*map(plain, plan_lines(fits, each)), sep="\n", flush=True)
+    print(*plan_lines(fits, each), sep="\n", flush=True)
     return 0 if args.dry_run else train_all(fits.runs)
 
 
@@ -100,9 +100,7 @@ def train_all(runs: list[SweepRun]) -> int:
         outcomes.append(run_one(one))
         if outcomes[-1] == "interrupted":
             break
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 160).print(sweep_table(runs[: len(outcomes)], outcomes))
+    show(sweep_table(runs[: len(outcomes)], outcomes), 160)
     if "interrupted" in outcomes:
         return INTERRUPTED
     return int(any(words.startswith("failed") for words in outcomes))
@@ -224,16 +222,18 @@ def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str | None = None
     ``name``: of the job; None: the folder's.
     """
     tasks = "\n".join(
-        f"  {number}) exec srun {shlex.join(['subtoken-train', *one.fit_arguments()])} ;;"
+        f"  {number}) exec srun {shell_words('subtoken-train', *one.fit_arguments())} ;;"
         for number, one in enumerate(runs)
     )
-    log = folder / "slurm-%A_%a.log"
+    place, log = shell_words(folder), shell_words(folder / "slurm-%A_%a.log")
+    if log.startswith("$"):
+        raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line can name")
     return f"""#!/bin/bash
 #SBATCH --job-name={_UNSAFE.sub("_", name or folder.name)}
 #SBATCH --array=0-{len(runs) - 1}
 #SBATCH --output={log}
 # Add --partition, --gpus-per-node, --ntasks-per-node (one per GPU) and --time for your cluster.
-# {folder} must exist before sbatch: mkdir -p {shlex.quote(str(folder))}
+# Before sbatch: mkdir -p {place}
 case "$SLURM_ARRAY_TASK_ID" in
 {tasks}
 esac

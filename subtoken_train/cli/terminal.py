@@ -15,12 +15,15 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from subtoken_train.errors import SubTokenWarning, UncutError, plain, system_words
 
 if TYPE_CHECKING:
     import logging
+
+    from rich.console import RenderableType
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -67,6 +70,34 @@ def guarded(action: Callable[[], int]) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
+    with redirect_stdout(_shown(sys.stdout)), redirect_stderr(_shown(sys.stderr)):
+        return _exit_code(action)
+
+
+def _shown(stream: TextIO) -> TextIO:
+    return cast("TextIO", _Shown(untouched(stream)))
+
+
+def untouched(stream: TextIO) -> TextIO:
+    """Return the stream behind one whose text is ``plain``, for colours, the cursor and a counter's return."""
+    return cast("TextIO", getattr(stream, "rich_proxied_file", stream))
+
+
+class _Shown:
+    """A stream all of whose text is ``plain``: nothing that a command prints acts on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # where rich writes; see ``show``
+
+    def write(self, text: str) -> int:
+        """Write out what would act."""
+        return self.rich_proxied_file.write(plain(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def _exit_code(action: Callable[[], int]) -> int:
     try:
         with warnings.catch_warnings():
             _word_warnings()
@@ -87,13 +118,22 @@ def guarded(action: Callable[[], int]) -> int:
         return 1
 
 
+def show(drawn: RenderableType, width: int) -> None:
+    """Print what rich draws, as wide as the terminal or, in a file, ``width`` characters; names in it are ``plain``."""
+    from rich.console import Console
+    from rich.segment import Segment, Segments
+
+    console = Console(width=None if sys.stdout.isatty() else width)
+    console.print(Segments([Segment(plain(text), style, control) for text, style, control in console.render(drawn)]))
+
+
 def _word_warnings() -> None:
     """Show our own warnings without file, line and source."""
     show = warnings.showwarning
 
     def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
         if issubclass(category, SubTokenWarning):
-            print(f"{PROGRAM}: warning: {plain(' '.join(str(message).split()))}", file=sys.stderr)
+            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
         else:
             show(message, category, *place, **further)
 
@@ -128,7 +168,7 @@ def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
             left = f", {about((time.monotonic() - start) / done * (total - done))} left" if done < total else ""
             line += f"{left:<22}" if sys.stderr.isatty() else left  # wipes out the end of a longer one
         if sys.stderr.isatty():
-            print(f"\r{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+            print(f"\r{line}", end="\n" if done == total else "", file=untouched(sys.stderr), flush=True)
         elif (part := done * _LINES // total) > shown:
             shown = part
             print(line, file=sys.stderr, flush=True)

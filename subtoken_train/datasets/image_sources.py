@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
-from subtoken_train.errors import SubTokenWarning, UncutError
+from subtoken_train.errors import SubTokenWarning, UncutError, shell_words
 from subtoken_train.families.images import PixelError, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
@@ -150,7 +149,7 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
         (f"{videos:,} of {sum(x.is_video for x in folders):,} videos (folders of frames)", videos),
     )
     found = " and ".join(words for words, count in counts if count)
-    command = shlex.join(["subtoken-train", "data", "images", "--file", str(data_file), "--root", str(image_folder)])
+    command = f"subtoken-train data images {shell_words('--file', data_file, '--root', image_folder)}"
     return UncutError(
         f"{found} that {data_file} names are missing below {image_folder} (first: "
         f"{missing[0][:100]}); list them: {command}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from subtoken_train.errors import shell_words
+
 MIX665K = "llava_v1_5_mix665k.json"
 """Records of LLaVA-v1.5's instruction tuning."""
 DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
@@ -14,7 +16,7 @@ def fetch_command(path: str | Path) -> str | None:
     """Return the command that makes a data file, or says where its parts come from; None for a file of one's own."""
     path = Path(path)
     if path.name == MIX665K:
-        return f"subtoken-train data llava665k --root {path.parent}"
+        return f"subtoken-train data llava665k --root {shell_words(path.parent)}"
     made = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}
     return next((f"subtoken-train data {name}" for place, name in made.items() if place in path.as_posix()), None)
 

@@ -8,13 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.sweep import parse_setting, slurm_script, sweep_runs
+from subtoken_train.resources import recipe_text
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
+from tests.support.places import recipe
 from tests.support.sampling import sampled
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
@@ -81,17 +84,51 @@ def test_grids_that_are_none(settings, message):
     assert message in str(caught.value)
 
 
+EVIL = "x\ntouch CANARY #\r\u202e`touch CANARY`$(touch CANARY)'\"\\"
+"""A name that is a command wherever it stands raw."""
+
+
+def ran(folder: Path, script: str, number: int) -> list[str]:
+    """The words that a task of an array starts, the script run by bash in an empty folder that must stay so."""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/srun").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+    (folder / "bin/srun").chmod(0o755)
+    (folder / "empty").mkdir(exist_ok=True)
+    environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, cwd=folder / "empty", check=True
+    )
+    assert (list((folder / "empty").iterdir()), done.stderr) == ([], b"")
+    return done.stdout.decode().split("\0")[:-1]
+
+
 def test_the_slurm_script_runs_the_task_of_its_number(tmp_path):
-    runs = sweep_runs(["my recipe.yaml"], [GROUPS, RATE], tmp_path / "a sweep")
-    script = tmp_path / "array.sh"
-    script.write_text(slurm_script(runs, tmp_path / "a sweep"))
-    assert "#SBATCH --array=0-5\n" in script.read_text()
-    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
+    runs = sweep_runs([f"{EVIL}.yaml"], [GROUPS, RATE], tmp_path / "a sweep; touch CANARY")
+    script = slurm_script(runs, tmp_path / "a sweep; touch CANARY")
+    assert "#SBATCH --array=0-5\n" in script
     for number, one in enumerate(runs):
-        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
-        done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines() == ["subtoken-train", *one.fit_arguments()]
+        assert ran(tmp_path, script, number) == ["subtoken-train", *one.fit_arguments()]
+
+
+def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys, monkeypatch):
+    """A line break in the name of an adapter, of the run that it starts from, and in the place of all of them."""
+    monkeypatch.chdir(tmp_path)
+    Path(f"{EVIL}.yaml").write_text(recipe_text(recipe("tiny_fastv25")))
+    second = yaml.safe_load(recipe_text(recipe("tiny_fastv25_s16k4_stage2")))
+    second["model"]["stage2"]["adapter"] = f"runs/{EVIL}/adapter"
+    Path(f"2{EVIL}.yaml").write_text(yaml.safe_dump(second))
+    grid = {"out": "r", "anchors": "none", "tasks": ["scenes_pope"], "arms": [{"adapter": f"runs/2{EVIL}/adapter"}]}
+    Path("grid.yaml").write_text(yaml.safe_dump(grid))
+    script = printed(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
+    words = ["--config", f"{EVIL}.yaml", f"--output_dir=runs/{EVIL}"]
+    assert ran(tmp_path, script, 0) == ["subtoken-train", "fit", *words]
+    assert len(script.splitlines()) == 10
+    first = printed(capsys, "sweep", "--grid", "grid.yaml", "--dry-run").splitlines()[1]
+    assert ran(tmp_path, f'subtoken-train() {{ srun "$@"; }}; {first}', 0) == ["fit", *words]
+    grid["arms"] = [{"adapter": f"{EVIL}/tiny_fastv25/adapter"}]
+    Path("grid.yaml").write_text(yaml.safe_dump(grid))
+    assert "which no #SBATCH line can name" in refused(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
+    assert not Path("CANARY").exists()
 
 
 def swept(folder: Path, *extra: str) -> list[str]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import subprocess
+import sys
+import unicodedata
+import warnings
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from subtoken_train.cli.main import main
-from subtoken_train.cli.terminal import guarded, one_line
-from subtoken_train.errors import UncutError, plain, unknown_name
+from subtoken_train.cli.terminal import counter, guarded, one_line, show
+from subtoken_train.errors import SubTokenWarning, UncutError, plain, shell_words, unknown_name
 from subtoken_train.evaluation.reporting.exports import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
 from tests.support.report_results import answers, facts, register, write_run
@@ -134,6 +140,45 @@ def test_cells_of_text_are_no_formulas(odd_report):
     assert text_cell("-") == "-"
     assert [text_cell(text)[0] for text in ("=a", "+a", "-a", "@a", "\ta", "\ra")] == ["'"] * 6
     assert text_cell("a=b") == "a=b"
+
+
+NAME = "a\r\x1b[31m\x07\x9b\u202e\u2066\u200b\u200e\u061c\ufeff\u2028\U000e0041"
+
+
+def test_no_name_acts_on_a_terminal_by_whatever_way_it_is_printed(capsys, monkeypatch):
+    """Joiners, which are letters, line breaks and tabs stay; rich's own colours do, where there is a terminal."""
+
+    def action():
+        print(NAME, "\u06cc\u200c\u200d\tb")
+        print(NAME, file=sys.stderr)
+        warnings.warn(NAME, SubTokenWarning, stacklevel=1)
+        table = Table(title=NAME)
+        table.add_column(NAME)
+        table.add_row(Text(NAME))
+        show(table, 200)
+        logging.StreamHandler().emit(logging.makeLogRecord({"msg": NAME}))
+        counter(NAME)(1, 1)
+        raise TypeError(NAME)
+
+    assert guarded(action) == 1
+    said = "".join(capsys.readouterr())
+    assert {letter for letter in said if unicodedata.category(letter) in ("Cc", "Cf", "Zl")} == set("\n\t\u200c\u200d")
+    assert said.count(r"\x1b[31m") >= 8
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert guarded(lambda: show(Text(NAME, style="red"), 200) or 0) == 0
+    assert capsys.readouterr().out.startswith("\x1b[31ma\\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    "word", ["", "a b", NAME, "\n", "it's\n\\", "\udcff\n", "é\t$(id)`id`\n", "$'\\x41'", "\x85a\U000e0041f"]
+)
+def test_a_word_of_a_command_is_the_same_to_bash_and_keeps_to_its_line(word):
+    typed = shell_words("printf", "%s\\0", word)
+    assert plain(typed) == typed
+    assert len(typed.splitlines()) == 1
+    done = subprocess.run(["bash", "-c", typed], capture_output=True, check=True)
+    assert done.stdout == os.fsencode(word) + b"\0"
 
 
 def test_tables_of_other_commands_take_no_markup(capsys):

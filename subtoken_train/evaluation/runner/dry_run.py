@@ -24,6 +24,7 @@ from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.documents import parse_yaml, real_path
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import shell_words
 from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
@@ -189,7 +190,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
         arms, notes = with_anchors(arms, pool)
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.untrained]
     wanted += [
-        (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {path}")
+        (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {shell_words(path)}")
         for method, path, whose in dict.fromkeys(named for found in absent for named in found.values())
     ]
     wanted += [
@@ -208,7 +209,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
 
 def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
     """Return (method, file, whose), by option, of calibrations that an arm's eviction, or its threshold, lacks here."""
-    whose = f"--adapter {spec.adapter}" if spec.backbone is None else f"--backbone {spec.backbone}"
+    whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
     found = {
         option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
         for option, value in spec.eviction_options.items()
@@ -249,7 +250,7 @@ def recipe_of(adapter: str) -> Path | None:
 def _recipe_words(adapter: str) -> str:
     """Return how a command names the recipe of an adapter: a file here by its path, a shipped one by its name."""
     found = recipe_of(adapter)
-    return str(found) if found is not None and not found.is_absolute() else _recipe_name(adapter)
+    return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
 
 
 def _required(task: Task) -> str | None:
