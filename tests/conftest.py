@@ -1,14 +1,46 @@
-"""Shared fixtures: random tiny models of the real classes."""
+"""Shared fixtures: random tiny models of the real classes, and a folder for each test.
+
+No test sees or touches what a user has: runs and results of the checkout, caches, settings of the libraries.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import site
+import tempfile
 from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
+SETTINGS = ("COMET_", "HF_", "HUGGING", "MLFLOW_", "MPL", "SLURM_", "SUBTOKEN_", "TRANSFORMERS_", "WANDB_", "XDG_")
+"""Beginnings of environment variables by which a user's libraries, jobs and kernels are set."""
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # whose home is that of the process that started it
+    paths = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    packages = {"PYTHONPATH": paths, "PYTHONUSERBASE": site.getuserbase()}
+    for name in [name for name in os.environ if name.startswith(SETTINGS)]:
+        del os.environ[name]
+    os.environ |= {"HOME": tempfile.mkdtemp(prefix="subtoken-tests-"), "HF_HUB_OFFLINE": "1", **packages}
+
+
+def pytest_collection_finish() -> None:
+    """Leave the checkout before the first fixture."""
+    os.chdir(os.environ["HOME"])
+
+
+def pytest_unconfigure() -> None:
+    """Remove the home that was made for the tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.chdir(REPOSITORY)
+        shutil.rmtree(os.environ["HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Every test works in its own folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,6 +26,7 @@ from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.terminal import raw_stream
+from subtoken_train.cli.terminal import raw_stream
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.cli.wording import own_words, reworded, unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -309,6 +310,8 @@ class RecipeCLI(LightningCLI):
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
+            bar = partial(BarProgress, console_kwargs={"file": raw_stream(sys.stdout)})
+            ours.append(bar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
             bar = partial(BarProgress, console_kwargs={"file": raw_stream(sys.stdout)})
             ours.append(bar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         given = build_parts("callbacks", settings.callbacks)

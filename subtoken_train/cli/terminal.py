@@ -75,10 +75,10 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _shown(stream: TextIO) -> TextIO:
-    return cast("TextIO", _Shown(untouched(stream)))
+    return cast("TextIO", _Shown(raw_stream(stream)))
 
 
-def untouched(stream: TextIO) -> TextIO:
+def raw_stream(stream: TextIO) -> TextIO:
     """Return the stream behind one whose text is ``plain``, for colours, the cursor and a counter's return."""
     return cast("TextIO", getattr(stream, "rich_proxied_file", stream))
 
@@ -168,7 +168,7 @@ def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
             left = f", {about((time.monotonic() - start) / done * (total - done))} left" if done < total else ""
             line += f"{left:<22}" if sys.stderr.isatty() else left  # wipes out the end of a longer one
         if sys.stderr.isatty():
-            print(f"\r{line}", end="\n" if done == total else "", file=untouched(sys.stderr), flush=True)
+            print(f"\r{line}", end="\n" if done == total else "", file=raw_stream(sys.stderr), flush=True)
         elif (part := done * _LINES // total) > shown:
             shown = part
             print(line, file=sys.stderr, flush=True)

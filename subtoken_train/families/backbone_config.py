@@ -57,7 +57,8 @@ class BackboneConfig:
 
 def resolve(path: str) -> str:
     """Return the path of a local or shipped folder or GGUF file if there is one, otherwise the name unchanged."""
-    for candidate in (Path(path), resource_root() / path):
+    shipped = [resource_root() / path] if Path(path).parts[:1] == ("checkpoints",) else []
+    for candidate in (Path(path), *shipped):
         if candidate.is_dir() or (is_gguf(path) and candidate.is_file()):
             return str(candidate)
     return path

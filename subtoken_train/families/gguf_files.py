@@ -60,6 +60,10 @@ def check_gguf(path: Path) -> None:
             f"{path} is of the architecture {str(architecture)[:60]!r}, which transformers does not read from GGUF; "
             f"{_INSTEAD}"
         )
+    layers = metadata.get(f"{architecture}.block_count", 0)
+    held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if "token_embd.weight" not in tensors or not isinstance(layers, int) or len(held) < layers:
+        raise ValueError(f"{path} names {str(layers)[:60]} layers and holds the weights of fewer; download it again")
     scaled = [name for name in tensors if name.startswith("rope_")]
     scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
     if scaled and architecture != "gpt-oss":

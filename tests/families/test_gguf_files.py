@@ -83,6 +83,16 @@ def test_what_is_not_read_is_said(tiny, tmp_path, changes, words):
         load_family(BackboneConfig(str(path)))
 
 
+@pytest.mark.parametrize("layers", [2, 10**6])
+def test_a_header_of_more_than_its_file_holds_is_no_model(tiny, tmp_path, monkeypatch, layers):
+    monkeypatch.setattr(tiny[0].config, "num_hidden_layers", layers)
+    if layers == 2:
+        monkeypatch.setattr(tiny[0], "state_dict", dict)
+    path = write_gguf(tmp_path / "model.gguf", *tiny)
+    with pytest.raises(ValueError, match=f"names {layers} layers and holds the weights of fewer; download it again"):
+        family_class(BackboneConfig(str(path)))
+
+
 def test_damaged_files_are_refused(file, tmp_path, capsys):
     whole = file.read_bytes()
     for number, content in enumerate((b"", b"GGUF", b"PK" + whole[2:], whole[:2000], whole[:-64])):

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.results import SampleRecord, read_samples
+from subtoken_train.resources import resource
 from tests.support.eval_runs import ADAPTERS
 from tests.support.paper_folders import write_benchmarks
 
@@ -68,7 +69,7 @@ def paper_run(folder: Path) -> PaperRun:
 
 def _grid(folder: Path, root: Path, name: str, checkpoint: str, adapters: Sequence[str], tasks: list[str]) -> Path:
     """A grid whose embedded backbone has a name of the paper's, so that the paper's rows find it."""
-    (folder / name).symlink_to(Path("checkpoints", checkpoint).resolve())
+    (folder / name).symlink_to(resource(f"checkpoints/{checkpoint}"))
     arms = {"adapter": [f"{ADAPTERS}/{adapter}" for adapter in adapters], "backbone": str(folder / name)}
     content = {"out": str(folder / "results"), "data_root": str(root), "batch_size": 4, "tasks": tasks, "arms": [arms]}
     path = folder / f"{name}.yaml"

@@ -139,7 +139,7 @@ def test_a_chat_without_a_template_is_refused(monkeypatch, tmp_path):
         dry_run(grid, planned_adapter)
     (arm,) = prepare(grid.arms, ModelPool())
     assert arm.chat_template is False
-    there = shutil.copytree("checkpoints/tiny-llama", tmp_path / "instruct")
+    there = shutil.copytree(ROOT / "checkpoints/tiny-llama", tmp_path / "instruct")
     (there / "chat_template.jinja").write_text("{{ messages[0]['content'] }}", encoding="utf-8")
     grid = replace(grid_of({"backbone": str(there)}, tasks=("recall",)), tasks=tasks)
     checked = dry_run(grid, planned_adapter)

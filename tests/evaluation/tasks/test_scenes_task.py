@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.resources import resource
 from tests.support.vqa_cases import refused
 
 STYLES = ("pope", "textvqa", "gqa", "mmbench", "caption")
@@ -49,7 +50,7 @@ def test_recall_is_text_with_its_context_marked():
     task = build_task("recall", contexts=12, context_length=256, num_facts=10, num_questions=3)
     samples = task.samples()
     assert [sample.id for sample in samples] == [f"test-{i:06d}" for i in range(12)]
-    tokenizer = AutoTokenizer.from_pretrained("checkpoints/tiny-llama")
+    tokenizer = AutoTokenizer.from_pretrained(resource("checkpoints/tiny-llama"))
     for sample in samples:
         context, question = sample.prompt[: sample.context_characters], sample.prompt[sample.context_characters :]
         assert question.startswith("\nCodes of ")
