@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -25,8 +24,6 @@ from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
-from subtoken_train.cli.terminal import raw_stream
-from subtoken_train.cli.terminal import raw_stream
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.cli.wording import own_words, reworded, unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -310,10 +307,7 @@ class RecipeCLI(LightningCLI):
         settings = self.config_init.trainer
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
-            bar = partial(BarProgress, console_kwargs={"file": raw_stream(sys.stdout)})
-            ours.append(bar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-            bar = partial(BarProgress, console_kwargs={"file": raw_stream(sys.stdout)})
-            ours.append(bar() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
+            ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         given = build_parts("callbacks", settings.callbacks)
         if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
             settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import sys
 import time
@@ -75,12 +76,11 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _shown(stream: TextIO) -> TextIO:
-    return cast("TextIO", _Shown(raw_stream(stream)))
+    return cast("TextIO", _Shown(getattr(stream, "rich_proxied_file", stream)))
 
 
-def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream behind one whose text is ``plain``, for colours, the cursor and a counter's return."""
-    return cast("TextIO", getattr(stream, "rich_proxied_file", stream))
+_MOVE = re.compile(r"\r|\n*(?:\x1b\[A)+$|")
+"""How counters and bars go back to their line: before a text, or alone."""
 
 
 class _Shown:
@@ -90,8 +90,12 @@ class _Shown:
         self.rich_proxied_file = stream  # where rich writes; see ``show``
 
     def write(self, text: str) -> int:
-        """Write out what would act."""
-        return self.rich_proxied_file.write(plain(text))
+        """Write out what would act; while rich draws a bar, prints go to it, and it alone writes here."""
+        if getattr(sys.stdout, "rich_proxied_file", None) is self:
+            return self.rich_proxied_file.write(text)
+        move = _MOVE.match(text)
+        end = move.end() if move and self.rich_proxied_file.isatty() else 0
+        return self.rich_proxied_file.write(text[:end] + plain(text[end:]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -168,7 +172,7 @@ def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
             left = f", {about((time.monotonic() - start) / done * (total - done))} left" if done < total else ""
             line += f"{left:<22}" if sys.stderr.isatty() else left  # wipes out the end of a longer one
         if sys.stderr.isatty():
-            print(f"\r{line}", end="\n" if done == total else "", file=raw_stream(sys.stderr), flush=True)
+            print(f"\r{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif (part := done * _LINES // total) > shown:
             shown = part
             print(line, file=sys.stderr, flush=True)

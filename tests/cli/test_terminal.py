@@ -12,6 +12,7 @@ import warnings
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -168,6 +169,15 @@ def test_no_name_acts_on_a_terminal_by_whatever_way_it_is_printed(capsys, monkey
     monkeypatch.setenv("TERM", "xterm-256color")
     assert guarded(lambda: show(Text(NAME, style="red"), 200) or 0) == 0
     assert capsys.readouterr().out.startswith("\x1b[31ma\\x1b[31m")
+
+    def bar():
+        with Progress() as progress:
+            progress.advance(progress.add_task("bar", total=1))
+            print(NAME)
+
+    assert guarded(lambda: bar() or 0) == 0
+    out = capsys.readouterr().out
+    assert ("\x1b[" in out, "bar \\x1b" in out, "\x1b[?25h" in out) == (True, False, True)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def call(function: Callable[[], object]) -> Answer:
     out = io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(io.StringIO()):
-            return Answer(0, out.getvalue(), "", function())
+            value = function()
+        return Answer(0, out.getvalue(), "", value)
     except (ValueError, OSError) as error:
         ours = type(error) is ValueError or type(error).__module__.startswith("subtoken_train.")
         if not (ours or (isinstance(error, OSError) and worded(error))):

@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+THEIRS = b"somebody else's, come while a case ran"
+"""What ``Case.comes`` holds."""
 CANARY = "CANARY"
 """A file that only code from a hostile input makes."""
 
@@ -74,6 +76,7 @@ class Case:
         reference: compares the answer to an accepted input with the right one.
         why: the reason for which nobody knows whether the input is taken, of ``Expect.EITHER`` alone.
         room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
+        comes: a file that somebody else makes while the act runs, and that must stay as it came.
         says: words of which a refusal holds one, so that it was refused for what is wrong with it.
 
     Raises:
@@ -90,6 +93,7 @@ class Case:
     why: str = ""
     says: tuple[str, ...] = ()
     room: int | None = None
+    comes: Path | None = None
 
     def __post_init__(self) -> None:
         """See ``Raises``."""

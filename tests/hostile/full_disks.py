@@ -1,4 +1,4 @@
-"""A disk without room, in front of everything that is written."""
+"""A disk without room, or a file that comes while a command works, in front of everything that is written."""
 
 from __future__ import annotations
 
@@ -79,6 +79,9 @@ def make(draw: random.Random, place: Place) -> Case:
         place.write(other, content)
     if name == "data images":  # what is missing is an answer of its own
         expect, says = Expect.REFUSED, ()
+    if len(writes) == 1 and draw.random() < 0.4:
+        what, comes = f"{name}, and a file comes to its place", place.work / writes[0]
+        return Case(what, words, Expect.REFUSED, writes_anyway=unfinished, comes=comes)
     compared = TENSORS if name == "fit" else writes
     reference = same(place, words, compared, dict(files))
     return Case(

@@ -16,6 +16,7 @@ from tests.hostile import (
     folders,
     full_disks,
     grids,
+    http_requests,
     odd_paths,
     own_folders,
     picture_forms,
@@ -28,6 +29,7 @@ from tests.hostile import (
     record_switches,
     results,
     runs,
+    scripts,
     tokenizer_swaps,
 )  # fmt: skip
 from tests.hostile.runner import Make
@@ -59,5 +61,7 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "tokenizer_swaps": (tokenizer_swaps.make, 2),
     "demo_requests": (demo_requests.make, 3),
     "chat_requests": (chat_requests.make, 3),
+    "scripts": (scripts.make, 3),
+    "http_requests": (http_requests.make, 3),
 }
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import datasets
 
 from tests.hostile import canary_module
 from tests.hostile.acts import PREFIX, call, command, room, system_words
-from tests.hostile.case import CANARY, Answer, Case, Expect, Outcome, Place, Verdict
+from tests.hostile.case import CANARY, THEIRS, Answer, Case, Expect, Outcome, Place, Verdict
 from tests.hostile.watch import Stopped, Touch, Watch, watched
 
 LIMIT = 400
@@ -42,6 +43,8 @@ TABLES = "datasets-cache"
 """Beside the case's folder: what the library ``datasets`` keeps of tables that it read; else in the user's cache."""
 WORKERS = "pymp-"
 """Folders that Python keeps for its workers until the process ends."""
+ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Kinds of characters that act, or show nothing."""
 HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 """Warnings that Python shows to nobody unless asked to."""
 Make = Callable[[random.Random, Place], Case]
@@ -116,7 +119,7 @@ def neighbours(place: Place) -> None:
 def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
     """The answer, what it wrote, and the verdict as far as it follows from the answer alone."""
     canary_module.forget()
-    watch = Watch()
+    watch = Watch(comes=case.comes)
     try:
         with room(case.room), watched(watch), warnings.catch_warnings():
             warnings.simplefilter("default")
@@ -127,8 +130,12 @@ def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
         where = traceback.format_exc(limit=-3)
         verdict = Verdict.HANG if stopped.memory is None else Verdict.MEMORY
         return None, watch.touched, verdict, f"{stopped} {stopped.memory or ''} {where}"
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:  # ours
+        raise
+    except BaseException:  # a panic of a library in Rust, too
         return None, watch.touched, Verdict.TRACEBACK, traceback.format_exc(limit=-6)
+    if watch.ended:
+        return answer, watch.touched, Verdict.TRACEBACK, f"threads ended: {watch.ended}"
     if watch.started:
         return answer, watch.touched, Verdict.CODE, f"started {watch.started}"
     return answer, watch.touched, *judged(case, answer)
@@ -192,8 +199,7 @@ def words_fault(words: str) -> str | None:
 
 def control_characters(text: str) -> str | None:
     """Characters that act on a terminal instead of standing on it."""
-    bad = {letter for letter in text if (ord(letter) < 32 and letter not in "\n\t\r") or 127 <= ord(letter) < 160}
-    bad |= {letter for letter in text if letter in "\u202d\u202e\u2066\u2067"}
+    bad = {letter for letter in text if unicodedata.category(letter) in ACTS and letter not in "\n\t\r\u200c\u200d"}
     return f"control characters {sorted(bad)} in {text[-300:]!r}" if bad else None
 
 
@@ -202,8 +208,11 @@ def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | 
     if canary_module.imported() or any(path.name.startswith(CANARY) for path in place.root.rglob(f"{CANARY}*")):
         yield Verdict.CODE, "the canary was touched"
     after = snapshot(place.root)
+    if case.comes is not None and (not case.comes.is_file() or case.comes.read_bytes() != THEIRS):
+        yield Verdict.LOST, f"{case.comes.name}, which came while it ran, is gone or changed"
     accepted = answer is not None and answer.code == 0
     may = [f"work/{name}" for name in (*case.writes_anyway, *(case.writes if accepted else ()))]
+    may += [f"work/{case.comes.name}"] if case.comes is not None else []
     moved = [f"work/{name}" for name in case.moves]
     kept = set(after.values())
     for name, content in before.items():

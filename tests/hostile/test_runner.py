@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def swallow():
             continue
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def panic():
+    raise Panic
+
+
+def lost_thread():
+    thread = threading.Thread(target=panic)
+    thread.start()
+    thread.join()
+
+
 def import_canary():
     __import__(canary_module.NAME)
 
@@ -95,6 +110,14 @@ def made_and_removed(path: Path):
 PLANTED = {
     "a TypeError": (lambda place: case(lambda: len(5)), Verdict.TRACEBACK),
     "a ValueError that nobody worded": (lambda place: case(b"\xff".decode), Verdict.TRACEBACK),
+    "a panic": (lambda place: case(panic), Verdict.TRACEBACK),
+    "a panic of a thread": (lambda place: case(lost_thread), Verdict.TRACEBACK),
+    "a file that came, replaced": (lambda place: case(lambda: [write(place.work / name) for name in "ab"],
+    writes=("a",),
+    comes=place.work / "b"), Verdict.LOST),
+    "a file that came, left alone": (lambda place: case(lambda: write(place.work / "a"), writes=("a",),
+    comes=place.work / "b"), Verdict.CLEAN),
+    "letters that turn": (lambda place: case(lambda: print("a\u061c\u200b")), Verdict.MESSAGE),
     "an endless loop": (lambda place: case(spin), Verdict.HANG),
     "an endless loop that catches": (lambda place: case(swallow), Verdict.HANG),
     "a pipe that nobody writes": (lambda place: case(lambda: _read_pipe(place)), Verdict.HANG),

@@ -6,12 +6,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from tests.hostile.case import THEIRS
 
 SECONDS = 5.0
 """Of processor time; ten times what the slowest valid original takes."""
@@ -51,11 +55,15 @@ class Watch:
         started: programs that it would have started.
         touched: paths that it wrote, in order; what libraries in other languages write is seen in the folders alone.
         forks: processes that it forked.
+        comes: a file that is made once it writes; None: none, or it is there.
+        ended: what ended threads of its own.
     """
 
     started: list[str] = field(default_factory=list)
     touched: list[Touch] = field(default_factory=list)
     forks: int = 0
+    comes: Path | None = None
+    ended: list[str] = field(default_factory=list)
 
 
 _watch: Watch | None = None
@@ -92,8 +100,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _note(event: str, path: Any, folder: Any) -> None:
-    """Put a path that is written on the list."""
+    """Put a path that is written on the list; with the first, somebody else makes a file, too."""
+    global _watch
     assert _watch is not None
+    if _watch.comes is not None:
+        watch, _watch = _watch, None
+        watch.comes.write_bytes(THEIRS)
+        watch.comes, _watch = None, watch
     try:
         path = os.fsdecode(path)
         if isinstance(folder, int) and folder >= 0:
@@ -153,6 +166,10 @@ def watched(watch: Watch) -> Iterator[None]:
         if used > SECONDS or passed > SECONDS * WALL_FACTOR or (passed > STUCK and used < passed / 50):
             raise _stopped()
 
+    hook, threading.excepthook = (
+        threading.excepthook,
+        lambda end: watch.ended.append(f"{end.thread}: {end.exc_value!r}"),
+    )
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -167,3 +184,4 @@ def watched(watch: Watch) -> Iterator[None]:
         sys.dont_write_bytecode = bytecode
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        threading.excepthook = hook
