@@ -80,22 +80,23 @@ def _shown(stream: TextIO) -> TextIO:
 
 
 _MOVE = re.compile(r"\r|\n*(?:\x1b\[A)+$|")
-"""How counters and bars go back to their line: before a text, or alone."""
+"""Ways back of a counter or a bar to its line: before a text, or alone."""
 
 
 class _Shown:
     """A stream all of whose text is ``plain``: nothing that a command prints acts on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # where rich writes; see ``show``
+        self.rich_proxied_file: TextIO = stream  # where rich writes; see ``show``
 
     def write(self, text: str) -> int:
         """Write out what would act; while rich draws a bar, prints go to it, and it alone writes here."""
+        own: TextIO = self.rich_proxied_file
         if getattr(sys.stdout, "rich_proxied_file", None) is self:
-            return self.rich_proxied_file.write(text)
+            return own.write(text)
         move = _MOVE.match(text)
-        end = move.end() if move and self.rich_proxied_file.isatty() else 0
-        return self.rich_proxied_file.write(text[:end] + plain(text[end:]))
+        end = move.end() if move and own.isatty() else 0
+        return own.write(text[:end] + plain(text[end:]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)

@@ -82,7 +82,7 @@ def json_file(path: Path) -> Path:
     states = b" ".join(map(file_state, files))
     made = index_path(path).with_suffix(f".{hashlib.sha256(states).hexdigest()[:16]}.jsonl")
     made.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{index_path(path)}.lock"):
+    with locked(Path(f"{index_path(path)}.lock")):
         if not made.is_file():
             with whole_file(made) as temporary, temporary.open("w", encoding="utf-8") as lines:
                 lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in read_rows(path))
