@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "quality.md"
 

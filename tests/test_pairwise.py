@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from tests.support.pairwise import pairs_of, pairwise
+from tests.support.sampling import pairs_of, pairwise
 
 FACTORS = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q", "r"], "d": ["0", "1"]}
 

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from tests.support.page_runs import Reader
-from tests.support.readme_blocks import DOCUMENTS, ROOT, blocks, runs_in_a_checkout
+from tests.support.readme_blocks import DOCUMENTS, ROOT, Reader, blocks, runs_in_a_checkout
 
 PAGES = [path for path in DOCUMENTS if runs_in_a_checkout(path)]
 

@@ -20,7 +20,7 @@ from subtoken_train.artifact.hub import find_adapter
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
-from tests.support.damage import put
+from tests.support.faults import put
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"

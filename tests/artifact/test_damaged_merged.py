@@ -13,7 +13,7 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
-from tests.support.damage import Canary, put
+from tests.support.faults import Canary, put
 from tests.support.helpers import save_backbone
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters" / "tiny_fastv25_s16k4"

@@ -16,15 +16,15 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from tests.support.glm_tiny import glm_family
-from tests.support.idefics_tiny import idefics_family
-from tests.support.internvl_tiny import internvl_family
-from tests.support.mistral_tiny import mistral3_family
-from tests.support.next_tiny import next_family
-from tests.support.onevision_tiny import onevision_family
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.idefics3 import idefics_family
+from tests.support.tiny.internvl import internvl_family
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
+from tests.support.tiny.mistral3 import mistral3_family
+from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
 
 STEPS = 3
 WHOLE = build_reducer("none")

@@ -9,9 +9,9 @@ from subtoken_train.benchmarking.random_backbones import Shrink, random_family
 from subtoken_train.benchmarking.synthetic_prompts import check_positions, draw_prompts, prompt_parts
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.types import Region
-from tests.support.qwen_tiny import qwen_family
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
+from tests.support.tiny.qwen import qwen_family
 
 CPU = torch.device("cpu")
 

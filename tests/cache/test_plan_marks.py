@@ -10,10 +10,9 @@ from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys
-from tests.support.host_reads import host_reads
+from tests.support.host_reads import Calls, host_reads
 from tests.support.packing import FORMAT_OF, SETS, dense
 from tests.support.sampling import sampled
-from tests.support.spies import Calls
 
 LAYOUTS = ("contiguous", "per_head")
 

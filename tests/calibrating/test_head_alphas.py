@@ -12,7 +12,7 @@ from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
-from tests.support.calibration_files import NOBODY
+from tests.support.kvzap_files import NOBODY
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 5), (30, 3, 4)]

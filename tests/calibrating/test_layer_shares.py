@@ -14,7 +14,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.calibration_files import NOBODY, written
+from tests.support.kvzap_files import NOBODY, written
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 0), (25, 3, 0), (0, 6, 0)]

@@ -15,7 +15,7 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
-from tests.support.calibration_files import NOBODY
+from tests.support.kvzap_files import NOBODY
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 0), (25, 3, 0), (60, 5, 0), (0, 6, 0)]

@@ -16,8 +16,8 @@ from subtoken_train.reducers import build_reducer
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, recipe
-from tests.support.qwen_tiny import qwen_family
 from tests.support.sampling import sampled
+from tests.support.tiny.qwen import qwen_family
 
 LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
 

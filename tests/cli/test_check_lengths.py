@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.support.check_command import checked, refused, stopped
-from tests.support.own_folders import inits, own_images
 from tests.support.places import recipe
+from tests.support.run_folders import inits, own_images
 
 TINY = ["--config", str(recipe("tiny_fastv25_s16k4"))]
 LM = ["--config", str(recipe("tinylm_quest25_s16k12"))]

@@ -12,10 +12,10 @@ from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load
 from subtoken_train.datasets.records import InstructionRecords
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import printed, refused
-from tests.support.own_folders import conversations, inits, own_images, pictures, table
 from tests.support.places import ROOT
+from tests.support.run_folders import conversations, inits, own_images, pictures, table
 from tests.support.sampling import sampled
-from tests.support.text_fits import save_language_model
+from tests.support.tiny_fits import save_language_model
 
 SPLITS = ("train", "dev", "test")
 

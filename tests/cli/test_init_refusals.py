@@ -10,7 +10,7 @@ import pytest
 from subtoken_train.datasets import own_data, question_table
 from subtoken_train.datasets.english import write_english
 from tests.support.commands import refused
-from tests.support.own_folders import conversations, inits, own_images, pictures, table
+from tests.support.run_folders import conversations, inits, own_images, pictures, table
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.resources import resource
-from tests.support.own_folders import conversations
 from tests.support.places import ROOT
+from tests.support.run_folders import conversations
 
 pytestmark = pytest.mark.slow
 

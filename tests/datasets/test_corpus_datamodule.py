@@ -10,8 +10,8 @@ import torch
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
 from subtoken_train.types import Region
-from tests.support.module_fits import fit
 from tests.support.sampling import sampled
+from tests.support.tiny_fits import fit
 
 LENGTHS = {"block_length": 16, "context_length": 8, "prefix_tokens": 3}
 BLOCKS, BATCH = 13, 2

@@ -10,8 +10,8 @@ import torch
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.scene_files import write_scene_split
-from tests.support.module_fits import fit
 from tests.support.sampling import sampled
+from tests.support.tiny_fits import fit
 
 RECORDS, BATCH, STEPS_PER_EPOCH = 21, 4, 5
 

@@ -18,7 +18,7 @@ from subtoken_train.demo.drawings import presets
 from subtoken_train.demo.local_server import served
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.resources import resource
-from tests.support.browser import OPTIONS, find_browser
+from tests.support.drawings import OPTIONS, find_browser
 from tests.support.places import ROOT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")

@@ -9,9 +9,9 @@ from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 SETTINGS = {
     "llava": {"name": "fastv", "keep_ratio": 0.25},

@@ -8,9 +8,9 @@ import torch
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress
-from tests.support.onevision_tiny import onevision_family, onevision_records
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
+from tests.support.tiny.llava_onevision import onevision_family, onevision_records
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 KINDS = {"qwen": (qwen_family, qwen_records), "onevision": (onevision_family, onevision_records)}
 KEPT = {"qwen": [3, 7, 0], "onevision": [12, 5, 0]}

@@ -11,8 +11,8 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.types import Region
 from tests.support.helpers import ALL_GROUPS, compress
-from tests.support.onevision_tiny import FRAME, noise, onevision_family, onevision_records
-from tests.support.qwen_tiny import qwen_batch
+from tests.support.tiny.llava_onevision import FRAME, noise, onevision_family, onevision_records
+from tests.support.tiny.qwen import qwen_batch
 
 
 @pytest.fixture

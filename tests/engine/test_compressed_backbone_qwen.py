@@ -11,7 +11,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.helpers import REDUCTIONS, ROUTED, compress, unread
-from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
+from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family

@@ -21,21 +21,23 @@ from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
 from tests.support.eval_runs import ADAPTERS
-from tests.support.paper_folders import FOLDERS, ROWS, write_benchmarks
-from tests.support.paper_run import (
+from tests.support.paper_folders import (
     ANCHOR,
     COLUMNS,
+    FOLDERS,
     IMAGE_ARMS,
     LIMIT,
     MEANS,
     PRINTED,
     ROUTED,
+    ROWS,
     TEXT_ANCHOR,
     TEXT_ARMS,
     TEXT_ROUTED,
     WHOLE,
     PaperRun,
     paper_run,
+    write_benchmarks,
     write_printed_tables,
 )
 from tests.support.sampling import sampled

@@ -10,8 +10,8 @@ from PIL import Image
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.helpers import make_batch
-from tests.support.next_tiny import next_family
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 RED = (200, 0, 0)
 

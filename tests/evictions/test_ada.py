@@ -11,8 +11,7 @@ from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.view.scores import Candidates
-from tests.support.golden_cases import golden_view, keep_of, load
-from tests.support.golden_record import record
+from tests.support.golden_cases import golden_view, keep_of, load, record
 from tests.support.prompt_views import KV_HEADS, PROMPTS, candidates_of, layer_views
 
 

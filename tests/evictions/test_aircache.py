@@ -10,7 +10,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
 from tests.support.helpers import random_scores
 from tests.support.prompt_views import (
     PROMPTS,

@@ -10,9 +10,8 @@ from subtoken_train.evictions.duo_attention import DuoAttention, HeadAlphas, att
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
-from tests.support.calibration_files import written
-from tests.support.golden_cases import load
-from tests.support.golden_record import record
+from tests.support.golden_cases import load, record
+from tests.support.kvzap_files import written
 from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, dense_attention, layer_views, plan
 
 

@@ -8,8 +8,8 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.host_reads import LargestTensor
 from tests.support.prompt_views import dense_attention, layer_views
-from tests.support.spies import LargestTensor
 
 
 def test_golden_official_prompt(shared):

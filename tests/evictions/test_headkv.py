@@ -14,9 +14,8 @@ from subtoken_train.evictions.headkv import HeadScores, head_budgets
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
-from tests.support.calibration_files import written
-from tests.support.golden_record import record
-from tests.support.kvzap_files import settings_for
+from tests.support.golden_cases import record
+from tests.support.kvzap_files import settings_for, written
 from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, PROMPTS, layer_views, plan
 
 ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"

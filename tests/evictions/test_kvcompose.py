@@ -17,7 +17,7 @@ from subtoken_train.evictions.kvcompose import (
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
 from tests.support.helpers import compress
 from tests.support.prompt_views import (
     PROMPTS,

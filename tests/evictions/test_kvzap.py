@@ -27,9 +27,8 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill, run_whole
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Identity, Region
-from tests.support.calibration_files import NOBODY, written
 from tests.support.helpers import compress
-from tests.support.kvzap_files import drawn_nets, settings_for
+from tests.support.kvzap_files import NOBODY, drawn_nets, settings_for, written
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL, PROMPTS, by_head, candidates_of, layer_views
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of, from_truth

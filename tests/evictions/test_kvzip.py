@@ -8,8 +8,7 @@ from subtoken_train.evictions.budgets import pooled_counts, score_curve
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzip, repeated_context
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import TaskView, View
-from tests.support.golden_cases import close, load
-from tests.support.golden_record import record
+from tests.support.golden_cases import close, load, record
 from tests.support.helpers import random_mask, random_scores
 from tests.support.prompt_views import C, Q, S, V, dense_attention
 

@@ -9,8 +9,7 @@ from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.prefixkv import PrefixKV, prefix_counts, prefix_curve
 from subtoken_train.view.scores import Candidates
 from tests.evictions.test_elastic import golden_views
-from tests.support.golden_cases import load, same_places
-from tests.support.golden_record import record
+from tests.support.golden_cases import load, record, same_places
 from tests.support.prompt_views import PROMPTS, layer_views, plan
 
 CASES = ["prefixkv_ratio0.3", "prefixkv_ratio0.7"]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.pyramidkv import exact_pyramid, kvpress_pyramid, original_pyramid
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_cases import golden_view, keep_of, load, same_places
-from tests.support.golden_record import record
+from tests.support.golden_cases import golden_view, keep_of, load, record, same_places
 
 
 def column(value, layers):

@@ -9,7 +9,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.q_filter import HeadDirections, QFilter, directions, query_moments
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
-from tests.support.calibration_files import NOBODY, written
+from tests.support.kvzap_files import NOBODY, written
 from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, WIDTH, layer_views
 from tests.support.text_families import text_batch, text_family
 

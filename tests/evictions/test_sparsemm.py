@@ -12,8 +12,8 @@ from subtoken_train.evictions.headkv import HeadScores
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
-from tests.support.calibration_files import written
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
+from tests.support.kvzap_files import written
 
 ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
 

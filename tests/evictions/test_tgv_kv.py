@@ -10,7 +10,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, retention_order, text_weights
 from subtoken_train.view.scores import Candidates
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,

@@ -23,8 +23,8 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression, compression_of, method_record, settings_record
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.calibration_files import written
 from tests.support.helpers import random_scores
+from tests.support.kvzap_files import written
 from tests.support.prompt_views import PROMPTS, candidates_of, layer_views
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_record import record
+from tests.support.golden_cases import record
 from tests.support.prompt_views import (
     PROMPTS,
     DenseView,

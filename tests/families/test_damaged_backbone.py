@@ -14,7 +14,7 @@ import torch
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
-from tests.support.damage import Canary, put
+from tests.support.faults import Canary, put
 from tests.support.helpers import save_backbone
 
 

@@ -11,11 +11,11 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
-from tests.support.glm_tiny import glm_family
 from tests.support.helpers import compress
 from tests.support.own_forward import check_answers
-from tests.support.qwen_tiny import SIZES, TOKENS, made_as_counted, qwen_records, qwen_video
 from tests.support.sampling import sampled
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.qwen import SIZES, TOKENS, made_as_counted, qwen_records, qwen_video
 from tests.support.tiny_parts import noises, padded
 from tests.support.truth_cells import CELL, difference
 

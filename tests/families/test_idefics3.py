@@ -9,7 +9,8 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
-from tests.support.idefics_tiny import (
+from tests.support.own_forward import check_answers, check_logits
+from tests.support.tiny.idefics3 import (
     GRIDS,
     KINDS,
     SIDE,
@@ -19,7 +20,6 @@ from tests.support.idefics_tiny import (
     tiler,
     transformers_processor,
 )
-from tests.support.own_forward import check_answers, check_logits
 from tests.support.tiny_parts import noises, padded
 
 PROMPTS = [

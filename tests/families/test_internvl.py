@@ -12,7 +12,8 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
-from tests.support.internvl_tiny import (
+from tests.support.own_forward import check_answers, check_logits
+from tests.support.tiny.internvl import (
     SIDE,
     SIZES,
     TILES,
@@ -22,7 +23,6 @@ from tests.support.internvl_tiny import (
     internvl_records,
     transformers_processor,
 )
-from tests.support.own_forward import check_answers, check_logits
 
 PROMPTS = [
     "<|im_start|>user\n<IMG_CONTEXT>\nwhere is it?<|im_end|>\n<|im_start|>assistant\n",

@@ -11,12 +11,12 @@ from subtoken_train.inference.prompt_inputs import inputs_of
 from subtoken_train.inference.text_prompts import picture_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import byte_level
-from tests.support.idefics_tiny import idefics_family
-from tests.support.internvl_tiny import internvl_family
-from tests.support.next_tiny import next_family
-from tests.support.onevision_tiny import onevision_family
-from tests.support.qwen_tiny import qwen_family
 from tests.support.text_families import text_family
+from tests.support.tiny.idefics3 import idefics_family
+from tests.support.tiny.internvl import internvl_family
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
+from tests.support.tiny.qwen import qwen_family
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
 FAMILIES = {

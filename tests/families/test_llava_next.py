@@ -14,8 +14,8 @@ from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress, save_backbone
-from tests.support.next_tiny import SIDE, SIZES, TOKENS, next_batch, next_family, next_images, next_records
 from tests.support.own_forward import check_answers, check_logits
+from tests.support.tiny.llava_next import SIDE, SIZES, TOKENS, next_batch, next_family, next_images, next_records
 
 PROMPTS = [
     "<s>[INST] <image>\nwhat is left ? [/INST]",

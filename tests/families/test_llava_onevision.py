@@ -13,7 +13,7 @@ from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
-from tests.support.onevision_tiny import (
+from tests.support.tiny.llava_onevision import (
     FRAME,
     SIZES,
     WHOLE,
@@ -22,7 +22,7 @@ from tests.support.onevision_tiny import (
     onevision_records,
     their_processor,
 )
-from tests.support.qwen_tiny import qwen_batch
+from tests.support.tiny.qwen import qwen_batch
 
 FAMILY = onevision_family()
 OV_7B = "llava-hf/llava-onevision-qwen2-7b-ov-hf"

@@ -15,8 +15,8 @@ from subtoken_train.families.qwen_vl.model import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 
 @pytest.fixture

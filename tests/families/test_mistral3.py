@@ -10,8 +10,8 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
-from tests.support.mistral_tiny import GRIDS, SIZES, mistral3_family, mistral3_records, their_inputs
 from tests.support.own_forward import check_answers, check_logits
+from tests.support.tiny.mistral3 import GRIDS, SIZES, mistral3_family, mistral3_records, their_inputs
 from tests.support.tiny_parts import noises, padded
 
 PROMPTS = [

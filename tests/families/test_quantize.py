@@ -17,9 +17,9 @@ from subtoken_train.functional.quantized import dense_weight
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone
-from tests.support.qwen_tiny import qwen_family
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
+from tests.support.tiny.qwen import qwen_family
 
 pytest.importorskip("bitsandbytes")
 KINDS = ["nf4", "int8"]

@@ -14,7 +14,7 @@ from subtoken_train.datasets.collate import encode
 from subtoken_train.families.qwen_vl.model import Qwen25VLFamily, QwenProcessor
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
-from tests.support.qwen_tiny import SIZES, TOKENS, made_as_counted, qwen_batch, qwen_family, qwen_records, qwen_video
+from tests.support.tiny.qwen import SIZES, TOKENS, made_as_counted, qwen_batch, qwen_family, qwen_records, qwen_video
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -8,8 +8,8 @@ from PIL import Image
 
 from subtoken_train.families.load import published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from tests.support.glm_tiny import glm_family
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_video
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_video
 
 PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
 

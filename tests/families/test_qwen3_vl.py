@@ -8,7 +8,7 @@ from subtoken_train.families.load import published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
-from tests.support.qwen_tiny import qwen3_family, qwen_video
+from tests.support.tiny.qwen import qwen3_family, qwen_video
 
 PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen_video(4)]
 

@@ -8,10 +8,10 @@ from transformers.vision_utils import get_vision_window_index
 
 from subtoken_train.families.qwen_vl.model import per_token, tower_with_statistics
 from subtoken_train.families.towers import received_attention
-from tests.support.golden_record import near
+from tests.support.golden_cases import near
 from tests.support.helpers import random_scores
-from tests.support.qwen_tiny import TOKENS, qwen_batch, qwen_family, qwen_records
-from tests.support.spies import LargestTensor
+from tests.support.host_reads import LargestTensor
+from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
 
 
 def test_golden_of_the_qwen_release(shared):

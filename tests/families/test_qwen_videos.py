@@ -17,10 +17,10 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
-from tests.support.glm_tiny import glm_family
 from tests.support.helpers import compress
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family, qwen_video
 from tests.support.sampling import sampled
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family, qwen_video
 
 BUILD = {
     "qwen2_vl": qwen2_family,

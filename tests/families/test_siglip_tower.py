@@ -5,7 +5,7 @@ import torch
 from transformers.models.siglip import modeling_siglip
 
 from subtoken_train.families.towers import features_with_statistics, patch_features
-from tests.support.onevision_tiny import SIDE, onevision_family
+from tests.support.tiny.llava_onevision import SIDE, onevision_family
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import pytest
 from PIL import Image
 
 from subtoken_train.inference.prompt_inputs import inputs_of
-from tests.support.glm_tiny import glm_family
-from tests.support.idefics_tiny import idefics_family
-from tests.support.internvl_tiny import internvl_family
-from tests.support.mistral_tiny import mistral3_family
-from tests.support.next_tiny import next_family
-from tests.support.onevision_tiny import onevision_family
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.idefics3 import idefics_family
+from tests.support.tiny.internvl import internvl_family
 from tests.support.tiny.llava import build
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
+from tests.support.tiny.mistral3 import mistral3_family
+from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
 
 FAMILIES = {
     "llava": lambda: build(2),

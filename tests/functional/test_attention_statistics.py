@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.functional.attention_statistics import BLOCK, attention_blocks, attention_rows
-from tests.support.spies import LargestTensor
+from tests.support.host_reads import LargestTensor
 
 
 def dense(query, key, keys, scale):

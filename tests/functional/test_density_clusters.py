@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
 from tests.support.helpers import random_scores
-from tests.support.plain_merging import clusters_by_loop
+from tests.support.plain_choices import clusters_by_loop
 
 
 def test_golden_of_sparsevlms_release(shared):

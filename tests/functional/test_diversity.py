@@ -17,9 +17,9 @@ from subtoken_train.functional.diversity import (
 )
 from subtoken_train.reducers.cdpruner import relevance
 from subtoken_train.reducers.vispruner import important_and_distinct
-from tests.support.golden_record import alike
+from tests.support.golden_cases import alike
 from tests.support.helpers import random_mask, random_scores
-from tests.support.plain_diversity import by_determinants, by_max_min, cosine, without_by_loop
+from tests.support.plain_choices import by_determinants, by_max_min, cosine, without_by_loop
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 14))
 

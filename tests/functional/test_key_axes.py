@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.functional.key_axes import key_spread, mirrored, mirrors_of, principal_axes, query_lengths, turn_of
-from tests.support.golden_record import near
+from tests.support.golden_cases import near
 from tests.support.reference import reflected
 
 ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"

@@ -6,8 +6,7 @@ import torch
 
 from subtoken_train.functional.key_channels import best_channels, key_energy, query_energy
 from subtoken_train.ledger.kv_budget import kept_channels
-from tests.support.golden_cases import close, load
-from tests.support.golden_record import record
+from tests.support.golden_cases import close, load, record
 
 
 def plain_scores(query_BHNd, key_BhNd, asks_BN, kept_BhN):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.functional import merging
 from subtoken_train.functional.merging import merged, nearest_key
 from tests.support.golden_cases import close, load
-from tests.support.plain_merging import merged_by_loop
+from tests.support.plain_choices import merged_by_loop
 
 KINDS = ("average", "weighted", "pivot", "position")
 

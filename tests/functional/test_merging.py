@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
-from tests.support.golden_record import alike, near
+from tests.support.golden_cases import alike, near
 from tests.support.helpers import random_scores
 
 

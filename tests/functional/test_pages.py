@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from subtoken_train.reducers.quest import keep_by_page, page_bounds, page_index, page_scores
-from tests.support.golden_record import alike, near
+from tests.support.golden_cases import alike, near
 from tests.support.helpers import random_mask, random_scores
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 14), st.integers(1, 5))

@@ -14,8 +14,7 @@ import yaml
 from PIL import Image
 
 from subtoken_train.resources import recipe_text
-from tests.support.paper_folders import write_benchmarks
-from tests.support.paper_run import write_printed_tables
+from tests.support.paper_folders import write_benchmarks, write_printed_tables
 from tests.support.places import recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]

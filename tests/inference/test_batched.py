@@ -13,7 +13,7 @@ from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region, in_compressed_region
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, only_sample
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute

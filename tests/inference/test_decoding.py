@@ -12,10 +12,10 @@ from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, make_batch, only_sample
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
 from tests.support.truth_models import prompts as drawn_prompts
 

@@ -15,8 +15,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.model import SubTokenModel
-from tests.support.generation_cells import PLAIN, batch_of, inputs_of, model_of, settings_of
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import PLAIN, batch_of, generate_greedy, inputs_of, model_of, settings_of
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.truth_cells import decoded

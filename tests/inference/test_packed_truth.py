@@ -12,11 +12,10 @@ import torch
 
 from subtoken_train.inference.prefill import decode
 from tests.support import truth_bounds as bounds
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
-from tests.support.pairwise import Cell, allowed_pairs, pairs_of, pairwise
 from tests.support.reference import recompute
-from tests.support.sampling import sampled
+from tests.support.sampling import Cell, allowed_pairs, pairs_of, pairwise, sampled
 from tests.support.truth_cells import (
     CELL,
     FACTORS,

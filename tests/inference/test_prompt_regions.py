@@ -13,10 +13,10 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, gqa_family, make_batch
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.text_families import text_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 
 def inputs_of(batch):

@@ -19,8 +19,7 @@ from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.layer_packer import Rerotation
 from subtoken_train.inference.prefill import open_prompts
-from tests.support.golden_cases import golden_view, keep_of, load
-from tests.support.golden_record import record
+from tests.support.golden_cases import golden_view, keep_of, load, record
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family

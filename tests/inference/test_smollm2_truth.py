@@ -21,8 +21,7 @@ from subtoken_train.evictions.q_filter import HeadDirections
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from tests.support.calibration_files import written
-from tests.support.kvzap_files import NEEDED, drawn_heads, drawn_nets
+from tests.support.kvzap_files import NEEDED, drawn_heads, drawn_nets, written
 from tests.support.places import ROOT
 from tests.support.sampling import quick
 from tests.support.truth_cells import from_truth

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, chosen_pages, page_bound, read_pages
-from tests.support.golden_cases import load
-from tests.support.golden_record import record
+from tests.support.golden_cases import load, record
 from tests.support.helpers import random_mask, random_scores
 from tests.support.packing import FORMAT_OF
 

@@ -21,8 +21,8 @@ from subtoken_train.plugins.harness import (
     read_arguments,
 )
 from subtoken_train.routing import RoutingConfig
+from tests.support.eval_runs import MEASURED
 from tests.support.helpers import compress
-from tests.support.measured import MEASURED
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 

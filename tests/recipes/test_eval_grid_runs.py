@@ -17,10 +17,10 @@ from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
 from tests.support.helpers import save_backbone
-from tests.support.next_tiny import next_family
-from tests.support.onevision_tiny import onevision_family
 from tests.support.places import RECIPES
 from tests.support.text_families import text_family
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.vqa_cases import write_rows
 
 CHAT = (

@@ -12,7 +12,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, only_sample, random_scores
-from tests.support.plain_diversity import by_determinants, by_max_min, by_pivots, by_relevance
+from tests.support.plain_choices import by_determinants, by_max_min, by_pivots, by_relevance
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts

@@ -11,7 +11,7 @@ from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, make_batch, random_scores, unread
-from tests.support.qwen_tiny import qwen_family
+from tests.support.tiny.qwen import qwen_family
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 

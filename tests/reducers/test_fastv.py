@@ -14,7 +14,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Batch, Region
-from tests.support.golden_record import alike, near
+from tests.support.golden_cases import alike, near
 from tests.support.helpers import compress, make_batch, only_sample, sharpen
 
 

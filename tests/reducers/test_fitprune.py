@@ -12,10 +12,9 @@ from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attentio
 from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
-from tests.support.calibration_files import written
-from tests.support.golden_cases import load
-from tests.support.golden_record import alike, near
+from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
+from tests.support.kvzap_files import written
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 SHARES = [[1, 0.75, 0.75, 0.5], [1, 0.5, 0.25, 0.25]]  # averages 0.75 and 0.5

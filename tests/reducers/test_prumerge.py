@@ -12,7 +12,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
-from tests.support.golden_record import near
+from tests.support.golden_cases import near
 from tests.support.helpers import check_alone, compress, make_batch, random_scores, unread
 from tests.support.places import recipe
 from tests.support.sampling import sampled

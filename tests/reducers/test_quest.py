@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.quest import page_bounds, page_index, page_scores
 from subtoken_train.types import Region
-from tests.support.context_views import context_view
+from tests.support.prompt_views import context_view
 
 
 def quest(keep_ratio=0.25, **settings):

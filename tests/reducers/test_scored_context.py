@@ -23,9 +23,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
-from tests.support.context_views import CONTEXT, QUERY, SYSTEM, context_view
 from tests.support.helpers import compress
-from tests.support.prompt_views import WIDTH, rope
+from tests.support.prompt_views import CONTEXT, QUERY, SYSTEM, WIDTH, context_view, rope
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 

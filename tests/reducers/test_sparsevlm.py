@@ -16,10 +16,10 @@ from subtoken_train.reducers.sparsevlm import LISTS, kept_of, recycled_counts, t
 from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.golden_record import alike, near
+from tests.support.golden_cases import alike, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_scores, sharpen
-from tests.support.plain_merging import clusters_by_loop
-from tests.support.qwen_tiny import qwen_family
+from tests.support.plain_choices import clusters_by_loop
+from tests.support.tiny.qwen import qwen_family
 from tests.support.truth_models import prompts
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

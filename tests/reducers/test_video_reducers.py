@@ -21,12 +21,12 @@ from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import ReducerView, shared_out
 from subtoken_train.types import Frames, Region
-from tests.support.golden_record import alike
+from tests.support.golden_cases import alike
 from tests.support.helpers import compress, only_sample, random_scores
-from tests.support.internvl_tiny import internvl_family
-from tests.support.plain_diversity import cosine
-from tests.support.qwen_tiny import qwen2_family, qwen_video
+from tests.support.plain_choices import cosine
 from tests.support.sampling import sampled
+from tests.support.tiny.internvl import internvl_family
+from tests.support.tiny.qwen import qwen2_family, qwen_video
 from tests.support.tiny_parts import noise
 from tests.support.truth_models import FAMILIES, family_of, prompts
 

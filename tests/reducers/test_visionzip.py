@@ -7,7 +7,7 @@ from subtoken_train.families.towers import class_attention
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
 from subtoken_train.types import Region, VisualStates
-from tests.support.greedy import generate_greedy
+from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import check_alone, compress, make_batch, unread
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

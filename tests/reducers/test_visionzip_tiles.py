@@ -11,8 +11,8 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_tokens, tile_shares, zipped, zipped_tiles
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, only_sample, unread
-from tests.support.next_tiny import TOKENS, next_batch, next_family, next_records
 from tests.support.sampling import sampled
+from tests.support.tiny.llava_next import TOKENS, next_batch, next_family, next_records
 
 LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 

@@ -6,7 +6,7 @@ import torch
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
-from tests.support.plain_diversity import without_by_loop
+from tests.support.plain_choices import without_by_loop
 from tests.support.sampling import sampled
 from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts
 

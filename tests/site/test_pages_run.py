@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from tests.support.page_runs import Reader
-from tests.support.readme_blocks import PAGES, ROOT, blocks
+from tests.support.readme_blocks import PAGES, ROOT, Reader, blocks
 
 RUN = [path for path in PAGES if any(block.mark == "run" and block.words is None for block in blocks(path))]
 """Others say where they run: with README's, or in a test of their own."""

@@ -1,7 +1,10 @@
-"""What can be asked of a drawing by matplotlib."""
+"""What can be asked of a drawing by matplotlib, and a Chromium of this machine, which draws pages."""
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -29,3 +32,15 @@ def _beyond(axis: Axis) -> list[Text]:
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return [label for tick in ticks if not low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu")
+
+
+def find_browser() -> str:
+    """The program's path; skips the test where there is none."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)})")
+    return browser

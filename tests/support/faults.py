@@ -1,12 +1,14 @@
-"""Disks that are full, and writers that die: real ones, made with what every POSIX system has."""
+"""Disks that are full, writers that die, folders that are damaged: made with what every POSIX system has."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -34,3 +36,28 @@ def killed(action: Callable[[], object]) -> bool:
         action()
     finally:
         os._exit(0)
+
+
+def put(folder: Path, file: str, place: str, value: object) -> None:
+    """Set a value, ``a.b`` being b of a; ``...`` removes it."""
+    path = folder / file
+    record = json.loads(path.read_text())
+    *groups, key = place.split(".")
+    inner = record
+    for group in groups:
+        inner = inner[group]
+    if value is ...:
+        del inner[key]
+    else:
+        inner[key] = value
+    path.write_text(json.dumps(record))
+
+
+class Canary:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))

@@ -1,15 +1,22 @@
-"""Models of the cells of packed = truth behind ``SubTokenModel``, what a processor would give them, and settings."""
+"""Cells of packed = truth behind ``SubTokenModel``: models, their inputs, settings, greedy answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.inference.batched import greedy_tokens
+from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
-from subtoken_train.types import Batch, Region
+from subtoken_train.types import Batch, Plan, Region
 from tests.support import truth_cells
 from tests.support.truth_cells import backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, prompts
@@ -64,3 +71,30 @@ def batch_of(model: SubTokenModel, inputs: dict) -> Batch:
 def settings_of(model: SubTokenModel) -> dict:
     settings = {"pad_token_id": model.tokenizer.pad_token_id}
     return settings | ({"context_length": CONTEXT} if model.backbone.family.image_token_id is None else {})
+
+
+@dataclass
+class Generation:
+    """Generated ids [B, T] (end-of-text included, then padding) and what the prompt's cache kept."""
+
+    token_ids_BT: Tensor
+    plan: Plan
+    cache: PackedCache
+
+
+@torch.no_grad()
+def generate_greedy(
+    backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
+) -> Generation:
+    """Greedy answers to a batch of prompts (padded on either side).
+
+    Args:
+        backbone: in evaluation mode.
+        prompts: a batch without answers.
+        max_new_tokens: at most this many tokens per sample; decoding stops when all samples have ended.
+        compression: eviction and precision; None: none, the model's dtype.
+    """
+    cache = PackedCache(backbone.family.shape.num_layers)
+    first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
+    tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
+    return Generation(tokens, first.plan, cache)

@@ -5,7 +5,12 @@ Nothing here knows how large a case is: batch, heads and counts are those of its
 Legend: B batch, h heads that have a set of their own, N entries, K kept entries.
 """
 
+from __future__ import annotations
+
+import csv
 import json
+import os
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -13,7 +18,29 @@ from safetensors.torch import load_file
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
-from tests.support.golden_record import near, record
+
+
+def record(method: str, case: str, difference: float) -> None:
+    """Append a row ``method,case,max_difference`` to the file that SUBTOKEN_GOLDEN_TABLE names, if it names one."""
+    table = os.environ.get("SUBTOKEN_GOLDEN_TABLE")
+    if table:
+        with Path(table).open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow([method, case, f"{difference:g}"])
+
+
+def near(method, case, ours, golden, rtol=1e-4, atol=1e-6):
+    """The numbers are the original's within the golden's tolerance; the largest difference is noted."""
+    assert ours.shape == golden.shape
+    record(method, case, float((ours - golden).abs().max()))
+    assert torch.allclose(ours, golden, rtol=rtol, atol=atol)
+
+
+def alike(method, case, ours, golden):
+    """The same marks or places, one by one; how many differ is noted."""
+    assert ours.shape == golden.shape
+    differing = int((ours != golden).sum())
+    record(method, f"{case}: places that differ", differing)
+    assert differing == 0
 
 
 def load(shared, name):

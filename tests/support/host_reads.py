@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 READS = {
     "aten::_local_scalar_dense",  # item, bool, int, float, a tensor as an index
@@ -80,3 +81,27 @@ def _by_mask(indices: Any) -> bool:
 def _unsized(func: Any, kwargs: dict[str, Any] | None) -> bool:
     """Whether a repeat by a tensor is not told the size of its result."""
     return func._overloadname == "Tensor" and (kwargs or {}).get("output_size") is None
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements of any tensor that an operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))

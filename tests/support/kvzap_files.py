@@ -1,4 +1,4 @@
-"""Calibration files that methods cannot do without, for random models and made once: KVzap's nets, scores of heads."""
+"""Calibration files for random models, made once: KVzap's nets, scores of heads, files of any backbone or of none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
 from subtoken_train.evictions.headkv import HeadScores
 from subtoken_train.evictions.kvzap import TokenScorers
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.types import Identity
-from tests.support.calibration_files import NOBODY, written
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL
 
 NEEDED = ("kvzap", "headkv", "sparsemm")
@@ -55,3 +55,12 @@ def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -
         made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
         sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
     return {"calibration": _written(method, *made_on, *sizes, hidden)}
+
+
+NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)
+
+
+def written(path, method, numbers, backbone=NOBODY, **settings):
+    """Write a calibration; the path as a setting names it."""
+    write_calibration(path, Calibration(method, backbone, settings, numbers, CalibrationData("tests", 1, 2)))
+    return str(path)

@@ -26,13 +26,22 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
-from tests.support.cut_truth import counted_anew, cut_layers, joined_places, joined_targets, noting_cuts
-from tests.support.deep_truth import deep_inputs, deep_rows
-from tests.support.fill_truth import PlainFill, plain_fill
-from tests.support.page_truth import PageTruth
-from tests.support.plain_merging import merged_by_loop
-from tests.support.plain_positions import moved_keys, plain_window, prompt_positions
-from tests.support.rounded_truth import PlainStorage, plain_storage
+from tests.support.plain_choices import merged_by_loop
+from tests.support.plain_parts import (
+    PlainFill,
+    counted_anew,
+    cut_layers,
+    deep_inputs,
+    deep_rows,
+    joined_places,
+    joined_targets,
+    moved_keys,
+    noting_cuts,
+    plain_fill,
+    plain_window,
+    prompt_positions,
+)
+from tests.support.rounded_truth import PageTruth, PlainStorage, plain_storage
 
 NAME = "truth_eager"
 

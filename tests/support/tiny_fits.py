@@ -1,14 +1,24 @@
-"""Short fits of the real command: random backbone on disk, a handful of scenes, settings that train in seconds."""
+"""Short fits: of the real command, of random tiny language models, and of a module by a bare trainer of Lightning.
+
+Backbones lie on disk, settings train in seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lightning as L
+import torch
+import yaml
+
+from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.families.family import Family
 from tests.support.helpers import save_backbone
 from tests.support.places import recipe
+from tests.support.text_families import text_model
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 
@@ -35,3 +45,52 @@ def tiny_fit(folder: Path, family: Family) -> Callable[..., list[str]]:
         ]
 
     return argv
+
+
+QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 8}
+ROUTING = {"num_groups": 8, "kept_groups": 6, "query_conditioned": True, "budget": "global"}
+RECALL = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 48}
+
+
+def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
+    """A random model of two layers and a tokenizer; None: the embedded one's."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer() if tokenizer is None else tokenizer
+    text_model(kind, 2, vocab_size=len(tokenizer), **{**SIZES, **settings}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def text_recipe(path: Path, backbone: Path, data: dict[str, Any] = RECALL, **bands: Any) -> list[str]:
+    """Write a recipe, ``bands`` in place of its model's own; ``--config`` and its file."""
+    model = {"backbone": {"path": str(backbone)}, "reducer": QUEST, "routing": ROUTING}
+    model["lora"] = {"rank": 2, "alpha": 4, "dropout": 0.0}
+    model["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 0}
+    trainer = {"accelerator": "cpu", "max_steps": 3, "enable_progress_bar": False, "enable_model_summary": False}
+    whole = {"model": {**model, **bands}, "data": data, "trainer": trainer}
+    path.write_text(yaml.safe_dump({**whole, "output_dir": str(path.parent / "run")}))
+    return ["--config", str(path)]
+
+
+def fit(
+    module: L.LightningModule,
+    data: L.LightningDataModule,
+    callback: L.Callback | None = None,
+    checkpoint: Path | None = None,
+    **limits: Any,
+) -> L.Trainer:
+    """Fit, three epochs unless limits say otherwise; nothing is printed, logged or saved."""
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        callbacks=[callback] if callback else [],
+        **(limits or {"max_epochs": 3}),
+    )
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return trainer

@@ -33,13 +33,11 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.kvzap_files import settings_for
-from tests.support.page_truth import note_pages
-from tests.support.pairwise import Cell
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
-from tests.support.rounded_truth import noting_feedback
-from tests.support.tiny_schedules import schedules_of
+from tests.support.rounded_truth import note_pages, noting_feedback
+from tests.support.sampling import Cell
 from tests.support.truth_bounds import EXACT, Difference
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT
+from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT, schedules_of
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
 
 CELL = {

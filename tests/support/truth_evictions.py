@@ -5,8 +5,10 @@ Legend: h key-value heads, N rows.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -14,9 +16,13 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.quest_steps import QuestSteps
-from subtoken_train.types import Region
+from subtoken_train.families.family import shapes_digest
+from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.types import Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
+from tests.support.kvzap_files import written
+from tests.support.truth_models import family_of
 
 KV_HEADS = [2]  # heads of the model under test; a method does not see the model
 
@@ -103,3 +109,14 @@ Attention and angles hang on their number: ``tests/inference/test_threshold_budg
 RECENT = 3
 READING = ("read_pages", "quest_steps")
 """What frees nothing and reads pages."""
+
+
+@cache
+def schedules_of(name: str) -> str:
+    """The file of a family: a row that drops a third after layer 0 and half in the end, and one that drops more."""
+    family = family_of(name)
+    depth = family.shape.num_layers
+    rows = [[1.0, *[0.66] * (depth - 2), 0.5], [1.0, *[0.3] * (depth - 2), 0.2]]
+    made_on = Identity(name, None, str(family.model.config.model_type), shapes_digest(family))
+    folder = Path(tempfile.mkdtemp(prefix="schedules-"))
+    return written(folder / f"{name}.json", "fitprune", PruneSchedules(rows), made_on)

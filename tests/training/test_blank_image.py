@@ -7,8 +7,8 @@ import torch
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.sharding import see_blank_image
 from tests.support.helpers import compress, make_batch
-from tests.support.qwen_tiny import qwen_batch, qwen_family, qwen_records
 from tests.support.sampling import sampled
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 REDUCERS = [
     {},

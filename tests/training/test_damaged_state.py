@@ -13,7 +13,7 @@ import torch
 from subtoken_train.training import checkpoints
 from subtoken_train.training.checkpoints import Marker, read_marker
 from subtoken_train.training.trained_tensors import check_resumable, read_state, trained_tensors
-from tests.support.damage import Canary, put
+from tests.support.faults import Canary, put
 
 SHAPES = {"a": [4, 4]}
 

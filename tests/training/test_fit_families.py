@@ -11,17 +11,17 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from tests.support import memory_models, training_memory
+from tests.support import training_memory
 from tests.support.commands import refused
-from tests.support.glm_tiny import glm_family
 from tests.support.helpers import moved_by_fit, save_backbone
-from tests.support.idefics_tiny import idefics_family
-from tests.support.internvl_tiny import internvl_family
-from tests.support.mistral_tiny import mistral3_family
-from tests.support.next_tiny import next_family
-from tests.support.onevision_tiny import onevision_family
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
 from tests.support.sampling import sampled
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.idefics3 import idefics_family
+from tests.support.tiny.internvl import internvl_family
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
+from tests.support.tiny.mistral3 import mistral3_family
+from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
 from tests.support.tiny_parts import noise
 
 FAMILIES = {
@@ -136,7 +136,7 @@ def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):
 
 def larger_internvl() -> InternVLForConditionalGeneration:
     """Large enough that tensors outweigh what a prediction leaves out; tiles of 84 pixels."""
-    text = {**memory_models._TEXT, "model_type": "qwen2", "tie_word_embeddings": False}
+    text = {**training_memory._TEXT, "model_type": "qwen2", "tie_word_embeddings": False}
     vision = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
     vision |= {"attention_bias": True, "image_size": 84, "patch_size": 14}
     config = InternVLConfig(text_config=text, vision_config=vision, image_token_id=4, tie_word_embeddings=False)
@@ -146,7 +146,7 @@ def larger_internvl() -> InternVLForConditionalGeneration:
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_steps_hold_what_was_predicted(monkeypatch, tmp_path, checkpointing):
-    monkeypatch.setitem(memory_models.FURTHER, "internvl", larger_internvl)
+    monkeypatch.setitem(training_memory.FURTHER, "internvl", larger_internvl)
     case = training_memory.Case("internvl", reducer="fastv", checkpointing=checkpointing)
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
 

@@ -11,8 +11,8 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.reducers.fitprune import PruneSchedules
-from tests.support.calibration_files import written
 from tests.support.helpers import moved_by_fit
+from tests.support.kvzap_files import written
 from tests.support.sampling import sampled
 
 KINDS = {

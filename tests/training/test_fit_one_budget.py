@@ -20,7 +20,7 @@ from subtoken_train.families.load import load_family
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.kvzap_files import settings_for
-from tests.support.text_fits import save_language_model, text_recipe
+from tests.support.tiny_fits import save_language_model, text_recipe
 
 BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
 TEXT = "The lamp in the hall is red . The door of the garden is green . " * 4

@@ -13,10 +13,10 @@ import pytest
 from subtoken_train.cli.main import main
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, save_backbone
-from tests.support.qwen_tiny import qwen_family
 from tests.support.run_folders import adapter_tensors, made_run, same_tensors
 from tests.support.sampling import sampled
-from tests.support.text_fits import save_language_model, text_recipe
+from tests.support.tiny.qwen import qwen_family
+from tests.support.tiny_fits import save_language_model, text_recipe
 
 STEPS = 12
 TEXT = ("llama", "qwen2")

@@ -25,7 +25,7 @@ from tests.support.places import ROOT
 from tests.support.real_models import real_folder
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
-from tests.support.text_fits import QUEST, RECALL, ROUTING, save_language_model, text_recipe
+from tests.support.tiny_fits import QUEST, RECALL, ROUTING, save_language_model, text_recipe
 
 
 @pytest.fixture(scope="module")

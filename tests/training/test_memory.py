@@ -17,7 +17,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.memory import Step, check_strategy, estimate_memory
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer
-from tests.support import memory_models, training_memory
+from tests.support import training_memory
 from tests.support.helpers import save_backbone
 from tests.support.places import ROOT, shown
 from tests.support.sampling import sampled
@@ -157,9 +157,9 @@ def test_a_teachers_pass_counts_where_it_is_the_largest_moment(parts):
 
 
 @pytest.mark.slow
-@sampled("model", memory_models.FURTHER, every=5)
+@sampled("model", training_memory.FURTHER, every=5)
 def test_further_models_hold_what_was_predicted(tmp_path, model):
-    case = training_memory.Case(model, reducer="quest" if model in memory_models.TEXT_MODELS else "fastv")
+    case = training_memory.Case(model, reducer="quest" if model in training_memory.TEXT_MODELS else "fastv")
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
 
 

@@ -12,7 +12,7 @@ import pytest
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
-from tests.support.browser import OPTIONS, find_browser
+from tests.support.drawings import OPTIONS, find_browser
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 VOID = {"meta", "link", "img", "br"}

@@ -19,7 +19,7 @@ from subtoken_train.evaluation.results import (
 )
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.routing import RoutingConfig
-from tests.support.measured import MEASURED
+from tests.support.eval_runs import MEASURED
 
 RECORD = SampleRecord(
     id="a",

@@ -20,8 +20,8 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import recipe_text
 from subtoken_train.types import Region
 from tests.support import places
-from tests.support.context_views import context_view
 from tests.support.eval_runs import write_tiny_adapter
+from tests.support.prompt_views import context_view
 
 GRIDS = ("table3_llama7b", "table3_qwen7b")
 

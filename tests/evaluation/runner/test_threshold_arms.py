@@ -24,8 +24,8 @@ from subtoken_train.evictions.thresholds import ThresholdRecord
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import method_record
 from subtoken_train.inference.pool import ModelPool, load_backbone
-from tests.support.calibration_files import written
 from tests.support.eval_runs import ROUTED, WHOLE, scenes_grid
+from tests.support.kvzap_files import written
 
 METHOD = {"eviction": "keydiff"}
 

@@ -10,7 +10,7 @@ from subtoken_train.datasets.video_sources import evenly_spaced
 from subtoken_train.evaluation.results import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.video import write_judge_file
-from tests.support.measured import MEASURED
+from tests.support.eval_runs import MEASURED
 from tests.support.vqa_cases import refused
 
 MMBENCH = (

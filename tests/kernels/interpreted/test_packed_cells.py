@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from subtoken_train.kernels import dispatch
-from tests.support.pairwise import Cell, pairwise
+from tests.support.sampling import Cell, pairwise
 from tests.support.truth_cells import FACTORS, allowed, compression_of, difference
 
 CELLS, STEPS = 100, 2

@@ -1,14 +1,99 @@
-"""Idefics3 and SmolVLM: tiles of 4 x 4 patches, four visual tokens each, behind marks of text."""
+"""Idefics3 and SmolVLM, random, with their processor and transformers' own: tiles behind marks of text.
+
+Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens; the longer side of a picture is three tiles.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import Idefics3Config, Idefics3Processor, SmolVLMConfig
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGeneration
 
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from tests.support.idefics_tiny import SIDE, idefics_family
+from subtoken_train.families.idefics3.model import Idefics3Family, SmolVLMFamily
+from subtoken_train.families.idefics3.model import Idefics3Processor as OwnProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny.qwen import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
+
+SIDE, LONGEST = 32, 96
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
+)
+SIZES = ((30, 70), (40, 20), (90, 91), (10, 64))
+"""(height, width) of the test images in pixels."""
+GRIDS = ((2, 3), (3, 2), (3, 3), (1, 3))
+"""Rows and columns of their tiles."""
+KINDS: dict[str, tuple[Any, Any, type[Idefics3Family]]] = {
+    "idefics3": (Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Family),
+    "smolvlm": (SmolVLMConfig, SmolVLMForConditionalGeneration, SmolVLMFamily),
+}
+TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""As the checkpoints have it."""
+
+
+def idefics_tokenizer():
+    """With the published names at both ends of a conversation."""
+    tokenizer = qwen_tokenizer(SPECIAL, "<end_of_utterance>")
+    tokenizer.bos_token = "<|im_start|>"
+    return tokenizer
+
+
+def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **settings: object) -> Idefics3Family:
+    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows."""
+    torch.manual_seed(seed)
+    tokenizer = idefics_tokenizer()
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    own = {"bos_token_id": ids["<|im_start|>"], "pad_token_id": ids["<|endoftext|>"], "tie_word_embeddings": False}
+    own |= {"eos_token_id": ids["<end_of_utterance>"]}
+    text = {"model_type": "llama", **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = {**TOWER, "image_size": SIDE, "patch_size": 8, "initializer_range": 0.2}
+    make, model, family = KINDS[kind]
+    config = make(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<image>"],
+        tie_word_embeddings=False,
+        **settings,
+    )
+    made = model(config).eval()
+    with torch.no_grad():
+        for layer in made.model.text_model.layers:  # attention is less sharp, which multiplies rounding errors
+            layer.self_attn.q_proj.weight.div_(8)
+            layer.self_attn.k_proj.weight.div_(8)
+    return family(made, OwnProcessor(tiler(), tokenizer))
+
+
+def tiler(**settings: object) -> Idefics3ImageProcessorPil:
+    """transformers' own, of small tiles."""
+    sizes = {"size": {"longest_edge": LONGEST}, "max_image_size": {"longest_edge": SIDE}}
+    return Idefics3ImageProcessorPil(**sizes, **settings)
+
+
+def transformers_processor() -> Idefics3Processor:
+    """Of the tiny model; SmolVLM's, which writes the same of images, needs a further package."""
+    return Idefics3Processor(tiler(), idefics_tokenizer(), image_seq_len=4, chat_template=TEMPLATE)
+
+
+def idefics_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
+    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
+    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -1,12 +1,110 @@
-"""InternVL3: tiles of 4 x 4 patches, four visual tokens each; pictures of one tile, and of several with the whole."""
+"""InternVL3, random, with its processor and transformers' own: pictures of one tile, and of several with the whole.
+
+Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens.
+"""
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
+import torch
+from PIL import Image
+from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from tests.support.internvl_tiny import SIDE, internvl_family
+from subtoken_train.families.internvl.model import InternVLFamily
+from subtoken_train.families.internvl.model import InternVLProcessor as OwnProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny.qwen import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
+
+internvl_batch = padded
+
+SIDE = 32
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+SIZES = ((30, 70), (40, 20), (33, 31), (64, 66))
+"""(height, width) of the test images in pixels."""
+TILES = (3, 3, 1, 5)
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' %}"
+    "{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'video' %}{{ '<video>\n' }}{% elif content['type'] == 'text' %}"
+    "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{'<|im_end|>\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As transformers' conversion of the checkpoints writes it, with the image token that its processor looks for."""
+
+
+def internvl_tokenizer():
+    """With the names that transformers' processor asks for."""
+    tokenizer = qwen_tokenizer(SPECIAL)
+    names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<IMG_CONTEXT>", "video": "<video>"}
+    for name, token in names.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    return tokenizer
+
+
+def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", **settings: object) -> InternVLFamily:
+    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
+
+    Attention is less sharp than the weights make it, which multiplies rounding errors.
+    """
+    torch.manual_seed(seed)
+    tokenizer = internvl_tokenizer()
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    own = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, "bos_token_id": None}
+    own |= {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"], "tie_word_embeddings": False}
+    text = {"model_type": text_type, **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = {**TOWER, "attention_bias": True, "image_size": SIDE, "patch_size": 8}
+    vision |= {"layer_scale_init_value": 1.0, "initializer_range": 0.2}
+    config = InternVLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=4,
+        tie_word_embeddings=False,
+        **settings,
+    )
+    model = InternVLForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        embeddings = model.model.vision_tower.embeddings  # which start at zero
+        for parameter in (embeddings.cls_token, embeddings.position_embeddings):
+            parameter.normal_(std=0.5)
+        for layer in model.model.language_model.layers:
+            layer.self_attn.q_proj.weight.div_(8)
+            layer.self_attn.k_proj.weight.div_(8)
+    return InternVLFamily(model, OwnProcessor(tiler(), tokenizer))
+
+
+def tiler(**settings: object) -> GotOcr2ImageProcessorPil:
+    """As the conversion writes it, of small tiles, five at most."""
+    size = {"height": SIDE, "width": SIDE}
+    means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    return GotOcr2ImageProcessorPil(size=size, max_patches=5, **means, **settings)
+
+
+def transformers_processor() -> InternVLProcessor:
+    """transformers' own; its class asks for a video processor, which needs torchvision."""
+    made = InternVLProcessor.__new__(InternVLProcessor)
+    made.attributes = ["image_processor", "tokenizer"]
+    made.get_attributes = lambda: ["image_processor", "tokenizer"]
+    InternVLProcessor.__init__(made, tiler(), internvl_tokenizer(), image_seq_length=4, chat_template=TEMPLATE)
+    return made
+
+
+def internvl_images() -> list[Image.Image]:
+    """Noise of the test sizes."""
+    return noises(SIZES)
+
+
+def internvl_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
+    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
+    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -1,13 +1,86 @@
-"""LLaVA-NeXT on Mistral; pictures of two to five tiles, cropped on either side or on none."""
+"""LLaVA-NeXT on Llama (as Vicuna) or Mistral, random: pictures of two to five tiles, cropped on either side or on none.
+
+Tiles of 24 x 24 pixels are 3 x 3 patches. The matrix's weights are large enough that a wrong place or order shows.
+"""
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
+import torch
+from PIL import Image
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
+    MistralConfig,
+)
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+from checkpoints.tiny_llava import build_tokenizer
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava.next import LlavaNextFamily
-from tests.support.next_tiny import SIDE, SIZES, next_family
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
+
+next_batch = padded
+SIDE, PATCH = 24, 8
+RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
+SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
+"""(height, width) of the test images in pixels."""
+TOKENS = (37, 45, 39, 51)
+MISTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
+    "{{ ' [/INST]' }}{% else %}{{ ' ' + message['content'][0]['text'] + '</s> ' }}{% endif %}{% endfor %}"
+)
+"""As llava-v1.6-mistral-7b-hf publishes it (the tokenizer adds <s> there)."""
+
+
+def next_processor(template: str | None = None) -> LlavaNextProcessor:
+    """transformers' processor with the PIL image processor."""
+    image_processor = LlavaNextImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
+    )
+    return LlavaNextProcessor(
+        image_processor,
+        build_tokenizer(),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+        chat_template=template,
+    )
+
+
+def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> LlavaNextFamily:
+    """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer()
+    vision = CLIPVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = decoder_sizes(len(tokenizer), kv_heads, max_position_embeddings=1024, **special)
+    text = LlamaConfig(**sizes) if kind == "llama" else MistralConfig(**sizes, sliding_window=None)
+    config = LlavaNextConfig(
+        vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
+    )
+    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor(MISTRAL_TEMPLATE))
+
+
+def next_images() -> list[Image.Image]:
+    """Noise of the test sizes."""
+    return noises(SIZES)
+
+
+def next_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhat is left ?", "red"), ("<image><image>\nand now ?", "blue")
+    one, text = ("<image>\nwhat is left ?", "the red"), ("what is left ?", "blue")
+    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

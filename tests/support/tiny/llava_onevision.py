@@ -1,15 +1,110 @@
-"""LLaVA-OneVision: images in tiles where they are alone, whole where they are several, and a video among them."""
+"""LLaVA-OneVision, random: images in tiles where they are alone, whole where they are several, and a video.
+
+Up to 3 x 3 tiles of 3 x 3 patches, crops of four at most.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import (
+    BatchFeature,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+    SiglipVisionConfig,
+)
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
-from tests.support.onevision_tiny import SIDE, onevision_family
+from subtoken_train.families.images import Video
+from subtoken_train.families.llava.onevision import LlavaOnevisionFamily, OnevisionProcessor
+from tests.support import tiny_parts
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny.qwen import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
+
+noise = tiny_parts.noise
+SIDE, PATCH = 24, 8
+RESOLUTIONS = [[SIDE * high, SIDE * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+WHOLE, FRAME = 9, 4
+"""Visual tokens of a picture's whole, and of a video's frame."""
+
+
+def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> LlavaOnevisionFamily:
+    """Decoder layers of four query heads, a tower of three layers; weights are large, so that attention is sharp."""
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer(SPECIAL)
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    special = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    own = {"intermediate_size": 128, "num_hidden_layers": layers, "tie_word_embeddings": False, **special}
+    text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = SiglipVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, vision_use_head=False)
+    config = LlavaOnevisionConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_grid_pinpoints=RESOLUTIONS,
+        vision_aspect_ratio="anyres_max_4",
+    )
+    model = LlavaOnevisionForConditionalGeneration(config).eval()
+    return LlavaOnevisionFamily(model, OnevisionProcessor(image_processor(), tokenizer))
+
+
+def image_processor() -> LlavaOnevisionImageProcessorPil:
+    """transformers' own, for these tiles."""
+    return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
+
+
+SIZES = ((20, 30), (40, 20), (70, 71))
+"""(height, width) of the test images in pixels."""
+
+
+def onevision_records(folder: Path) -> list[Record]:
+    """One image in tiles; two in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
+    one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
+    return records_of(folder, SIZES, one, turns, text, alone=2)
+
+
+class FrameReader:
+    """In the place of transformers' video processor, which needs torchvision: frames by the family's own code."""
+
+    model_input_names = ("pixel_values_videos",)
+
+    def __init__(self, family: LlavaOnevisionFamily) -> None:
+        self.family = family
+
+    def __call__(self, videos: list[Any], **options: Any) -> BatchFeature:
+        """Videos of equally many frames."""
+        pixels = [self.family.process_images([Video(tuple(frames))])[0] for frames in videos]
+        return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
+
+
+class Theirs(LlavaOnevisionProcessor):
+    """transformers' processor; it takes any object for its video processor."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+        """Nothing is checked."""
+        return type(argument)
+
+
+def their_processor(family: LlavaOnevisionFamily) -> LlavaOnevisionProcessor:
+    """Of the tiny model."""
+    return Theirs(
+        image_processor(),
+        family.tokenizer,
+        FrameReader(family),
+        num_image_tokens=WHOLE,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_4",
+    )
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

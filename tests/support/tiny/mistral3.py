@@ -1,14 +1,81 @@
-"""Mistral3 around Mistral's and Ministral 3's decoders: pictures of several sizes, marks of text between their rows."""
+"""Mistral3 around Mistral's and Ministral 3's decoders, random: pictures of several sizes, marks of text between rows.
+
+Its processor, and its inputs as transformers makes them. Patches of 8 x 8 pixels, visual tokens of 16 x 16.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
+from PIL import Image
+from transformers import BatchFeature, Mistral3Config
+from transformers.models.mistral3.modeling_mistral3 import Mistral3ForConditionalGeneration
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from tests.support.mistral_tiny import PATCH, mistral3_family
+from subtoken_train.families.mistral3.model import Mistral3Family, Mistral3Processor
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny.qwen import qwen_tokenizer
+from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
+
+PATCH, UNIT, LONGEST = 8, 16, 224
+SPECIAL = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+SIZES = ((30, 60), (40, 20), (16, 33), (50, 460))
+"""(height, width) of the test images in pixels; the last is scaled down."""
+GRIDS = ((2, 4), (3, 2), (1, 3), (2, 14))
+"""Rows and columns of their visual tokens."""
+
+
+def mistral3_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> Mistral3Family:
+    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows."""
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer(SPECIAL, "</s>")
+    tokenizer.pad_token, tokenizer.bos_token = "<pad>", "<s>"
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    own = {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"], "pad_token_id": ids["<pad>"], "head_dim": 16}
+    own |= {"sliding_window": None, "tie_word_embeddings": False}
+    if kind == "ministral3":  # queries that grow from the 16th position on
+        own["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5}
+        own["rope_parameters"]["original_max_position_embeddings"] = 16
+    text = {"model_type": kind, **decoder_sizes(len(tokenizer), kv_heads, **own)}
+    vision = {**TOWER, "model_type": "pixtral", "image_size": LONGEST, "patch_size": PATCH, "initializer_range": 0.2}
+    config = Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=ids["[IMG]"], tie_word_embeddings=False, **settings
+    )
+    model = Mistral3ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for layer in model.model.language_model.layers:  # attention is less sharp, which multiplies rounding errors
+            layer.self_attn.q_proj.weight.div_(8)
+            layer.self_attn.k_proj.weight.div_(8)
+    tiler = PixtralImageProcessorPil(size={"longest_edge": LONGEST}, patch_size={"height": PATCH, "width": PATCH})
+    return Mistral3Family(model, Mistral3Processor(tiler, tokenizer))
+
+
+def their_inputs(family: Mistral3Family, texts: list[str], images: list[Image.Image], side: str) -> BatchFeature:
+    """As ``PixtralProcessor`` makes them, which needs torchvision: its lines for a picture's tokens, written again."""
+    shown = family.processor.image_processor(images, patch_size={"height": UNIT, "width": UNIT}, return_tensors="pt")
+    sizes = iter(shown["image_sizes"].tolist())
+    for number in range(len(texts)):
+        while "[IMG]" in texts[number]:
+            height, width = next(sizes)
+            rows = [["<img>"] * (width // UNIT) + ["[IMG_BREAK]"]] * (height // UNIT)
+            tokens = [token for row in rows for token in row]
+            tokens[-1] = "[IMG_END]"
+            texts[number] = texts[number].replace("[IMG]", "".join(tokens), 1)
+        texts[number] = texts[number].replace("<img>", "[IMG]")
+    family.tokenizer.padding_side = side
+    ids = family.tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
+    return BatchFeature({"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"], **shown})
+
+
+def mistral3_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
+    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
+    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

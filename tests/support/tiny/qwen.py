@@ -1,14 +1,163 @@
-"""Qwen's VLMs; images of 3 x 4 visual tokens and more, and videos of two layers in turn."""
+"""Qwen's VLMs of the real classes, random: images of 3 x 4 visual tokens and more, and videos of two layers in turn.
+
+Batches are made by the real collator.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
+from hypothesis import assume
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from subtoken_train.families.qwen_vl.model import QwenVLFamily
-from tests.support.qwen_tiny import qwen2_family, qwen3_family, qwen_family
+from subtoken_train.datasets.records import Record
+from subtoken_train.families.images import Video
+from subtoken_train.families.qwen_vl.model import (
+    Qwen2VLFamily,
+    Qwen3VLFamily,
+    Qwen3VLMoeFamily,
+    Qwen25VLFamily,
+    QwenProcessor,
+    QwenVLFamily,
+)
 from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny_parts import decoder_sizes, padded, records_of
+
+qwen_batch = padded
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+)
+SIZES = ((84, 112), (140, 84), (70, 200))
+"""(height, width) of the test images in pixels: 3 x 4, 5 x 3 and 2 x 7 (resized) visual tokens."""
+TOKENS = (12, 15, 14)
+BLOCKS = {"depth": 4, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+BLOCKS |= {"initializer_range": 0.2}
+"""Of the towers of Qwen2.5-VL and Qwen3-VL."""
+
+
+def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+    """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, show_progress=False, special_tokens=list(special), initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator(["system You are a helpful assistant. user where is the 7? assistant"] * 50, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|endoftext|>",
+        eos_token=end,
+        additional_special_tokens=list(special[1:]),
+    )
+
+
+def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[int]) -> dict[str, object]:
+    """Four decoder layers of four query heads, whose weights are large enough that a wrong position or order shows."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    special = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    own = {"intermediate_size": 128, "num_hidden_layers": 4, "rope_parameters": rope, **special}
+    return decoder_sizes(vocabulary, kv_heads, **own)
+
+
+def _names(ids: dict[str, int]) -> dict[str, int]:
+    return {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+    }
+
+
+def _made(seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
+    torch.manual_seed(seed)
+    tokenizer = qwen_tokenizer()
+    return tokenizer, {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+
+
+def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
+    """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
+    tokenizer, ids = _made(seed)
+    own = {"window_size": 56, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
+    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    return Qwen25VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+
+
+def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
+    """Qwen2-VL; a tower of three blocks."""
+    tokenizer, ids = _made(seed)
+    vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
+    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    model = Qwen2VLForConditionalGeneration(config).eval()
+    return Qwen2VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwen3VLFamily:
+    """Qwen3-VL; a tower of four blocks, of which two give deep features, and a grid of 6 x 6 learned positions."""
+    tokenizer, ids = _made(seed)
+    own = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+    text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16, **(EXPERTS if experts else {})}
+    made = (
+        (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeFamily)
+        if experts
+        else (Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLFamily)
+    )
+    config = made[0](text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
+    model = made[1](config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    pictures = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=4 * 32 * 32)
+    return made[2](model, QwenProcessor(pictures, tokenizer))
+
+
+def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
+    """Frames of noise, (height, width) pixels each."""
+    generator = torch.Generator().manual_seed(seed)
+    return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
+
+
+def made_as_counted(family: QwenVLFamily, height: int, width: int, cap: int) -> tuple[Tensor, Tensor]:
+    """Patches and grid of an image of a hypothesis test, which are as many as the family counted beforehand."""
+    assume(max(height, width) <= 200 * min(height, width))
+    family.limit_pixels(cap)
+    pixels, grid = family.process_images([Image.new("RGB", (width, height))])
+    assert family.visual_tokens((height, width)) == int(grid.prod()) // 4
+    assert len(pixels) == int(grid.prod())
+    return pixels, grid
+
+
+def qwen_records(folder: Path) -> list[Record]:
+    """One image; two images of different sizes in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
+    one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
+    return records_of(folder, SIZES, one, turns, text)
+
 
 FRAMES = (4, 2.0)
 """Frames of a video, and a second's."""

@@ -9,9 +9,9 @@ from subtoken_train.cli.main import main
 from subtoken_train.training.strategies import Fsdp2Strategy, check_parts
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import save_backbone
-from tests.support.qwen_tiny import qwen_family
 from tests.support.strategy_runs import Run, assert_same
-from tests.support.text_fits import save_language_model, text_recipe
+from tests.support.tiny.qwen import qwen_family
+from tests.support.tiny_fits import save_language_model, text_recipe
 
 
 @pytest.mark.slow
