@@ -15,8 +15,8 @@ from PIL import Image
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import MOST_PIXELS, EncodedImage, inside, open_image
-from subtoken_train.datasets.record_index import scan_records
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.row_files import scan_records
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.reducers import build_reducer
