@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
+from subtoken_train.outputs import NO_LOCKS
 from subtoken_train.typed import shown
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], features: dict[s
         name: of all that the rows depend on.
 
     Raises:
-        ValueError: what ``generate`` raises, or what was kept is broken.
+        ValueError: what ``generate`` raises, or what was kept is broken, or the cache cannot be locked.
     """
     from datasets import Dataset, Features, config
     from datasets.exceptions import DatasetGenerationError
@@ -310,6 +311,13 @@ def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], features: dict[s
         return Dataset.from_generator(generate, features=Features(features), fingerprint=name)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise ValueError(
+            f"{config.HF_DATASETS_CACHE} lies on a file system without locks; name another for the cache: export "
+            "HF_DATASETS_CACHE=FOLDER"
+        ) from None
     except pa.ArrowInvalid as error:
         raise ValueError(
             f"rows kept below {config.HF_DATASETS_CACHE} cannot be read ({error}); delete {config.HF_DATASETS_CACHE}/"

@@ -1,6 +1,9 @@
 """Reading LLaVA's instruction format, and the message of every way it can be wrong."""
 
+import errno
+import fcntl
 import json
+import os
 import pickle
 import re
 
@@ -184,6 +187,13 @@ def test_a_cut_cache_is_named(large, cache):
     (path,) = cache.rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match=f"rows kept below {cache} cannot be read .*; delete {cache}/generator, and"):
+        InstructionRecords(large)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_cache_that_cannot_be_locked_is_named(large, cache, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    with pytest.raises(ValueError, match=f"{cache} lies on a file system without locks; .*export HF_DATASETS_CACHE="):
         InstructionRecords(large)
 
 
