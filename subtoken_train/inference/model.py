@@ -118,7 +118,7 @@ class SubTokenModel:
         reducer: name of a token reducer, or one that is built (``build_reducer("fastv", 0.25)``); None: all stay.
         keep_ratio: of a reducer by name: tokens kept / tokens before, in (0, 1].
         groups: S and K: of every token that the reducer leaves, K of S value groups stay, chosen without training.
-        selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random`` or ``static``.
+        selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random``, ``static`` or ``leading``.
         layout: of the groups: ``contiguous`` (None), pieces of the whole value vector, or ``per_head``, of every head.
         settings: how caches are compressed, see ``CompressionSettings``.
 

@@ -13,7 +13,7 @@ from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp", "bilinear")
-CONTROLS = ("value_norm", "output_norm", "random", "static")
+CONTROLS = ("value_norm", "output_norm", "random", "static", "leading")
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -27,6 +27,7 @@ def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
         layer=layer,
         output_norms=lambda: random_scores(seed + 3, batch, length, GROUPS).abs(),
         query_attention=lambda: random_scores(seed + 4, batch, length).abs(),
+        num_kv_heads=2,
     )
 
 
@@ -48,6 +49,7 @@ def build(name, width=WIDTH, **settings):
         ("output_norm", False, 0),
         ("random", False, 0),
         ("static", False, 0),
+        ("leading", False, 0),
     ],
 )
 def test_parameter_counts(name, query_conditioned, expected):
@@ -127,6 +129,7 @@ def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
         0,
         lambda: view.output_norms()[1:2],
         lambda: view.query_attention()[1:2],
+        2,
     )
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
