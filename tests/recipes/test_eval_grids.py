@@ -17,6 +17,7 @@ from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
+from tests.recipes.paper_arms import BACKBONES
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 
@@ -51,6 +52,8 @@ OTHER_TABLES = {
     "multimodal_evictions": (3 + 3 * 11 * 3 + 3 + 2, 5),
 }
 """Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose, and of ours."""
+FULL = ("table3_llama7b", "table3_qwen7b")
+"""Grids of the paper with an arm that nothing was trained for."""
 UNCAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_uncapped", "table2_qwenvl7b": "table2_qwenvl7b_uncapped"}
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -108,7 +111,7 @@ def test_grid_can_be_run(path):
     assert len(set(map(repr, grid.arms))) == len(grid.arms)
     for arm in grid.arms:
         if arm.adapter is None:
-            assert (arm.dtype, path.stem in OTHER_TABLES) == ("bfloat16", True)
+            assert (arm.dtype, path.stem in [*OTHER_TABLES, *FULL]) == ("bfloat16", True)
         elif (recipe := recipe_of(arm.adapter)) is None:
             assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
@@ -129,10 +132,12 @@ def test_its_own_commands_name_it(path):
 def test_table_has_the_papers_arms(name):
     table, model = PAPER_GRIDS[name]
     grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
-    budgets = [budget_of(recipe_of(arm.adapter)) for arm in grid.arms]
-    printed = printed_budgets(table, model)
-    assert sorted(budgets) == sorted(printed)
-    assert all(arm.adapter.startswith(f"runs/{name.partition('_')[2]}_") for arm in grid.arms)
+    alone = [arm.backbone for arm in grid.arms if arm.adapter is None]
+    assert alone == ([BACKBONES[name.partition("_")[2]].path] if name in FULL else [])  # the row Full KV
+    trained = [arm.adapter for arm in grid.arms if arm.adapter is not None]
+    budgets = [*(("none", 100, 0, 0) for _ in alone), *(budget_of(recipe_of(adapter)) for adapter in trained)]
+    assert sorted(budgets) == sorted(printed_budgets(table, model))
+    assert all(adapter.startswith(f"runs/{name.partition('_')[2]}_") for adapter in trained)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
 
