@@ -48,13 +48,14 @@ OTHER_TABLES = {
     "kvcompose_table2_3_agnostic": (3 + 3 * 7 * 8, 1),
     "kvcompose_table2_3_aware": (3 + 3 * 7 * 8, 1),
     "kvcompose_table4": (3 + 3 * 4 * 8, 1),
+    "kvcompose_ablation": (1 + 4 * 8, 1),
     "visual_pruners_2026": (3 + 3 * 9 * 3 + 3 + 2 * 2 * 3 + 2, 6),
     "multimodal_evictions": (3 + 3 * 11 * 3 + 3 + 2, 5),
 }
 """Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose, and of ours."""
 FULL = ("table3_llama7b", "table3_qwen7b")
 """Grids of the paper with an arm that nothing was trained for."""
-UNCAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_uncapped", "table2_qwenvl7b": "table2_qwenvl7b_uncapped"}
+CAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_capped", "table2_qwenvl7b": "table2_qwenvl7b_capped"}
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -99,7 +100,7 @@ def printed_budgets(table, model):
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
     ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "pruners_scenes", "section35_llava7b"]
-    assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
+    assert sorted([*PAPER_GRIDS, *CAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
 
 
 @sampled("path", GRIDS, every=4, ids=lambda path: path.stem)
@@ -207,8 +208,12 @@ def test_dry_run_passes(path):
     assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)
 
 
-@pytest.mark.parametrize("capped", UNCAPPED)
-def test_an_uncapped_twin_differs_by_its_cap(capped):
-    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (capped, UNCAPPED[capped]))
-    assert [replace(arm, max_pixels=12845056) for arm in one.arms] == list(twin.arms)
+@pytest.mark.parametrize("free", CAPPED)
+def test_a_capped_twin_differs_by_its_cap(free):
+    """Neither the grid nor the adapters' recipes cap images: 144 tokens are an image's own size, or the twin's cap."""
+    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (free, CAPPED[free]))
+    assert {arm.max_pixels for arm in one.arms} == {12845056}
+    assert [replace(arm, max_pixels=112896) for arm in one.arms] == list(twin.arms)
+    recipes = [yaml.safe_load(recipe_text(recipe_of(arm.adapter))) for arm in one.arms]
+    assert {own["model"]["backbone"]["max_pixels"] for own in recipes} == {None}
     assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)

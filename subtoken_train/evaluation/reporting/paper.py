@@ -120,9 +120,7 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
         return False
     words = f"{facts.name} {facts.adapter or ''}".lower()
     if facts.groups == "-":
-        return (
-            row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
-        )
+        return row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
     groups, selector = facts.groups.split()[:2]
     variant = VARIANTS.get("olora" if "olora" in words else selector)
     two_stage = "stage2" in words
