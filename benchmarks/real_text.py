@@ -479,8 +479,10 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     return records
 
 
-def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int, device: str) -> None:
-    """Measure what has no record yet; one line for each arm in the model's file."""
+def run(
+    model: Path, dtype: str, source: Path, names: Iterable[str], count: int, device: str, first: int | None = None
+) -> None:
+    """Measure what has no record yet; one line for each arm in the model's file, of the ``first`` contexts or all."""
     backbone, loaded = load_backbone(model, loading={"dtype": dtype}, device=device), (model, None)
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
     about = {
@@ -504,7 +506,7 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
             loaded = folder, left[0].routing
             backbone = load_backbone(folder, loading={"dtype": dtype}, routing=left[0].routing, device=device)
         with reading_packed(backbone.family.decoder.config), torch.no_grad(), products():
-            measured = measure(backbone, left, asked)
+            measured = measure(backbone, left, asked[:first])
         for words, record in measured.items():
             line = {"arm": words, **weights, **about, "commit": commit(), **machine(device), **record}
             with file.open("a", encoding="utf-8") as out:
@@ -686,24 +688,34 @@ def brief() -> str:
 def facts_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a fact above the full cache of the same machine, of every context."""
     scored = np.array(own["facts"])
-    apart: npt.NDArray[np.float64] = scored.mean(1) - np.array(own["full"]["facts"])[:, : scored.shape[1]].mean(1)
+    whole = np.array(own["full"]["facts"])[: len(scored), : scored.shape[1]]
+    apart: npt.NDArray[np.float64] = scored.mean(1) - whole.mean(1)
     return apart
 
 
 def text_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a token of what follows above the full cache of the same machine, of every context."""
-    apart: npt.NDArray[np.float64] = (np.array(own["text"]) - np.array(own["full"]["text"])) / (FOLLOWING - 1)
+    text = np.array(own["text"])
+    apart: npt.NDArray[np.float64] = (text - np.array(own["full"]["text"])[: len(text)]) / (FOLLOWING - 1)
     return apart
 
 
 def facts_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a fact that an arm loses more than another, of every context; each above its own full cache."""
-    return facts_above(own) - facts_above(other)
+    """Return the nats a fact that an arm loses more than another, of every context that both were asked.
+
+    Each above its own full cache.
+    """
+    return _less(facts_above(own), facts_above(other))
 
 
 def text_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a token of what follows that an arm loses more than another, see ``facts_lost``."""
-    return text_above(own) - text_above(other)
+    return _less(text_above(own), text_above(other))
+
+
+def _less(own: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    both = min(len(own), len(other))
+    return own[:both] - other[:both]
 
 
 def _fact_cell(own: Mapping[str, Any]) -> str:
@@ -715,7 +727,9 @@ def _text_cell(own: Mapping[str, Any]) -> str:
 
 
 def _marked(words: str, own: Mapping[str, Any], place: str | None) -> str:
-    """Mark an arm that another machine was asked than ``place``."""
+    """Mark an arm that another machine was asked than ``place``, and say of how many contexts, where of fewer."""
+    count = len(own["facts"])
+    words += f" (n = {count})" if count < len(own["full"]["facts"]) else ""
     return words if own.get("gpu") == place else words.removesuffix("*") + "*"
 
 
@@ -761,12 +775,13 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
+    parser.add_argument("--first", type=int, help="of these contexts, ask the first N alone; tables say n")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if not args.table:
         if args.model is None or args.source is None:
             parser.error("--model DIR --source DIR, or --table")
-        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device)
+        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device, args.first)
     for file in sorted(OUT.glob("*.jsonl")):
         records = by_arm(file)
         put(PAGE_OF[file.stem], file.stem, tables(records))
