@@ -137,7 +137,6 @@ BRIEF = {
     f"kvzip 46.6% in int4_rotated, {HALVES}": "**KVzip, 47 %, 4 bits, half of turned values**",
     f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",
     f"int4_rotated of everything, {FIRST}": "control: all, 4 bits, the same half for every token",
-    f"kvzip 46.6% in int4_rotated, {FIRST}": "control: KVzip, 47 %, 4 bits, the same half for every token",
 }
 """Arms of README's table, and their words."""
 SHARED = 6
