@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -155,8 +156,11 @@ def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
 
 
 def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
-    """Return whether each token begins in one of some spans of characters."""
-    return [any(begin <= start < end for begin, end in spans) for start in starts]
+    """Return whether each token begins in one of some spans of characters, or holds its first one (`` yes``)."""
+    return [
+        any(begin <= start < end or start < begin < min(after, end) for begin, end in spans)
+        for start, after in pairwise([*starts, 0])
+    ]
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedT
         if sample.messages:
             if sample.chat:
                 check_template(family.tokenizer)
-            return replace(encode_messages(family, sample.messages), record_id=sample.id)
+            return replace(encode_messages(family, sample.messages, **sample.variables), record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None

@@ -47,6 +47,7 @@ class Sample:
         keep_space: the answer is kept with the space around it.
         messages: text tasks: the conversation that is asked, in the tokenizer's chat template where there is one, in
             place of ``prompt``.
+        variables: given to that template.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Sample:
     prefix_characters: int | None = None
     keep_space: bool = False
     messages: tuple[Message, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
