@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     from subtoken_train.families.images import Video
     from subtoken_train.inference.answer_stream import answer_text
-    from subtoken_train.inference.prompt_inputs import goes_on
+    from subtoken_train.inference.messages import goes_on
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     pictures = _pictures(args, prompt)
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
         text = model.tokenizer.decode(answer, skip_special_tokens=True)
-        print(answer_text(text, goes_on(model.backbone.family, prompt, args.raw)))
+        print(answer_text(text, goes_on(prompt, args.raw)))
     print(_summary(model, len(answer)))
     if args.show:
         from subtoken_train.evaluation.picture import kept_picture

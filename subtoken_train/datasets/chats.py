@@ -98,7 +98,7 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
         rendered = made(tokenizer, messages, **variables)
         ids, starts = tokenise(tokenizer, rendered.text)
         spans = [span for span, learnt in zip(rendered.answer_spans, switches, strict=True) if learnt]
-        learnt = starts_within(starts, spans)
+        learnt = starts_within(starts, spans, rendered.text)
         if not any(learnt[: limits.length]):
             raise all_masked(len(ids), limits.length)
         length = learnt.index(True)

@@ -238,6 +238,7 @@ class CompressedContext:
         digests: SHA-256 of each context's token ids and pixels, in hexadecimal.
         report: what the cache takes.
         plan: what the cache keeps of the contexts; None where it was read from a file.
+        goes_on: whether answers go on with a raw text, and may begin with a space.
     """
 
     backbone: CompressedBackbone
@@ -247,10 +248,16 @@ class CompressedContext:
     digests: list[str]
     report: CacheReport
     plan: Plan | None = None
+    goes_on: bool = False
 
     @classmethod
     def of(
-        cls, backbone: CompressedBackbone, compression: Compression, batch: Batch, frames: list[QuestionFrame]
+        cls,
+        backbone: CompressedBackbone,
+        compression: Compression,
+        batch: Batch,
+        frames: list[QuestionFrame],
+        goes_on: bool = False,
     ) -> CompressedContext:
         """Compress contexts in one pass, which all of them share.
 
@@ -259,6 +266,7 @@ class CompressedContext:
             compression: eviction and precision.
             batch: contexts that were checked, see ``context_batches``.
             frames: of their questions.
+            goes_on: whether answers go on with a raw text.
         """
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
@@ -268,7 +276,7 @@ class CompressedContext:
             warnings.warn(words, SubTokenWarning, stacklevel=3)
         held = replace(batch, pixel_values=None)
         took = report(backbone, held, plan, cache, compression)
-        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
 
     def __repr__(self) -> str:
         """Return one line: what is held, and in how many bytes."""
@@ -396,7 +404,7 @@ class CompressedContext:
             with torch.autocast(device, dtype=dtype, enabled=enabled), serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
-        return pieces(self.backbone.family.tokenizer, answer, goes_on=self.frames[0] == RAW_FRAME)
+        return pieces(self.backbone.family.tokenizer, answer, self.goes_on)
 
     def _round(
         self,
@@ -414,7 +422,7 @@ class CompressedContext:
         tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
         texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
-        return [answer_text(text, self.frames[row] == RAW_FRAME) for row, text in zip(rows, texts, strict=True)]
+        return [answer_text(text, self.goes_on) for text in texts]
 
     def _check(self, asked: list[list[list[int]]]) -> None:
         """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""
@@ -450,4 +458,5 @@ class CompressedContext:
         """
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
-        return cls(backbone, compression, packed, header.frames, header.contexts, took)
+        raw = bool(backbone.family.tokenizer.chat_template) and RAW_FRAME in header.frames
+        return cls(backbone, compression, packed, header.frames, header.contexts, took, goes_on=raw)

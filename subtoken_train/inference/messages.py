@@ -54,6 +54,11 @@ def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[M
     return messages, found
 
 
+def goes_on(prompt: Any, raw: bool = False) -> bool:
+    """Return whether the answer goes on with a text: a raw prompt, or what the assistant says last."""
+    return raw or (not isinstance(prompt, str) and read_messages(prompt)[0][-1]["role"] == "assistant")
+
+
 def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
     """Return messages as turns, what the system says in front of the first question, as training puts it.
 

@@ -41,10 +41,10 @@ from subtoken_train.inference.generate_arguments import (
     visible_tokens,
 )
 from subtoken_train.inference.generation import compressed, serving
-from subtoken_train.inference.messages import Prompt
+from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill, who_drops
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, goes_on, inputs_of
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -439,7 +439,7 @@ class SubTokenModel:
         inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw, chat_template_kwargs=chat_template_kwargs)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return answer_text(answer, goes_on(self.backbone.family, prompt, raw))
+        return answer_text(answer, goes_on(prompt, raw))
 
     @overload
     def ask(
@@ -533,7 +533,7 @@ class SubTokenModel:
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read
-                self._context = CompressedContext.of(self.backbone, self.compression, *ready)
+                self._context = CompressedContext.of(self.backbone, self.compression, *ready, raw)
             asked.check_fits(len(self.cache.frames))
             self.last = None
             if not stream:

@@ -249,13 +249,6 @@ def inputs_of(
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def goes_on(family: Family, prompt: Prompt, raw: bool = False) -> bool:
-    """Return whether the answer goes on with a text: a raw prompt, or what the assistant says last."""
-    if isinstance(prompt, str):
-        return raw or not (family.sees_images or family.tokenizer.chat_template)
-    return read_messages(prompt)[0][-1]["role"] == "assistant"
-
-
 def _text_inputs(
     family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool, variables: Mapping[str, Any]
 ) -> dict[str, Tensor]:

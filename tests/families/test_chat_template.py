@@ -112,7 +112,7 @@ def talk_of(system, pairs):
 def learnt_of(tokenizer, rendered):
     """The text of the tokens that each span holds."""
     ids, starts = tokenise(tokenizer, rendered.text)
-    within = [starts_within(starts, [span]) for span in rendered.answer_spans]
+    within = [starts_within(starts, [span], rendered.text) for span in rendered.answer_spans]
     return [tokenizer.decode([token for token, inside in zip(ids, each, strict=True) if inside]) for each in within]
 
 

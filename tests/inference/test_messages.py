@@ -241,7 +241,8 @@ def test_the_space_before_a_continuation_stays(monkeypatch):
     assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
     with pytest.warns(SubTokenWarning):
         assert model.chat("The capital is", raw=True) == "  Paris"
-    assert chatting(None).chat("The capital is") == "  Paris"
+    assert chatting(None).chat("The capital is") == "Paris"
+    assert chatting(None).chat("The capital is", raw=True) == "  Paris"
 
 
 def test_the_space_before_an_answer_about_a_raw_context_stays(monkeypatch):

@@ -102,9 +102,8 @@ class PromptFile(Task):
             kind="prompt",
         )
         if self.modality == "text":
-            if not self.chat and talk is None:
-                return replace(sample, keep_space=True)
-            return replace(sample, messages=tuple(messages), variables=self.chat_template_kwargs)
+            asked = tuple(messages) if self.chat or talk is not None else ()
+            return replace(sample, messages=asked, variables=self.chat_template_kwargs)
         *earlier, last = _placed(messages, len(names), place)
         if last.answer is not None:
             raise ValueError(f"{place}: the last message is the assistant's; end with what the user says")
@@ -166,6 +165,7 @@ def answer_file(
         if reads:
             task = replace(task, chat=True, chat_template_kwargs=variables)
             samples = task.samples()
+        samples = [replace(sample, keep_space=raw) for sample in samples]
         cell = Cell(arm, task, samples, folder, batch_size)
         try:
             write_manifest(cell, backbone, ONE)
@@ -192,7 +192,7 @@ def records_folder(output: Path) -> Path:
 def _line(record: SampleRecord) -> str:
     content = {
         "id": record.id,
-        "answer": record.prediction,
+        "answer": str(record.prediction).rstrip(),
         "tokens": record.new_tokens,
         "seconds": round(record.prefill_seconds + record.decode_seconds, 5),
         "kv_bytes": record.kv_bytes,
