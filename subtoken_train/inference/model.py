@@ -211,7 +211,7 @@ class SubTokenModel:
         own, routing = self.backbone, self.backbone.active_routing
         parts = [f"{type(own.model).__name__} on {self.device}"]
         parts += [] if own.reducer.keep_ratio == 1 else [f"{own.reducer.name} {own.reducer.keep_ratio:.6g}"]
-        parts += [] if routing is None else [f"{routing.size} {routing.selector}"]
+        parts += [] if routing is None else [routing.words]
         parts += [] if self.compression.label == "-" else [self.compression.label]
         return f"SubTokenModel({', '.join(parts)})"
 

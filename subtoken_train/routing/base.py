@@ -192,6 +192,11 @@ class RoutingConfig:
         return f"S{self.num_groups}K{self.kept_groups}"
 
     @property
+    def words(self) -> str:
+        """Return what stays and who selects it: ``S16K4 linear``."""
+        return f"{self.size} {self.selector}"
+
+    @property
     def token_budget(self) -> KVBudget:
         """Return what a routed token stores, and what is stored beside all of them; without a keep ratio."""
         return KVBudget(

@@ -94,13 +94,7 @@ class MeanScores(TaskMetric):
 
 
 class Groups(NamedTuple):
-    """Samples put together by their keys.
-
-    Attributes:
-        sizes_G: samples of each group.
-        all_GM: marks that all samples of a group have.
-        count_GM: how many samples of a group have the mark.
-    """
+    """Samples put together by their keys."""
 
     sizes_G: Tensor
     all_GM: Tensor

@@ -45,10 +45,8 @@ class Curve:
     """One method at several budgets.
 
     Attributes:
-        name: what its arms share, in words.
         tasks: those that all of its arms answered, and its scores are means over.
         points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
-        reference: whether that one is there.
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
@@ -178,7 +176,7 @@ def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> list[tuple[str,
     """Return the tasks of eq. 10 as (task, subtask): the subtasks that all runs have, else the task as a whole."""
     scored: list[tuple[str, str | None]] = []
     for task in tasks:
-        runs = [run for arm in arms for run in arm.runs[task].values() if run.ids]
+        runs = [run for arm in arms for run in arm.answered(task).values()]
         shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
         scored += [(task, name) for name in shared] or [(task, None)]
     return scored

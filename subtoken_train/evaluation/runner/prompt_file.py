@@ -141,9 +141,6 @@ def answer_file(
     A language model with a chat template is asked in it unless the prompts are ``raw``; ``chat_template_kwargs`` are
     its variables.
     ``progress`` is called with (done, left at the start) after every batch.
-
-    Raises:
-        ValueError: a line that cannot be asked, answers of other prompts or settings, or what ``load_arm`` refuses.
     """
     folder = records_folder(output)
     if output.exists() and not folder.is_dir():

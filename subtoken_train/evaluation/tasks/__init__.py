@@ -65,11 +65,7 @@ TASKS: Registry[Task] = Registry(
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
-    """Build a task by its name, with some of its options changed; without a source it is its own Hub id.
-
-    Raises:
-        ValueError: no such task or option, or a value that the task refuses.
-    """
+    """Build a task by its name, with some of its options changed; without a source it is its own Hub id."""
     task = TASKS.find(name)
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]
     hints = get_type_hints(task)

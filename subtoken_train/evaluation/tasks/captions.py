@@ -30,12 +30,7 @@ from subtoken_train.evaluation.tasks.task import Sample
 
 
 def check_tokenizer() -> None:
-    """Raise where captions could not be scored here, so that no model answers in vain.
-
-    Raises:
-        ValueError: pycocoevalcap or Java is missing, or the tokenizer's folder, in which it keeps a file while it
-            works, cannot be written.
-    """
+    """Raise where captions could not be scored here, so that no model answers in vain."""
     check_package("pycocoevalcap", "eval", "CIDEr")
     if shutil.which("java") is None:
         raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")

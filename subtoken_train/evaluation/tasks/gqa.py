@@ -26,7 +26,6 @@ class GQA(ImageQuestions):
     name = "gqa"
     hub_id = "lmms-lab/GQA"
     rows = 12_578
-    primary = "accuracy"
     scored_by = ExactMatch
     answered = "testdev"
     columns = ("id", "imageId", "question", "answer")

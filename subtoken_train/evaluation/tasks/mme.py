@@ -121,7 +121,6 @@ class MME(ImageQuestions):
     name = "mme"
     hub_id = "lmms-lab/MME"
     rows = 2374
-    primary = "accuracy"
     scored_by = MMEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")

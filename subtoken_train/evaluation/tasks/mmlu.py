@@ -29,7 +29,6 @@ class MMLU(Task):
     The few-shot prefix is what may be compressed: the question and the letters' likelihoods come after it.
 
     Attributes:
-        num_fewshot: examples before the question, 0 to 5.
         style: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
             "about" and keeps the space around a question.
     """

@@ -127,7 +127,6 @@ class POPE(ImageQuestions):
     name = "pope"
     hub_id = "lmms-lab/POPE"
     rows = 9000
-    primary = "accuracy"
     scored_by = POPEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")

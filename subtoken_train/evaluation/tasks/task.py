@@ -118,9 +118,8 @@ class Task(ABC):
     def samples(self) -> Sequence[Sample]:
         """Return all samples in the order of the files; images are not opened.
 
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is there twice, or the split has no answers;
-                the message names file and line.
+        Files that are missing or malformed, an id that is there twice, or a split without answers raise a
+        ``ValueError`` that names file and line.
         """
 
     def metric(self) -> TaskMetric:

@@ -16,7 +16,6 @@ from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.task import Sample
 
 QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
 ANSWERS = "TextVQA_0.5.1_val.json"
@@ -36,9 +35,9 @@ class TextVQA(ImageQuestions):
     name = "textvqa"
     hub_id = "lmms-lab/textvqa"
     rows = 5000
-    primary = "accuracy"
     scored_by = SoftAccuracy
     answered = "validation"
+    tokens = 128
     columns = ("question_id", "question", "answers", "ocr_tokens")
     where = (
         "Parquet: hf download lmms-lab/textvqa --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
@@ -50,14 +49,12 @@ class TextVQA(ImageQuestions):
 
     ocr: bool = True
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row; one of LLaVA's files holds the whole ``text``."""
+    def question(self, row: FileRow) -> str:
+        """Return what is asked; a row of LLaVA's files holds it as ``text``."""
         if "text" in row.values:
-            text = row.text("text")
-        else:
-            tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
-            text = row.text("question").capitalize() + tokens + SHORT_ANSWER
-        return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128)
+            return row.text("text")
+        tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
+        return row.text("question").capitalize() + tokens + SHORT_ANSWER
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Join LLaVA's two files."""

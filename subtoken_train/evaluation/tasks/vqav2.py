@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from subtoken_train.evaluation.metrics.vqa_accuracy import VQAv2Accuracy
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, unique_ids
-from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
 from subtoken_train.typed import shown
 
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
@@ -34,6 +33,7 @@ class VQAv2(ImageQuestions):
     primary = "llava_accuracy"
     scored_by = VQAv2Accuracy
     answered = "validation"
+    kinds = "answer_type"
     columns = ("question_id", "question", "answers", "answer_type")
     where = (
         "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
@@ -52,11 +52,6 @@ class VQAv2(ImageQuestions):
             raise ValueError(
                 f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
             )
-
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row or of an annotated question."""
-        text = row.text("question") + SHORT_ANSWER
-        return self.ask(row, row.values["question_id"], text, self.people(row), kind=row.values["answer_type"])
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Join the challenge's two files."""
