@@ -115,7 +115,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read a folder's manifest; a ``ValueError`` where there is none, or none that this version reads."""
+        """Read a folder's manifest; one that is missing or of another version is a ``ValueError``."""
         path = folder / MANIFEST_FILE
         try:
             content = read_json(path)

@@ -19,10 +19,9 @@ from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
     PAPER_TASKS,
+    Estimate,
     anchor_of,
-    mean_difference,
-    mean_estimate,
-    score_estimate,
+    estimate,
 )
 from subtoken_train.typed import chosen
 
@@ -124,13 +123,14 @@ def _compared(
     else:
         printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
         recomputed = dict(means)
-        ours = {label: score_estimate(arm, task) for task, label in PAPER_TASKS.items()}
+        ours = {label: estimate(arm, [task]) for task, label in PAPER_TASKS.items()}
     for label, (mean, key) in DELTAS.items():
         if mean in means:
-            ours[mean] = mean_estimate(arm, AVERAGED[mean])
+            ours[mean] = estimate(arm, AVERAGED[mean])
             if row[key] is not None and base is not None:
                 printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
-                ours[label] = None if anchor is None else mean_difference(arm, anchor, AVERAGED[mean])
+                apart = None if anchor is None else estimate(arm, AVERAGED[mean], anchor)
+                ours[label] = apart if isinstance(apart, Estimate) else None
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
     for column in COLUMNS:
         if column in printed:

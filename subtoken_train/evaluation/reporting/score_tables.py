@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -144,31 +144,20 @@ def estimate_of(parts: Sequence[Part]) -> Estimate:
     return replace(whole, low=low, high=high, error=float(draws.std()))
 
 
-def score_estimate(arm: ArmResults, task: str) -> Estimate | None:
-    """Return the primary score of an arm on a task."""
-    part = score_part(arm, task)
-    return None if part is None else estimate_of([part])
+@overload
+def estimate(arm: ArmResults, tasks: Sequence[str], anchor: None = None) -> Estimate | None: ...
+@overload
+def estimate(arm: ArmResults, tasks: Sequence[str], anchor: ArmResults) -> Estimate | str | None: ...
+def estimate(arm: ArmResults, tasks: Sequence[str], anchor: ArmResults | None = None) -> Estimate | str | None:
+    """Return an arm's primary score, the mean over tasks, or with an anchor the paired difference of both.
 
-
-def difference_estimate(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
-    """Return the paired difference of an arm and its anchor, see ``difference_part``."""
-    part = difference_part(arm, anchor, task)
-    return estimate_of([part]) if isinstance(part, Part) else part
-
-
-def mean_estimate(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return the mean over tasks; None unless all tasks are there and have fractions."""
-    return _mean([score_part(arm, task) for task in tasks])
-
-
-def mean_difference(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return the difference of the means over tasks; None unless every task has a paired one of fractions."""
-    return _mean([difference_part(arm, anchor, task) for task in tasks])
-
-
-def _mean(parts: Sequence[Part | str | None]) -> Estimate | None:
-    present = [part for part in parts if isinstance(part, Part) and part.plain.form == "fraction"]
-    return estimate_of(present) if present and len(present) == len(parts) else None
+    None where a task has no samples, or one of several has no fractions; words where one task cannot be paired.
+    """
+    parts = [score_part(arm, task) if anchor is None else difference_part(arm, anchor, task) for task in tasks]
+    if len(parts) == 1 and not isinstance(parts[0], Part):
+        return parts[0]
+    found = [each for each in parts if isinstance(each, Part) and (len(parts) == 1 or each.plain.form == "fraction")]
+    return estimate_of(found) if len(found) == len(parts) else None
 
 
 def sample_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -342,18 +331,9 @@ def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
     """Sort by backbone, then uncompressed arms, then reducers, largest budget first; an anchor above its arms."""
 
     def place(arm: ArmResults) -> tuple[str, bool, str, float, str, bool, str]:
-        facts = (anchor_of(arm, arms) or arm).facts
-        compressed = facts.acts != "-"
-        block = arm.facts.anchor or arm.name
-        return (
-            facts.backbone,
-            compressed,
-            facts.reducer.split()[0],
-            -facts.nominal_kv,
-            block,
-            arm.facts.anchor is not None,
-            arm.name,
-        )
+        facts, block = (anchor_of(arm, arms) or arm).facts, arm.facts.anchor or arm.name
+        budget = facts.acts != "-", facts.reducer.split()[0], -facts.nominal_kv
+        return facts.backbone, *budget, block, arm.facts.anchor is not None, arm.name
 
     return sorted(arms, key=place)
 
@@ -368,15 +348,9 @@ def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> S
 
 
 def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
-    scores: dict[str, Estimate | None] = {}
-    differences: dict[str, Estimate | str | None] = {}
-    for column in columns:
-        mean = MEANS.get(column)
-        scores[column] = score_estimate(arm, column) if mean is None else mean_estimate(arm, mean)
-        if anchor is not None:
-            differences[column] = (
-                difference_estimate(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
-            )
+    meant = {column: MEANS.get(column, (column,)) for column in columns}
+    scores = {column: estimate(arm, of) for column, of in meant.items()}
+    differences = {} if anchor is None else {column: estimate(arm, of, anchor) for column, of in meant.items()}
     ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
     cost = cost_of(arm, tasks)
     return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))

@@ -132,12 +132,12 @@ def share_text(share: float | None) -> str:
 
 
 def nominal_text(facts: ArmFacts) -> str:
-    """Return what an arm promises; of a threshold its recorded mean, ``measured`` where nothing is recorded."""
+    """Return the share that an arm promises; for a threshold the recorded mean, ``measured`` if there is none."""
     return share_text(facts.nominal_kv) if facts.promises else "measured"
 
 
 def measured_text(row: ArmRow) -> str:
-    """Return what an arm took; of a threshold with the standard deviation over samples, ``21.874% ± 3.120%``."""
+    """Return the share that an arm took; for a threshold with its standard deviation, ``21.874% ± 3.120%``."""
     spread = row.cost.spread if row.arm.facts.by_threshold else None
     return share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
 

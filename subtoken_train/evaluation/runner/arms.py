@@ -1,13 +1,11 @@
 """Arms that can answer: specs, what tables say of them, models taken from a pool, and their matched anchors.
 
-The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
-rounded up from the arm's own count: its bytes are never below the arm's, and less than a token above, at any length. A
-*trained* anchor is an adapter of its own, under its own reducer; of several, one of the arm's seed is taken. Where no
-arm of the grid is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA
-adapts to what it was trained under.
+An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for. The count is rounded
+up, so the anchor takes at least its arm's bytes and less than one token more, at any length. A *trained* anchor is an
+adapter trained under its own reducer; an anchor of the arm's seed is preferred. If no arm of the grid serves, the arm's
+own LoRA runs token-only at that ratio and is named an untrained anchor, because LoRA adapts to its training.
 
-A threshold's bytes are measured, not promised: the anchor of an arm with one keeps the share that was recorded as the
-threshold's mean, and reports compare what both took.
+A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean, and reports compare what both took.
 """
 
 from __future__ import annotations
@@ -340,7 +338,7 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 
 
 def _anchor_keep(spec: ArmSpec) -> object:
-    """Return what the anchor's eviction keeps: as its arm's, of a threshold the share that was recorded as its mean."""
+    """Return what the anchor's eviction keeps: its arm's budget, or the recorded mean of its arm's threshold."""
     threshold = written_threshold(spec.eviction_keep)
     if threshold is None:
         return spec.eviction_keep

@@ -56,7 +56,7 @@ Continuations = list[tuple[tuple[int, ...], ...]]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
-    """Group samples that are answered together, as indices, longest first: if memory runs out, it does at once.
+    """Group samples that are answered together, as indices, longest first: running out of memory shows at once.
 
     Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
     depends on samples and size only, never on what was answered already.

@@ -129,7 +129,7 @@ def answer_samples(
     protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
-    """Answer samples without choices greedily; what is not said here is as in ``answer_records``.
+    """Answer samples without choices greedily; the other arguments are those of ``answer_records``.
 
     Beside the score, ``measures`` holds the metric's other figures and, of samples with reference tokens, under teacher
     forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,

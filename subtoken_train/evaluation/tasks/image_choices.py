@@ -8,24 +8,15 @@ words of its default models.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
-from subtoken_train.evaluation.metrics.metric import (
-    GroupedMetric,
-    MeanScores,
-    Prediction,
-    TaskMetric,
-    bits_of,
-    group_key,
-    groups_of,
-)
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean
 from subtoken_train.evaluation.metrics.short_answers import without_punctuation
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
@@ -79,7 +70,7 @@ class LetterAccuracy(MeanScores):
         return {"accuracy": float(RULES[reference["task"]](prediction, reference["answer"]))}
 
 
-class MMStarScores(GroupedMetric):
+class MMStarScores(TaskMetric):
     """Right answers to MMStar, whose reference also holds ``l2_category``.
 
     Scores:
@@ -87,17 +78,13 @@ class MMStarScores(GroupedMetric):
         ``lmms_average``: lmms-eval's ``average``, the mean over the 18 axes (``l2_category``) of their accuracies.
     """
 
-    @staticmethod
-    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the axis, and whether the answer is right."""
-        return group_key(reference["l2_category"]), int(placed(prediction, reference["answer"]))
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return scores by name."""
-        keys_N, marks_N = self.kept()
-        axes = groups_of(keys_N, bits_of(marks_N, 1))
-        share_G = axes.count_GM[:, 0].double() / axes.sizes_G
-        return {"accuracy": marks_N.double().mean(), "lmms_average": share_G.mean()}
+        axes: dict[str, list[float]] = defaultdict(list)
+        for prediction, reference in self.rows:
+            axes[reference["l2_category"]].append(self.score(prediction, reference))
+        right = [score for scores in axes.values() for score in scores]
+        return {"accuracy": mean(right), "lmms_average": mean([mean(scores) for scores in axes.values()])}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:

@@ -108,7 +108,7 @@ def _csv_rows(path: Path) -> list[FileRow]:
 
 
 def _unified(row: FileRow) -> FileRow:
-    """Return a row as the Parquet form has it; an answer that is none is -1."""
+    """Return a row as the Parquet form has it; an answer that is no letter or number is -1."""
     answer = row.text("answer").strip()
     number = LETTERS.find(answer) if answer in tuple(LETTERS) else int(answer) if answer.isdecimal() else -1
     return row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number)
