@@ -288,6 +288,9 @@ def rounded(run: Run, **named: Any) -> Run:
     return {**named, **run, "seconds": round(run["seconds"], 1), "scores": scores, "measures": measures}
 
 
+def write_runs(runs: Sequence[Run], path: Path) -> None:
+    """Write runs as one JSON file, which is not there yet."""
+    write_whole(path, json.dumps({"runs": runs}, indent=None, separators=(",", ":")) + "\n", overwrite=False)
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
