@@ -22,7 +22,7 @@ import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, estimate, score_part
+from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, score_of, score_part
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
@@ -205,7 +205,7 @@ def _point(
     arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Sequence[tuple[str, str | None]]
 ) -> Point | None:
     kv = cost_of(arm, tasks).shares["with_index"]
-    score = estimate(arm, tasks) if tasks else None
+    score = score_of(arm, tasks) if tasks else None
     if kv is None or score is None:
         return None
     pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]

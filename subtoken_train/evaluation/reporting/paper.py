@@ -21,7 +21,8 @@ from subtoken_train.evaluation.reporting.score_tables import (
     PAPER_TASKS,
     Estimate,
     anchor_of,
-    estimate,
+    difference_of,
+    score_of,
 )
 from subtoken_train.typed import chosen
 
@@ -123,13 +124,13 @@ def _compared(
     else:
         printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
         recomputed = dict(means)
-        ours = {label: estimate(arm, [task]) for task, label in PAPER_TASKS.items()}
+        ours = {label: score_of(arm, [task]) for task, label in PAPER_TASKS.items()}
     for label, (mean, key) in DELTAS.items():
         if mean in means:
-            ours[mean] = estimate(arm, AVERAGED[mean])
+            ours[mean] = score_of(arm, AVERAGED[mean])
             if row[key] is not None and base is not None:
                 printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
-                apart = None if anchor is None else estimate(arm, AVERAGED[mean], anchor)
+                apart = None if anchor is None else difference_of(arm, anchor, AVERAGED[mean])
                 ours[label] = apart if isinstance(apart, Estimate) else None
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
     for column in COLUMNS:

@@ -104,7 +104,7 @@ class Run:
 
     @property
     def cost(self) -> Cost:
-        """What the samples cost together."""
+        """Bytes and seconds of all samples together."""
         return Cost(self.samples)
 
     @property

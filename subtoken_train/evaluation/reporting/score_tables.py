@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args, overload
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -144,16 +144,19 @@ def estimate_of(parts: Sequence[Part]) -> Estimate:
     return replace(whole, low=low, high=high, error=float(draws.std()))
 
 
-@overload
-def estimate(arm: ArmResults, tasks: Sequence[str], anchor: None = None) -> Estimate | None: ...
-@overload
-def estimate(arm: ArmResults, tasks: Sequence[str], anchor: ArmResults) -> Estimate | str | None: ...
-def estimate(arm: ArmResults, tasks: Sequence[str], anchor: ArmResults | None = None) -> Estimate | str | None:
-    """Return an arm's primary score, the mean over tasks, or with an anchor the paired difference of both.
+def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
+    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    found = _estimated([score_part(arm, task) for task in tasks])
+    assert not isinstance(found, str)
+    return found
 
-    None where a task has no samples, or one of several has no fractions; words where one task cannot be paired.
-    """
-    parts = [score_part(arm, task) if anchor is None else difference_part(arm, anchor, task) for task in tasks]
+
+def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
+    """Return the paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    return _estimated([difference_part(arm, anchor, task) for task in tasks])
+
+
+def _estimated(parts: Sequence[Part | str | None]) -> Estimate | str | None:
     if len(parts) == 1 and not isinstance(parts[0], Part):
         return parts[0]
     found = [each for each in parts if isinstance(each, Part) and (len(parts) == 1 or each.plain.form == "fraction")]
@@ -349,8 +352,8 @@ def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> S
 
 def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
     meant = {column: MEANS.get(column, (column,)) for column in columns}
-    scores = {column: estimate(arm, of) for column, of in meant.items()}
-    differences = {} if anchor is None else {column: estimate(arm, of, anchor) for column, of in meant.items()}
+    scores = {column: score_of(arm, of) for column, of in meant.items()}
+    differences = {} if anchor is None else {column: difference_of(arm, anchor, of) for column, of in meant.items()}
     ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
     cost = cost_of(arm, tasks)
     return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
