@@ -26,7 +26,7 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.metrics.string_match import RecallScore
-from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, rounded, run_of
+from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
 from subtoken_train.inference.batched import in_batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
         }
         content = json.dumps(drawn, sort_keys=True).encode()
         run = run_of(arm.name, backbone, answers, content, recall["context_length"])
-    run = rounded(run, **extra)
+    run = written_run(run, **extra)
     del run["predictions"]  # most of a record's bytes, and no table reads them
     add_run(out, run)
 

@@ -79,7 +79,7 @@ def _run_file(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.data_file import rounded, write_runs
+    from subtoken_train.evaluation.runner.data_file import write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
@@ -90,7 +90,7 @@ def _run_file(args: argparse.Namespace) -> int:
     for adapter, run in zip(adapters, runs, strict=True):
         print(f"{run['arm']}: {adapter or args.backbone}")
     if args.out:
-        write_runs([rounded(run, data=Path(args.data).name) for run in runs], Path(args.out))
+        write_runs([written_run(run, data=Path(args.data).name) for run in runs], Path(args.out))
         print(f"records written to {args.out}")
     return 0
 

@@ -278,7 +278,7 @@ def run_of(
     }
 
 
-def rounded(run: Run, **named: Any) -> Run:
+def written_run(run: Run, **named: Any) -> Run:
     """Return a run as a file has it, after what else is ``named``."""
     measures = {
         name: [None if figure is None else round(figure, 4) for figure in figures]

@@ -21,10 +21,10 @@ from subtoken_train.evaluation.runner.data_file import (
     measure_names,
     paired,
     read_scores,
-    rounded,
     run_of,
     verdict_words,
     write_runs,
+    written_run,
 )
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
@@ -106,11 +106,11 @@ def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp
     settings = Compression(method, threshold=Threshold(-0.35, 4)), Compression(method, 0.5)
     answers = [answer_records(backbone, InstructionRecords(questions), **limits, compression=x) for x in settings]
     by_threshold, by_share = (run_of("arm", backbone, each, b"") for each in answers)
-    assert "realised_deviation" not in rounded(by_share)
+    assert "realised_deviation" not in written_run(by_share)
     deviation = by_threshold["realised_deviation"]
     assert deviation > 0
     path = tmp_path / "runs.json"
-    write_runs([rounded(by_threshold, data="questions")], path)
+    write_runs([written_run(by_threshold, data="questions")], path)
     facts = read_scores(path, "arm").own.facts
     assert facts["KV realised"] == f"{by_threshold['realised_kv']:.3%} ± {deviation:.3%}"
 
