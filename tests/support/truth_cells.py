@@ -86,7 +86,6 @@ SELECTORS = {
     "linear": RoutingConfig("linear"),
     "mlp": RoutingConfig("mlp"),
     "value_norm": RoutingConfig("value_norm"),
-    "leading": RoutingConfig("leading"),
     "query": RoutingConfig("linear", query_conditioned=True),
     "gated": RoutingConfig("linear", value_gate=True),
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),

@@ -7,8 +7,11 @@ metric ``acc``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
 
@@ -23,16 +26,23 @@ class Perplexity(TaskMetric):
 
     higher_is_better = False
     points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
+    sums: Tensor  # [3]: log-likelihood, words, bytes
 
-    def compute(self) -> dict[str, float]:
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
+        """Add log-likelihoods and what they were of."""
+        for prediction, reference in zip(predictions, references, strict=True):
+            self.sums += self.sums.new_tensor([_only(prediction), reference["words"], reference["bytes"]])
+
+    def compute(self) -> dict[str, Tensor]:
         """Return the three figures."""
-        nats, words, octets = (
-            sum(column)
-            for column in zip(*((_only(said), of["words"], of["bytes"]) for said, of in self.rows), strict=True)
-        )
+        nats, words, octets = self.sums
         return {
-            "word_perplexity": math.exp(-nats / words),
-            "byte_perplexity": math.exp(-nats / octets),
+            "word_perplexity": torch.exp(-nats / words),
+            "byte_perplexity": torch.exp(-nats / octets),
             "bits_per_byte": -nats / octets / math.log(2),
         }
 

@@ -38,6 +38,7 @@ class MMBench(ImageQuestions):
     name = "mmbench"
     hub_id = "lmms-lab/MMBench"
     rows = 4329
+    primary = "accuracy"
     scored_by = MMBenchScores
     answered = "dev"
     config = "en"
