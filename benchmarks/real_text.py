@@ -15,7 +15,8 @@ quantise in twice as many.
 
 Arms whose values are *turned* read the model's copy NAME-axes, which ``subtoken-train axes`` writes beside it from
 ``valid.txt``. Arms of one method with several budgets share the prompt's pass; what each keeps is what it would keep
-alone.
+alone. *By norm* every token keeps value groups of its own; the *first* ones of each head are the same for all tokens:
+of turned values the low-rank cut, which a choice has to beat.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import append, contexts_of, pack_whole, run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.kernels.formats import FORMATS, KVDtype
-from subtoken_train.routing import untrained_routing
+from subtoken_train.routing import RoutingConfig, untrained_routing
 from subtoken_train.types import Batch, KeyAxes
 from subtoken_train.view.view import TaskPlan
 
@@ -113,6 +114,7 @@ NETS = OUT / "kvzap"
 PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen15.md", "smollm2": PAGES / "smollm2.md"}
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))
+FIRST = "first 8 of 16 value groups, values turned"
 BRIEF = {
     "full cache": "everything in bf16",
     "int8 of everything": "everything in int8",
@@ -134,6 +136,7 @@ BRIEF = {
     "kvzip 12.5%": "KVzip, 12.5 %",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "**KVzip, 47 %, 4 bits, half of turned values**",
     f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",
+    f"int4_rotated of everything, {FIRST}": "control: all, 4 bits, the same half for every token",
 }
 """Arms of README's table, and their words."""
 SHARED = 6
@@ -156,9 +159,10 @@ class Arm:
     Attributes:
         words: of the table.
         compression: how contexts are compressed.
-        groups: S and K of value groups, chosen by norm; None keeps values whole.
+        groups: S and K of value groups; None keeps values whole.
         seen: whether the first question stands in the prompt.
         turned: whether the model is the copy that ``subtoken-train axes`` writes, NAME-axes beside the model.
+        leading: whether the groups are the first of every head instead of each token's by norm.
     """
 
     words: str
@@ -166,6 +170,13 @@ class Arm:
     groups: tuple[int, int] | None = None
     seen: bool = False
     turned: bool = False
+    leading: bool = False
+
+    @property
+    def routing(self) -> RoutingConfig | None:
+        """How value groups are chosen."""
+        own = ("leading", "per_head") if self.leading else (None, None)
+        return None if self.groups is None else untrained_routing(self.groups, *own)
 
 
 def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
@@ -208,7 +219,7 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         found["kvzap bits"] = [
             Arm(f"kvzap {keep:.0%} in int8", replace(kvzap, keep=keep, kv_dtype="int8")) for keep in (0.42, 0.242)
         ]
-    found |= cut_arms()
+    found |= cut_arms() | turned_arms(False) | turned_arms(True)
     for name in SEEN:
         method = build_eviction(name)
         found[f"{name} seen"] = [
@@ -219,22 +230,19 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
 
 Shares = Sequence[tuple[float, KVDtype]]
 """Shares of the entries, and what numbers they are held in."""
+HALF = (GROUPS[0], GROUPS[0] // 2)
+ROUNDED: Shares = [(0.47, "int8"), (0.268, "int8"), (0.51, "int4")]
+ROUNDED_HALVES: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
 
 
 def cut_arms() -> dict[str, list[Arm]]:
     """Return the arms whose tokens are cut: key channels, and value groups of the model as it is or turned."""
     tokens: Shares = [(keep / (1 - CUT), "model") for keep in ENTRIES]
-    rounded: Shares = [(0.47, "int8"), (0.268, "int8"), (0.51, "int4")]
-    half = (GROUPS[0], GROUPS[0] // 2)
-    halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
-    rounded_halves: Shares = [(0.537, "int8"), (0.309, "int8"), (0.585, "int4")]
-    four_bits: Shares = [(0.867, "int4_rotated"), (0.505, "int4_rotated"), (0.407, "int4_rotated")]
     # the basis of a head's keys takes the bytes of 12.5 of its entries
     turned: Shares = [(0.552, "model"), (0.23, "model"), (0.123, "model")]
     turned_bits: Shares = [(0.435, "int8"), (0.235, "int8"), (0.455, "int4")]
     both: Shares = [(0.63, "model"), (0.263, "model"), (0.14, "model")]
     both_bits: Shares = [(0.488, "int8"), (0.262, "int8")]
-    rotated_halves: Shares = [(0.578, "int4_rotated"), (0.466, "int4_rotated"), (0.273, "int4_rotated")]
     return {
         "kvzip channels": _kvzip_arms(tokens, "3/4 of the key channels", key_channels=0.75),
         "kvzip channels bits": _kvzip_arms(
@@ -251,35 +259,43 @@ def cut_arms() -> dict[str, list[Arm]]:
         "kvzip both cuts bits": _kvzip_arms(both_bits, BOTH, GROUPS, key_channels=0.75, key_axes="pca"),
         "groups": [Arm(_groups_words(GROUPS), Compression(), GROUPS)],
         "kvzip groups": _kvzip_arms(tokens, _groups_words(GROUPS), GROUPS),
-        "kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS), GROUPS),
-        "kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half), half),
+        "kvzip groups bits": _kvzip_arms(ROUNDED, _groups_words(GROUPS), GROUPS),
+        "kvzip halves bits": _kvzip_arms(ROUNDED_HALVES, _groups_words(HALF), HALF),
         "turned full": [Arm("full cache, values turned", Compression(), turned=True)],
-        "turned halves": [Arm(_groups_words(half, True), Compression(), half, turned=True)],
-        "turned kvzip halves": _kvzip_arms(halves, _groups_words(half, True), half, turned=True),
-        "turned kvzip halves bits": _kvzip_arms(rounded_halves, _groups_words(half, True), half, turned=True),
-        "turned kvzip groups bits": _kvzip_arms(rounded, _groups_words(GROUPS, True), GROUPS, turned=True),
-        "turned kvzip groups rotated": _kvzip_arms(four_bits, _groups_words(GROUPS, True), GROUPS, turned=True),
-        "turned kvzip halves rotated": _kvzip_arms(rotated_halves, _groups_words(half, True), half, turned=True),
-        "turned halves rotated": [
-            Arm(
-                f"int4_rotated of everything, {_groups_words(half, True)}",
-                Compression(kv_dtype="int4_rotated"),
-                half,
-                turned=True,
-            )
-        ],
     }
 
 
-def _groups_words(groups: tuple[int, int], turned: bool = False) -> str:
-    return f"{groups[1]} of {groups[0]} value groups by norm" + ", values turned" * turned
+def turned_arms(leading: bool) -> dict[str, list[Arm]]:
+    """Return the arms of turned values whose groups are each token's own, or the leading ones of every head."""
+    halves: Shares = [(0.658, "model"), (0.286, "model"), (0.165, "model")]
+    rotated: Shares = [(0.867, "int4_rotated"), (0.505, "int4_rotated"), (0.407, "int4_rotated")]
+    rotated_halves: Shares = [(0.578, "int4_rotated"), (0.466, "int4_rotated"), (0.273, "int4_rotated")]
+    half, most = (_groups_words(groups, True, leading) for groups in (HALF, GROUPS))
+    four_bits = Compression(kv_dtype="int4_rotated")
+    found = {
+        "halves": [Arm(half, Compression(), HALF)],
+        "kvzip halves": _kvzip_arms(halves, half, HALF),
+        "kvzip halves bits": _kvzip_arms(ROUNDED_HALVES, half, HALF),
+        "kvzip groups bits": _kvzip_arms(ROUNDED, most, GROUPS),
+        "kvzip groups rotated": _kvzip_arms(rotated, most, GROUPS),
+        "kvzip halves rotated": _kvzip_arms(rotated_halves, half, HALF),
+        "halves rotated": [Arm(f"int4_rotated of everything, {half}", four_bits, HALF)],
+    }
+    return {
+        f"turned {'leading ' * leading}{name}": [replace(arm, turned=True, leading=leading) for arm in some]
+        for name, some in found.items()
+    }
+
+
+def _groups_words(groups: tuple[int, int], turned: bool = False, leading: bool = False) -> str:
+    own = "first {1} of {0} value groups" if leading else "{1} of {0} value groups by norm"
+    return own.format(*groups) + ", values turned" * turned
 
 
 def _kvzip_arms(
     kinds: Shares,
     words: str,
     groups: tuple[int, int] | None = None,
-    turned: bool = False,
     key_channels: float = 1,
     key_axes: KeyAxes = "own",
 ) -> list[Arm]:
@@ -289,7 +305,6 @@ def _kvzip_arms(
             f"kvzip {keep:.1%}{'' if kind == 'model' else f' in {kind}'}, {words}",
             Compression(kvzip, keep, kv_dtype=kind, key_channels=key_channels, key_axes=key_axes),
             groups,
-            turned=turned,
         )
         for keep, kind in kinds
     ]
@@ -463,8 +478,10 @@ def measure(backbone: CompressedBackbone, some: Sequence[Arm], asked: Sequence[C
     return records
 
 
-def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int, device: str) -> None:
-    """Measure what has no record yet; one line for each arm in the model's file."""
+def run(
+    model: Path, dtype: str, source: Path, names: Iterable[str], count: int, device: str, first: int | None = None
+) -> None:
+    """Measure what has no record yet; one line for each arm in the model's file, of the ``first`` contexts or all."""
     backbone, loaded = load_backbone(model, loading={"dtype": dtype}, device=device), (model, None)
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
     about = {
@@ -484,12 +501,11 @@ def run(model: Path, dtype: str, source: Path, names: Iterable[str], count: int,
     for left in shared([[arm for arm in known.get(name, []) if arm.words not in done] for name in names]):
         folder = model.with_name(f"{model.name}-axes") if left[0].turned else model
         weights = {"weights_sha256": weights_digest(folder)}
-        if (folder, left[0].groups) != loaded:
-            loaded = folder, left[0].groups
-            routing = untrained_routing(left[0].groups)
-            backbone = load_backbone(folder, loading={"dtype": dtype}, routing=routing, device=device)
+        if (folder, left[0].routing) != loaded:
+            loaded = folder, left[0].routing
+            backbone = load_backbone(folder, loading={"dtype": dtype}, routing=left[0].routing, device=device)
         with reading_packed(backbone.family.decoder.config), torch.no_grad(), products():
-            measured = measure(backbone, left, asked)
+            measured = measure(backbone, left, asked[:first])
         for words, record in measured.items():
             line = {"arm": words, **weights, **about, "commit": commit(), **machine(device), **record}
             with file.open("a", encoding="utf-8") as out:
@@ -607,9 +623,15 @@ def tables(records: Records) -> str:
 
 def pairs(records: Records) -> str:
     """Write what cut tokens lose more than whole ones, and arms more than others of the same bytes."""
-    whole, twins = by_budget(records), {arm: twin for arm, twin in TWINS.items() if {arm, twin} <= records.keys()}
+    chosen = {own.words: other.words for own, other in zip(*map(_turned, (True, False)), strict=True)}
+    told = {**TWINS, **chosen}
+    whole, twins = by_budget(records), {arm: twin for arm, twin in told.items() if {arm, twin} <= records.keys()}
     cut = [name for name in whole if name.startswith("kvzip,") and not name.endswith("question seen")]
     return f"{_beside_whole(cut, whole)}\n\n{_beside_twins(twins, records)}"
+
+
+def _turned(leading: bool) -> Iterator[Arm]:
+    return chain.from_iterable(turned_arms(leading).values())
 
 
 def by_budget(records: Records) -> dict[str, dict[int, Mapping[str, Any]]]:
@@ -665,24 +687,34 @@ def brief() -> str:
 def facts_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a fact above the full cache of the same machine, of every context."""
     scored = np.array(own["facts"])
-    apart: npt.NDArray[np.float64] = scored.mean(1) - np.array(own["full"]["facts"])[:, : scored.shape[1]].mean(1)
+    whole = np.array(own["full"]["facts"])[: len(scored), : scored.shape[1]]
+    apart: npt.NDArray[np.float64] = scored.mean(1) - whole.mean(1)
     return apart
 
 
 def text_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a token of what follows above the full cache of the same machine, of every context."""
-    apart: npt.NDArray[np.float64] = (np.array(own["text"]) - np.array(own["full"]["text"])) / (FOLLOWING - 1)
+    text = np.array(own["text"])
+    apart: npt.NDArray[np.float64] = (text - np.array(own["full"]["text"])[: len(text)]) / (FOLLOWING - 1)
     return apart
 
 
 def facts_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a fact that an arm loses more than another, of every context; each above its own full cache."""
-    return facts_above(own) - facts_above(other)
+    """Return the nats a fact that an arm loses more than another, of every context that both were asked.
+
+    Each above its own full cache.
+    """
+    return _less(facts_above(own), facts_above(other))
 
 
 def text_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """Return the nats a token of what follows that an arm loses more than another, see ``facts_lost``."""
-    return text_above(own) - text_above(other)
+    return _less(text_above(own), text_above(other))
+
+
+def _less(own: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    both = min(len(own), len(other))
+    return own[:both] - other[:both]
 
 
 def _fact_cell(own: Mapping[str, Any]) -> str:
@@ -694,7 +726,9 @@ def _text_cell(own: Mapping[str, Any]) -> str:
 
 
 def _marked(words: str, own: Mapping[str, Any], place: str | None) -> str:
-    """Mark an arm that another machine was asked than ``place``."""
+    """Mark an arm that another machine was asked than ``place``, and say of how many contexts, where of fewer."""
+    count = len(own["facts"])
+    words += f" (n = {count})" if count < len(own["full"]["facts"]) else ""
     return words if own.get("gpu") == place else words.removesuffix("*") + "*"
 
 
@@ -740,12 +774,13 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
+    parser.add_argument("--first", type=int, help="of these contexts, ask the first N alone; tables say n")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if not args.table:
         if args.model is None or args.source is None:
             parser.error("--model DIR --source DIR, or --table")
-        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device)
+        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device, args.first)
     for file in sorted(OUT.glob("*.jsonl")):
         records = by_arm(file)
         put(PAGE_OF[file.stem], file.stem, tables(records))

@@ -26,7 +26,7 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.metrics.string_match import RecallScore
-from subtoken_train.evaluation.runner.data_file import Answers, RunRecord, answer_records, answer_samples
+from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
 from subtoken_train.inference.batched import in_batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +55,7 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
     if recall is None:
         data = scene_questions(asked or FIRST_SCENES)
         answers, content = answer_records(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
-        record = RunRecord.of(arm.name, backbone, answers, content)
+        run = run_of(arm.name, backbone, answers, content)
     else:
         asked = asked or FIRST_CONTEXTS
         answers = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), asked)
@@ -66,8 +66,8 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
             **({"seed": asked.seed} if asked.seed else {}),
         }
         content = json.dumps(drawn, sort_keys=True).encode()
-        record = RunRecord.of(arm.name, backbone, answers, content, recall["context_length"])
-    run = record.content(**extra)
+        run = run_of(arm.name, backbone, answers, content, recall["context_length"])
+    run = written_run(run, **extra)
     del run["predictions"]  # most of a record's bytes, and no table reads them
     add_run(out, run)
 

@@ -31,7 +31,7 @@ STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
 _MARKER, _CONTENT = ".subtoken-stage", "content"
 _LONGEST, _CUT = 255, 200
 """Bytes of a name at most; those of a longer target's name that its stages' names begin with."""
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
+NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
 """Numbers of the system's errors where a file system has no locks."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""
@@ -291,7 +291,7 @@ def take_lock(path: Path, seconds: float = -1) -> FileLock:
     try:
         lock.acquire(timeout=seconds)
     except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:  # a ``Timeout`` has none
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:  # a ``Timeout`` has none
             raise
         warnings.warn(
             f"{path.parent} lies on a file system without locks; it continues without one: start no second command "

@@ -73,8 +73,8 @@ class ArmSettings:
     selector: Annotated[
         Words,
         Setting(
-            "untrained choice of value groups: value_norm, output_norm, random or static; for a backbone alone "
-            "`groups` says how many, for an adapter it replaces the routers (none: whole values)",
+            "untrained choice of value groups: value_norm, output_norm, random, static or leading; for a backbone "
+            "alone `groups` says how many, for an adapter it replaces the routers (none: whole values)",
             "NAME",
             harness=False,
         ),

@@ -10,11 +10,11 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 69_200,
-    "files of the package": 404,
-    "lines of tests": 79_200,
+    "lines of the package": 69_900,
+    "files of the package": 406,
+    "lines of tests": 80_200,
     "lines of benchmark programs": 6_000,
-    "words of pages": 142_000,
+    "words of pages": 142_500,
     "tracked megabytes": 28.6,
 }
 """What there may be at most. One per cent above what there was, as long as several parts change at once."""

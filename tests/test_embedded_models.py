@@ -15,7 +15,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.runner.cell import recall_prompts
-from subtoken_train.evaluation.runner.data_file import RunRecord, answer_records
+from subtoken_train.evaluation.runner.data_file import answer_records, run_of
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.routing import RoutingConfig
@@ -113,9 +113,9 @@ def test_recall_with_the_whole_context_and_what_quest_costs_it(language_model, t
     quest = compress(language_model, keep_ratio=0.125, **QUEST).eval()
     answers = answer_recall(quest, task, Questions("test", 0, 16))
     assert np.mean(answers.scores) <= 0.8
-    record = RunRecord.of("quest", quest, answers, b"", 512)
-    assert record.visual_tokens == "64/512"
-    assert record.nominal_kv == record.realised_kv == 0.125
+    run = run_of("quest", quest, answers, b"", 512)
+    assert run["visual_tokens"] == "64/512"
+    assert run["nominal_kv"] == run["realised_kv"] == 0.125
 
 
 def test_answers_do_not_depend_on_the_batch(language_model, task):

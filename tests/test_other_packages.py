@@ -180,7 +180,7 @@ def ran(*words: object, site: Path | None = None) -> subprocess.CompletedProcess
 def test_router_and_loss_are_checked_trained_exported_and_loaded_elsewhere(tmp_path, site, capsys):
     assert main(["check", *TINY, *MINE, "--offline"]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert "low_rank, rank 4, activation False, S=16, K=12" in said
+    assert "S16K12 low_rank, rank 4, activation False" in said
     assert "loss       focal, gamma 3.0" in said
     run, folder = tmp_path / "run", tmp_path / "exported"
     short = [

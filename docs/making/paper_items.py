@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,16 @@ PAPERS = {
 }
 """Titles of the papers by their keys in the file."""
 HOW = ("exact", "reading", "not done")
+"""From best to worst."""
+UNSAID = re.compile(r"\breadings?\b|does not say|does not speak|not told", re.IGNORECASE)
+"""Words of a note that tell of something which a paper leaves open."""
 HEAD = """# Papers, item by item
 
 Every table, figure, equation and hyper-parameter of the papers that this package follows, and where it is done.
 *exact*: as the paper says. *reading*: the paper is silent or contradicts itself; the note says what was taken. *not
-done*: the note says why. "Done" means that the settings are here and checked without weights: no 7B model was trained
-or scored with them ([status](status.md)). Made from `docs/paper_items.yaml`; a test checks that every place exists.
+done*: the note says why. An item is what the worst of its parts is. "Done" means that the settings are here and checked
+without weights: no 7B model was trained or scored with them ([status](status.md)). Made from `docs/paper_items.yaml`; a
+test checks that every place exists.
 
 | paper | items |
 |---|---|
@@ -49,12 +54,15 @@ class PaperItem:
         how: ``exact``, ``reading`` or ``not done``.
         where: paths from the repository's root, ``path::symbol`` of a Python file, or names of recipes and grids.
         note: the reading taken, or why it is not done.
+        parts: beginnings of the names of items of the same paper that it stands on; "Table 5, ..." are parts of
+            "Table 5: ..." without being named.
     """
 
     item: str
     how: str
     where: tuple[str, ...] = ()
     note: str = ""
+    parts: tuple[str, ...] = ()
 
     def faults(self) -> list[str]:
         """Say what is wrong with it: an unknown word, a place that is not there, or a missing reason."""
@@ -64,7 +72,26 @@ class PaperItem:
         if self.how != "not done" and not self.where:
             found.append("where is empty; name a path, path::symbol, or a recipe")
         found += [f"{place!r} is no path, no path::symbol and no recipe" for place in self.where if not exists(place)]
+        if self.how == "exact" and (words := UNSAID.search(self.note)):
+            found.append(f"the note says {words[0]!r}, which 'exact' is not")
         return [f"{self.item}: {fault}" for fault in found]
+
+
+def part_faults(items: list[PaperItem]) -> list[str]:
+    """Say which items of a paper name parts that are not one item each, or are not what the worst of them is."""
+    found = []
+    for own in items:
+        of_each = [[item for item in items if item is not own and item.item.startswith(part)] for part in own.parts]
+        found += [
+            f"{own.item}: {p!r} is no one item" for p, some in zip(own.parts, of_each, strict=True) if len(some) != 1
+        ]
+        table = re.match(r"(Table \d+):", own.item)
+        rows = [item for item in items if table and item.item.startswith(f"{table[1]}, ")]
+        parts = [*rows, *(item for some in of_each for item in some)]
+        worst = max((item.how for item in parts), key=HOW.index, default=own.how)
+        if worst != own.how:
+            found.append(f"{own.item}: how is {own.how!r}, and its worst part is {worst!r}")
+    return found
 
 
 def read_items(path: Path = ITEMS) -> dict[str, list[PaperItem]]:

@@ -280,7 +280,7 @@ def _title(record: dict[str, Any]) -> str:
 
 def _routing_words(routing: dict[str, Any]) -> str:
     """Describe selector, S, K and further settings; older records lack the later ones."""
-    parts = [routing["selector"], f"S={routing['num_groups']}", f"K={routing['kept_groups']}"]
+    parts = [f"S{routing['num_groups']}K{routing['kept_groups']} {routing['selector']}"]
     if (budget := routing.get("budget", "per_token")) == "bytes":
         parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of {POOLS[routing['byte_pool']]}")
     elif budget != "per_token":

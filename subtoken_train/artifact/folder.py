@@ -287,8 +287,8 @@ def read_first_stage(
     config = read_config(folder)
     if config.routing is not None:
         raise ValueError(
-            f"stage2.adapter {folder} already routes ({config.routing.selector}, S={config.routing.num_groups}, "
-            f"K={config.routing.kept_groups}); stage 2 starts from a token-only adapter (routing: null)"
+            f"stage2.adapter {folder} already routes ({config.routing.words}); stage 2 starts from a token-only "
+            "adapter (routing: null)"
         )
     if lora is not None and (differing := _differing("lora", config.lora, lora)):
         raise ValueError(f"stage2.adapter {folder} was trained with {', '.join(differing)}")

@@ -126,7 +126,7 @@ class Subject:
     @property
     def words(self) -> str:
         """Reducer, groups and compression."""
-        groups = "no routing" if self.bank is None else _groups(self.bank)
+        groups = "no routing" if self.bank is None else self.bank.config.words
         parts = (_reducer(self.reducer), groups, self.compression.label)
         return ", ".join(part for part in parts if part not in ("", "-"))
 
@@ -242,10 +242,6 @@ def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
 
 def _reducer(reducer: Reducer) -> str:
     return f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "every token"
-
-
-def _groups(bank: RouterBank) -> str:
-    return f"{bank.config.size} {bank.config.selector}"
 
 
 _MIB = 2**20

@@ -94,12 +94,13 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     new_starts_R = lengths_R.cumsum(0) - lengths_R
     within = torch.arange(int(lengths_R.sum()), device=index_R.device) - new_starts_R.repeat_interleave(lengths_R)
     counts, source = counts_RP[index_R].flatten(), starts_R.repeat_interleave(lengths_R) + within
-    if values.index.dtype == torch.int32:
+    index = values.index
+    if index is not None and index.dtype == torch.int32:
         moved_R = torch.arange(len(index_R), device=index_R.device) - index_R
         shift = (moved_R * values.heads * values.entries).repeat_interleave(lengths_R)
-        index = (values.index[source] + shift).to(torch.int32)
-    else:
-        index = values.index[index_R]
+        index = (index[source] + shift).to(torch.int32)
+    elif index is not None:
+        index = index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
     chosen = values.pieces.each(lambda data: data[source], lambda scales: scales[index_R])
     return replace(values, index=index, pieces=chosen, offsets=offsets, bounds=[])
@@ -161,8 +162,8 @@ def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, w
     """Add one row's routed entries to its sample's share; ``place`` is the row's in the block."""
     count, pieces, own = len(keys.data), len(values.piece_bit), values.pieces
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
-    in_index = values.index.element_size() * stored
-    if values.index.dim() > 1:  # bits: as many for every row
+    in_index = 0 if values.index is None else values.index.element_size() * stored
+    if values.index is not None and values.index.dim() > 1:  # bits: as many for every row
         in_index = values.index.nbytes // count
     shared = values.piece_bit.nbytes
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -412,7 +412,7 @@ def with_index(
     bounds: list[int] | None = None,
     found: tuple[Tensor, Tensor] | None = None,
 ) -> RoutedValues:
-    """Index stored pieces by their entries.
+    """Index stored pieces by their entries, where not all entries of a row store the same.
 
     Args:
         pieces: in the order of ``RoutedValues.pieces``.
@@ -424,17 +424,21 @@ def with_index(
     """
     flags_RPM, stored_n = found or (flags_RSM.index_select(1, piece_bit), None)
     heads, stored = keys.data.shape[1], len(pieces.data)
-    counts = flags_RPM.sum(-1, dtype=torch.int32).flatten()
+    counts, entries = flags_RPM.sum(-1, dtype=torch.int32).flatten(), flags_RSM.shape[-1]
     offsets = counts.cumsum(0, dtype=torch.int32) - counts
+    bounds = bounds or [*offsets.tolist(), stored]
     fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
-    if fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
+    index: Tensor | None
+    if all(end - start in (0, entries) for start, end in pairwise(bounds)):
+        index = None  # the offsets say which pieces all entries store
+    elif fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
         index = pack_bits(flags_RSM)
     elif stored_n is None:
         index = places_of(flags_RPM, heads, stored).to(torch.int32)
     else:
         index = places_of_pieces(stored_n, len(piece_bit) // heads, flags_RPM.shape[-1]).to(torch.int32)
     own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
-    return RoutedValues(index, pieces, offsets, own, flags_RSM.shape[-1], heads, bounds or [])
+    return RoutedValues(index, pieces, offsets, own, entries, heads, bounds)
 
 
 @dataclass(frozen=True)

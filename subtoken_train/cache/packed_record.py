@@ -92,13 +92,13 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
 
 
 def check_routed(
-    place: str, index: Tensor, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
+    place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
 ) -> None:
     """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once.
 
     Args:
         place: for messages.
-        index: either form of ``RoutedValues.index``.
+        index: a form of ``RoutedValues.index``.
         offsets: int32 [R * P].
         piece_bit: int32 [P].
         stored: n.
@@ -109,7 +109,12 @@ def check_routed(
     counts = bounds.diff()
     if not len(counts) or int(bounds[0]) != 0 or bool((counts < 0).any()):
         raise ValueError(f"{place}: offsets do not divide {stored} stored pieces")
-    check_within(f"{place}.piece_bit", piece_bit, len(piece_bit) if index.dim() != 3 else index.shape[1])
+    bits = len(piece_bit) if index is None or index.dim() != 3 else index.shape[1]
+    check_within(f"{place}.piece_bit", piece_bit, bits)
+    if index is None:
+        if not set(counts.tolist()) <= {0, entries}:
+            raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
+        return
     if index.dtype != torch.int32:
         if index.dim() != 3 or index.shape[0] != rows or index.shape[2] != -(-entries // 8):
             raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {entries} entries")
@@ -152,11 +157,12 @@ def _dtype(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Record of a ``BlockPart``: whether its values are routed, its keys cut, and both in the model's dtype."""
+    """Record of a ``BlockPart``: if values are routed, keys cut, both in the model's dtype; if pieces have an index."""
 
     routed: bool
     cut: bool
     plain: bool = False
+    indexed: bool = True
 
 
 @dataclass(frozen=True)
@@ -256,11 +262,15 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
         if routed is not None:
             beside |= {f"{i}.{name}": getattr(routed, name) for name in ("index", "offsets", "piece_bit")}
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
-    parts = [
-        PartRecord(isinstance(part.values, RoutedValues), part.cut, not part.keys.format.rounds) for part in block.parts
-    ]
+    parts = [_part_record(part) for part in block.parts]
     sizes = (None, None) if pages is None else (pages.size, pages.count)
     return BlockRecord(block.rows is not None, parts, *sizes)
+
+
+def _part_record(part: BlockPart) -> PartRecord:
+    routed, plain = isinstance(part.values, RoutedValues), not part.keys.format.rounds
+    indexed = isinstance(part.values, Payload) or part.values.index is not None
+    return PartRecord(routed, part.cut, plain, indexed)
 
 
 def packed_cache(
@@ -385,7 +395,7 @@ def _read_part(
     scale = _read_scale(f"{place}values", (rows, heads, entries), shape.width, reader, shape, "pieces")
     stored = Stored(numbers, scale, shape.dtype, shape.form)
     offsets = reader.take(f"{place}offsets", (torch.int32,), rows * pieces)
-    index = reader.take(f"{place}index", (torch.int32, torch.uint8))
+    index = reader.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
     check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
     return BlockPart(keys, RoutedValues(index, stored, offsets, piece_bit, entries, heads), record.cut, position)
 

@@ -12,7 +12,7 @@ import torch
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.terminal import about
-from subtoken_train.datasets.chats import chat_sample, reads_chats, wholly_read
+from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
@@ -99,6 +99,8 @@ def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iter
         reading: gets the lengths, and what would stop fit, in words.
     """
     rows, limits = data.conversations(), data.chat_limits
+    if words := asked_words(family.tokenizer, limits):
+        yield words
     chats, broken = list[TextSample](), list[str]()
     for place in (places := spread(len(rows), MOST)):
         try:

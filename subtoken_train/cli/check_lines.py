@@ -222,8 +222,7 @@ def _routing_words(config: RoutingConfig | None) -> str:
             f"sinks {config.sinks}, window {config.window}"
         )
     return (
-        f"{config.selector}{query}, S={config.num_groups}, K={config.kept_groups}, {config.layout}, "
-        f"{budget}, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
+        f"{config.words}{query}, {config.layout}, {budget}, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
     )
 
 

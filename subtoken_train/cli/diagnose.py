@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.arm_flags import add_eviction_options, arm_options
+from subtoken_train.cli.arm_flags import add_eviction_options, add_settings, arm_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.errors import check_package
 from subtoken_train.outputs import check_place, new_folder
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.family import Family
     from subtoken_train.inference.compression import Compression
-    from subtoken_train.routing.base import RoutingConfig
     from subtoken_train.types import Batch, Protocol
 
 SCENES = "data/scenes/dev.json"
 NEW_TOKENS = 16
-PRINTED = ["layer", "kept", "kept_share", "sparsity", "hit_rate", "attention_kept", "rank_agreement"]
+PRINTED = ["layer", "kept", "kept_share", "prompt_sparsity", "generated_sparsity", "hit_rate", "attention_kept"]
+PRINTED += ["rank_agreement", "body_attention"]
 
 HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
@@ -32,17 +32,19 @@ how K_j varies with relevance, the mean attention of the query region to a token
 layer, with the entropy, and how far the choice agrees with the groups of largest value norm.
 
 With --eviction NAME it shows for each layer instead: the budget that the method gives it, how sparse attention is in
-the prompt and while generating, and how well the method predicts what generated tokens read: the share of the most-read
+the prompt and while generating (mean and range over heads, and the correlation of the two over layers), how much of it
+goes to image or context, and how well the method predicts what generated tokens read: the share of the most-read
 entries that it keeps (hit rate), the share of the attention that it keeps, and the rank correlation with its scores.
-Tokens are generated from the whole cache; nothing is evicted.
+Tokens are generated from the whole cache; nothing is evicted. This needs no adapter: --backbone is enough.
 
-A vision-language adapter reads the prompts of a data file. A language model's adapter reads questions about facts in
-the English that ships with the project (512 tokens of context)."""
+A vision-language model reads the prompts of a data file. A language model reads questions about facts in the English
+that ships with the project (512 tokens of context)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--adapter", required=True, metavar="DIR|ID", help="adapter with routing")
+    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter; with routing, unless an eviction is shown")
+    add_settings(parser, "backbone")
     parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
     parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
     parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
@@ -65,22 +67,25 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.inference.arm_spec import ArmSpec
 
     spec = ArmSpec(**{**arm_options(args), "adapter": args.adapter}, written="flag")
     compression = spec.compression()
-    adapter = adapter_folder(args.adapter)
-    name = read_config(adapter).training.get("name", adapter.name)
+    name = Path(str(spec.backbone)).name
+    if args.adapter is not None:
+        adapter = adapter_folder(args.adapter)
+        name = read_config(adapter).training.get("name", adapter.name)
+    elif args.eviction is None:
+        raise ValueError("a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache")
     folder = Path(args.out or f"runs/diagnostics/{name}{'' if args.eviction is None else f'-{args.eviction}'}")
     if folder.exists():
         raise ValueError(f"{folder} exists; choose another --out")
     check_place(folder)
-    config, backbone, _ = read_adapter(adapter)
+    backbone = spec.load("cpu").backbone
     prompts = _prompts(backbone.family, args.data, args.limit)
     if compression.eviction is None:
-        table, note = _routers(backbone, config.routing, prompts, folder)
+        table, note = _routers(backbone, prompts, folder)
     else:
         compression.check(backbone.family)
         table, note = _eviction(backbone, compression, spec.protocol, args.new_tokens or NEW_TOKENS, prompts, folder)
@@ -89,14 +94,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _routers(
-    backbone: CompressedBackbone, routing: RoutingConfig | None, prompts: Iterator[Batch], folder: Path
-) -> tuple[Table, str]:
+def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[Table, str]:
     """Write the files on the routers; return a table and a note."""
     from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
-    assert routing is not None
+    assert backbone.bank is not None
+    routing = backbone.bank.config
     with new_folder(folder) as partial:
         write_tables(diagnosis, routing, partial)
         draw_figures(diagnosis, routing, partial)
@@ -118,6 +122,7 @@ def _eviction(
         diagnose_eviction,
         draw_eviction,
         eviction_layers,
+        phase_correlation,
         write_eviction_tables,
     )
 
@@ -126,7 +131,10 @@ def _eviction(
         write_eviction_tables(rows, partial)
         draw_eviction(rows, compression.label, partial)
     means = eviction_layers(rows)[PRINTED]
-    note = f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
+    note = (
+        f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
+        f"Sparsity of prompt and generated tokens correlates over layers: {phase_correlation(rows):.3f} (Pearson).\n"
+    )
     return _table(list(means.columns), means.itertuples(index=False)), note
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
 from subtoken_train.cli.command_line import check_counts
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.data_file import RunRecord
+    from subtoken_train.evaluation.runner.data_file import Run
     from subtoken_train.evaluation.runner.spec import Grid
 
 
@@ -79,29 +79,29 @@ def _run_file(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.data_file import write_record
+    from subtoken_train.evaluation.runner.data_file import write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
-    arms = [_answer(adapter, records, asked, args) for adapter in adapters]
-    show(_table(arms), 40 + 40 * len(arms))
-    for line in _differences(arms):
+    runs = [_answer(adapter, records, asked, args) for adapter in adapters]
+    show(_table(runs), 40 + 40 * len(runs))
+    for line in _differences(runs):
         print(line)
-    for adapter, arm in zip(adapters, arms, strict=True):
-        print(f"{arm.arm}: {adapter or args.backbone}")
+    for adapter, run in zip(adapters, runs, strict=True):
+        print(f"{run['arm']}: {adapter or args.backbone}")
     if args.out:
-        write_record({"runs": [arm.content(data=Path(args.data).name) for arm in arms]}, Path(args.out))
+        write_runs([written_run(run, data=Path(args.data).name) for run in runs], Path(args.out))
         print(f"records written to {args.out}")
     return 0
 
 
-def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> RunRecord:
+def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
     """Answer the questions with one adapter, or the backbone; ``asked`` is their file's content."""
     from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
-    from subtoken_train.evaluation.runner.data_file import RunRecord, answer_records
+    from subtoken_train.evaluation.runner.data_file import answer_records, run_of
 
     model = flagged_model(args, adapter)
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
@@ -117,76 +117,62 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
         progress=counter("questions"),
         compression=model.compression,
     )
-    return RunRecord.of(name, model.backbone, answers, asked)
+    return run_of(name, model.backbone, answers, asked)
 
 
 NOTE = """KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache
 token accuracy and log-likelihood (nats per token): of the references' tokens, teacher-forced"""
+SHORT = {"eviction": "cache", "KV bytes, text and index included": "KV bytes"}
 
 
-def _table(arms: list[RunRecord]) -> Table:
+def _table(runs: list[Run]) -> Table:
     """One column per arm: its budget, then the score of every question kind with its 95 % interval."""
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.evaluation.runner.data_file import MEASURES, grouped, measure_names, realised_words
-    from subtoken_train.ledger.kv_budget import share_words
+    from subtoken_train.evaluation.runner.data_file import MEASURES, column_of, measure_names
 
+    arms = [column_of(run) for run in runs]
+    measures = measure_names([run["measures"] for run in runs])
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
     table.add_column("")
     for arm in arms:
-        table.add_column(Text(plain(arm.arm)), justify="right")
-    table.add_row("visual tokens", *[arm.visual_tokens for arm in arms])
-    table.add_row("value groups", *[arm.groups for arm in arms])
-    table.add_row("cache", *[Text(plain(arm.eviction)) for arm in arms])
-    table.add_row("KV nominal", *[f"{arm.nominal_kv:.3%}" for arm in arms])
-    table.add_row("KV realised", *[realised_words(arm.realised_kv, arm.realised_deviation) for arm in arms])
-    shares = [share_words(arm.kv_bytes / arm.dense_kv_bytes) for arm in arms]
-    table.add_row("KV bytes", *shares)
-    if any(arm.unread_bytes for arm in arms):  # stored in full, and a table says so
-        table.add_row(
-            "read per step", *[f"{(arm.kv_bytes - arm.unread_bytes) / arm.dense_kv_bytes:.1%}" for arm in arms]
-        )
+        table.add_column(Text(plain(arm.name)), justify="right")
+    for name in dict.fromkeys(name for arm in arms for name in arm.facts):
+        table.add_row(SHORT.get(name, name), *[Text(plain(arm.facts.get(name, "-"))) for arm in arms])
     table.add_section()
-    table.add_row("all", *[_interval("score", arm.scores) for arm in arms])
-    groups = [grouped(arm.kinds, arm.scores) for arm in arms]
-    for kind in groups[0]:
-        table.add_row(Text(plain(kind)), *[_interval("score", group[kind]) for group in groups])
+    scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
+    for kind in scored[0]:
+        table.add_row(Text(plain(kind)), *[cells[kind] for cells in scored])
     table.add_section()
-    for name in measure_names([arm.measures for arm in arms]):
-        figures = [arm.measures.get(name, []) for arm in arms]
-        having = [[figure for figure in of_arm if figure is not None] for of_arm in figures]
-        table.add_row(MEASURES.get(name, name), *[_interval(name, found) if found else "-" for found in having])
+    measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
+    for name in measures:
+        table.add_row(MEASURES.get(name, name), *[cells.get(name, "-") for cells in measured])
     table.add_section()
-    table.add_row("seconds", *[f"{arm.seconds:.0f}" for arm in arms])
+    table.add_row("seconds", *[f"{run['seconds']:.0f}" for run in runs])
     return table
 
 
-def _differences(arms: list[RunRecord]) -> list[str]:
+def _differences(runs: list[Run]) -> list[str]:
     """The first arm less each other one, in words: both answered the same questions, so that these pair."""
+    from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
     from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
 
-    first, *others = arms
+    first, *others = runs
     lines = []
     for other in others:
-        both = [name for name in measure_names([first.measures]) if name in other.measures]
-        found = {"score": paired(first.scores, other.scores)}
-        found |= {MEASURES.get(name, name): paired(first.measures[name], other.measures[name]) for name in both}
-        verdict = verdict_words({name: bootstrap_interval(pairs) for name, pairs in found.items()})
-        where = f"points on the same {len(first.scores):,} questions (95 % interval)"
-        score = _interval("score", found["score"], "+")
-        lines.append(f"{first.arm} less {other.arm}: {score} {where}; by all measures: {verdict}")
+        both = [name for name in measure_names([first["measures"]]) if name in other["measures"]]
+        found = {"score": paired(first["scores"], other["scores"])}
+        found |= {MEASURES.get(name, name): paired(first["measures"][name], other["measures"][name]) for name in both}
+        intervals = {name: bootstrap_interval(pairs) for name, pairs in found.items()}
+        mean, low, high = (
+            printed("score", value, "+") for value in (sum(found["score"]) / len(found["score"]), *intervals["score"])
+        )
+        where = f"points on the same {len(first['scores']):,} questions (95 % interval)"
+        verdict = f"by all measures: {verdict_words(intervals)}"
+        lines.append(f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}")
     return lines
-
-
-def _interval(metric: str, figures: list[float], sign: Literal["", "+"] = "") -> str:
-    """The mean and its 95 % interval."""
-    from subtoken_train.artifact.card import printed
-    from subtoken_train.evaluation.intervals import bootstrap_interval
-
-    low, high = (printed(metric, end, sign) for end in bootstrap_interval(figures))
-    return f"{printed(metric, sum(figures) / len(figures), sign)} [{low}, {high}]"
 
 
 ARM_OPTIONS = tuple(flag_name(name) for name in FLAGGED if name != "kv_dtype")

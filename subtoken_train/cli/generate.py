@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
 from subtoken_train.cli.command_line import check_counts
-from subtoken_train.documents import real_path
+from subtoken_train.documents import parse_json, real_path
 from subtoken_train.errors import plain
 from subtoken_train.outputs import check_place, whole_file
 
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="JSON", help="""for its chat template, as '{"enable_thinking": false}'"""
+    )
     _add_file_options(parser)
     parser.add_argument(
         "--context-length",
@@ -79,12 +82,14 @@ def run(args: argparse.Namespace) -> int:
     from transformers import TextStreamer
 
     from subtoken_train.families.images import Video
+    from subtoken_train.inference.answer_stream import answer_text
+    from subtoken_train.inference.messages import goes_on
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     pictures = _pictures(args, prompt)
     model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
-    inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw)
+    inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
     streams = args.num_beams == 1
     out = model.generate(
@@ -97,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     )
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
-        print(model.tokenizer.decode(answer, skip_special_tokens=True).strip())
+        text = model.tokenizer.decode(answer, skip_special_tokens=True)
+        print(answer_text(text, goes_on(prompt, args.raw)))
     print(_summary(model, len(answer)))
     if args.show:
         from subtoken_train.evaluation.picture import kept_picture
@@ -179,6 +185,16 @@ def _check_prompt(args: argparse.Namespace) -> None:
     check_place(Path(args.show))
 
 
+def _variables(args: argparse.Namespace) -> dict[str, Any]:
+    """The variables of the chat template, by name."""
+    if args.chat_template_kwargs is None:
+        return {}
+    read = parse_json(args.chat_template_kwargs.encode(), "--chat-template-kwargs")
+    if not isinstance(read, dict):
+        raise ValueError(f"--chat-template-kwargs {args.chat_template_kwargs} must be names and values in braces")
+    return read
+
+
 def _layers(text: str | None, model: SubTokenModel) -> list[int]:
     """The layers to draw, in the order in which they are named."""
     depth = model.backbone.family.shape.num_layers
@@ -243,6 +259,7 @@ def _answer_file(args: argparse.Namespace) -> int:
             max_new_tokens=args.max_new_tokens,
             images_outside_folder=args.images_outside_folder,
             raw=args.raw,
+            chat_template_kwargs=_variables(args),
             progress=counter("prompts"),
         )
     except KeyboardInterrupt:

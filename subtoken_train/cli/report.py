@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     report = make_report(folders, paper, counter("runs scored"))
     write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
     print_summary(report)
-    if paper is not None and not report.comparisons:
+    if paper is not None and report.comparisons.empty:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
     return 0

@@ -30,8 +30,8 @@ def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a key of the trainer may name.
+class Nameable:
+    """Names that a key of the trainer may hold.
 
     Attributes:
         names: name -> class.
@@ -47,7 +47,7 @@ class Kind:
 
 
 KINDS = {
-    "strategy": Kind(
+    "strategy": Nameable(
         _registry(
             "strategy",
             f"{_LIGHTNING}.strategies:Strategy",
@@ -66,7 +66,7 @@ KINDS = {
             "zero3_offload": ("config",),
         },
     ),
-    "logger": Kind(
+    "logger": Nameable(
         _registry(
             "logger",
             f"{_LIGHTNING}.loggers:Logger",
@@ -86,7 +86,7 @@ KINDS = {
         many=True,
         words=(None, True, False),
     ),
-    "callbacks": Kind(
+    "callbacks": Nameable(
         _registry(
             "callbacks",
             f"{_LIGHTNING}.callbacks:Callback",
@@ -106,7 +106,7 @@ KINDS = {
         },
         many=True,
     ),
-    "profiler": Kind(
+    "profiler": Nameable(
         _registry(
             "profiler",
             f"{_LIGHTNING}.profilers:Profiler",

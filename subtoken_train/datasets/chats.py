@@ -7,6 +7,9 @@ answers are ANSWER and what is read between them is QUERY, which both see the co
 tokens of answers that are learnt, their end of turn included, and on no other. A chat without a context is trained
 whole.
 
+Where a template writes a prompt otherwise once it is answered (DeepSeek-R1's asks with an open ``<think>``), answers
+are learnt in the form of the conversation, or with ``as_asked`` the last one alone, in the form that asks.
+
 Chats are samples of their own, padded to the longest of their batch, and batches hold chats of like length
 (``ResumableSampler``): nothing is attended to across chats, and reducers and routers see each alone.
 
@@ -17,8 +20,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.datasets.collate import all_masked, starts_within
@@ -26,7 +29,14 @@ from subtoken_train.datasets.conversations import chat_messages
 from subtoken_train.datasets.corpus import CorpusSource, cached, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
-from subtoken_train.families.chat_template import rendered_conversation, rendered_prompt
+from subtoken_train.families.chat_template import (
+    Message,
+    asked_otherwise,
+    checked_variables,
+    rendered_as_asked,
+    rendered_conversation,
+    rendered_prompt,
+)
 from subtoken_train.families.family import Family
 from subtoken_train.families.literal_marks import tokenise
 
@@ -41,17 +51,21 @@ def reads_chats(source: CorpusSource, tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class ChatLimits:
-    """Tokens of a chat.
+    """Tokens of a chat, and how it is written.
 
     Attributes:
         length: of the whole; a longer one is cut at the right, behind its prompt.
         context: of its context, at most.
         asking: of a question that asks as a whole; of a longer one so many at its end, or what follows a blank line.
+        as_asked: whether only the last answer that is learnt is, right behind the prompt that asks for it.
+        variables: given to the chat template.
     """
 
     length: int
     context: int
     asking: int
+    as_asked: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:
@@ -75,16 +89,21 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
     tokenizer, conversation = family.tokenizer, json.loads(row["conversation"])
     try:
         messages = chat_messages(conversation)
-        rendered = rendered_conversation(tokenizer, messages)
-        ids, starts = tokenise(tokenizer, rendered.text)
         switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
+        variables = checked_variables(tokenizer, limits.variables)
+        if limits.as_asked and True in switches:
+            answers = len(switches) - switches[::-1].index(True)
+            messages, switches = messages[: _places(messages)[answers - 1] + 1], [True]
+        made = rendered_as_asked if limits.as_asked else rendered_conversation
+        rendered = made(tokenizer, messages, **variables)
+        ids, starts = tokenise(tokenizer, rendered.text)
         spans = [span for span, learnt in zip(rendered.answer_spans, switches, strict=True) if learnt]
-        learnt = starts_within(starts, spans)
+        learnt = starts_within(starts, spans, rendered.text)
         if not any(learnt[: limits.length]):
             raise all_masked(len(ids), limits.length)
         length = learnt.index(True)
-        first = [place for place, each in enumerate(messages) if each["role"] == "assistant"][switches.index(True)]
-        prompt = rendered_prompt(tokenizer, messages[:first])
+        first = _places(messages)[-len(switches) :][switches.index(True)]
+        prompt = rendered_prompt(tokenizer, messages[:first], **variables)
         if rendered.text.startswith(prompt.text):
             system, asks = chat_split(family, ids, starts, prompt, limits.asking)
         else:  # the template writes a prompt otherwise, once it is answered
@@ -101,6 +120,11 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
     return TextSample(ids[: limits.length], asks - system, length - asks, row["name"], read, system)
 
 
+def _places(messages: Sequence[Message]) -> list[int]:
+    """Return the numbers of the assistant's messages."""
+    return [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+
+
 def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
     """Return the chats of a corpus, ``cached``, by the fields of ``TextSample``.
 
@@ -112,6 +136,18 @@ def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: Ch
     name = fingerprint(rows, source, tokenizer, tokenizer.get_chat_template(), specials, *astuple(limits))
     lengths = dict.fromkeys(("context_length", "query_length", "system_length"), "int32")
     return cached(lambda: map(vars, iterate_chats(rows, family, limits)), {**lengths, "record_id": "string"}, name)
+
+
+def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
+    """Return in words how a prompt that asks differs from one in a conversation; None where chats begin as it does."""
+    variables = checked_variables(tokenizer, limits.variables)
+    if limits.as_asked or (forms := asked_otherwise(tokenizer, **variables)) is None:
+        return None
+    return (
+        f"the chat template writes {forms[0]!r} before an answer in a conversation, as chats are trained, but "
+        f"{forms[1]!r} where the model is asked; set data.as_asked: true to train answers where they are asked, "
+        "or change the form by data.chat_template_kwargs"
+    )
 
 
 def wholly_read(context_lengths: Sequence[int], limits: ChatLimits) -> str | None:

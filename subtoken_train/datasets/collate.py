@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import compress, pairwise
 from typing import Literal
 
 import torch
@@ -117,7 +118,9 @@ def encode(
         check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
         said = [turn.learnt for turn in turns if turn.answer is not None]
         learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
-        answer, learnt = (starts_within(starts, spans) for spans in (rendered.answer_spans, learnt_spans))
+        answer, learnt = (
+            starts_within(starts, spans, rendered.text) for spans in (rendered.answer_spans, learnt_spans)
+        )
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
@@ -143,10 +146,8 @@ def answer_tokens(record: Record, family: Family) -> list[int]:
     if not record.turns[-1].answer:
         return []
     rendered = family.render(_as_read(record.turns, family))
-    begin, end = rendered.answer_spans[-1]
-    return [
-        token for token, start in zip(*tokenise(family.tokenizer, rendered.text), strict=True) if begin <= start < end
-    ]
+    ids, starts = tokenise(family.tokenizer, rendered.text)
+    return list(compress(ids, starts_within(starts, rendered.answer_spans[-1:], rendered.text)))
 
 
 def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
@@ -154,9 +155,13 @@ def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
     return [hidden_turn(family, turn) for turn in turns]
 
 
-def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[bool]:
-    """Return whether each token begins in one of some spans of characters."""
-    return [any(begin <= start < end for begin, end in spans) for start in starts]
+def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]], text: str) -> list[bool]:
+    """Return whether each token begins in one of some spans of a text, or holds the first letter of one (`` yes``)."""
+    begun = {begin for begin, end in spans if begin < end and not text[begin].isspace()}
+    return [
+        any(begin <= start < end for begin, end in spans) or any(start < begin < after for begin in begun)
+        for start, after in pairwise([*starts, 0])
+    ]
 
 
 @contextmanager

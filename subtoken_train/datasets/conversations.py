@@ -177,19 +177,18 @@ def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | N
 
 def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
     """Return what one of two keys holds; None where neither holds anything."""
-    there = {key: found[key] for key in keys if found.get(key) is not None}
-    values = list(there.values())
-    if values and values[0] != values[-1]:
+    there = [key for key in keys if found.get(key) is not None]
+    if len(there) > 1 and found[there[0]] != found[there[-1]]:
         raise ValueError(f"{said} {' and '.join(there)}, which differ; keep one of them")
-    return values[0] if values else None
+    return found[there[0]] if there else None
 
 
-_ORDER = ("index", "idx", "turn", "order", "position")
+_ORDER = frozenset(("index", "idx", "turn", "order", "position"))
 
 
 def _check_order(items: list[Any], said: str) -> None:
     """Raise a ``ValueError`` where messages or parts are numbered and stand in another order."""
-    for name in _ORDER:
+    for name in {name for item in items if isinstance(item, dict) for name in item} & _ORDER:
         numbers = [item.get(name) for item in items if isinstance(item, dict)]
         counted = [number for number in numbers if isinstance(number, int | float)]
         if counted != sorted(counted):

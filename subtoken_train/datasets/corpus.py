@@ -26,8 +26,8 @@ from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversati
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record, read_rows
-from subtoken_train.datasets.row_files import COLUMNAR, file_kind, files_of_set
+from subtoken_train.datasets.record_index import checked_record
+from subtoken_train.datasets.row_files import COLUMNAR, file_kind, files_of_set, kept_rows, read_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
@@ -288,22 +288,17 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
 
 
 def cached(generate: Callable[[], Iterator[dict[str, Any]]], columns: dict[str, str], name: str) -> Dataset:
-    """Return what ``generate`` yields, Arrow-cached: a second call reads the cache, in another process, too.
+    """Return what ``generate`` yields, ``kept_rows``: a second call reads the cache, in another process, too.
 
     Args:
         generate: yields rows, with ``input_ids`` and ``without_loss``.
         columns: the others of a row, and their types.
         name: the ``fingerprint`` of all that the rows depend on.
     """
-    from datasets import Dataset, Features, List, Value
-    from datasets.exceptions import DatasetGenerationError
+    from datasets import List, Value
 
     tokens = {name: List(Value("int32")) for name in PackedBlock._fields}
-    features = Features({**tokens, **{name: Value(kind) for name, kind in columns.items()}})
-    try:
-        return Dataset.from_generator(generate, features=features, fingerprint=name)
-    except DatasetGenerationError as error:
-        raise error.__cause__ or error from None
+    return kept_rows(generate, {**tokens, **{name: Value(kind) for name, kind in columns.items()}}, name)
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.datasets.chats import ChatLimits, cached_chats, iterate_chats, reads_chats, wholly_read
+from subtoken_train.datasets.chats import (
+    ChatLimits,
+    asked_words,
+    cached_chats,
+    iterate_chats,
+    reads_chats,
+    wholly_read,
+)
 from subtoken_train.datasets.corpus import (
     CorpusSource,
     PackedBlock,
@@ -65,6 +72,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         num_workers: processes that make batches beside training; 0 (needed by ``streaming``): in the training process.
         seed: of the shuffling.
         streaming: read the training corpus on the fly.
+        as_asked: learn of each chat the last answer alone, right behind the prompt with which a model is asked for it.
+        chat_template_kwargs: variables for the chat template, as ``enable_thinking``; ask with the same ones.
 
     Raises:
         ValueError: a size below 1, lengths that leave no token to read or none to predict, or workers of a stream.
@@ -83,6 +92,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         num_workers: int = 0,
         seed: int = 0,
         streaming: bool = False,
+        as_asked: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
         check_positive(block_length=block_length, context_length=context_length)
@@ -91,6 +102,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             raise ValueError(f"num_workers is {num_workers}; a stream is read in the training process, set it to 0")
         self.train_source, self.val_source, self.streaming = train, val, streaming
         self.block_length, self.context_length, self.prefix_tokens = block_length, context_length, prefix_tokens
+        self.as_asked, self.chat_template_kwargs = as_asked, chat_template_kwargs or {}
         self._raw_train: Any = None
         self._raw_val: Any = None
 
@@ -123,6 +135,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def records_to_show(self) -> Iterator[TextSample]:
         """Yield the first samples of the corpus in its own order, so that nothing else has to be tokenised."""
         self.read()
+        self._check_form()
         return (self._sample(row, place) for place, row in enumerate(self._pass()))
 
     def prepare_data(self) -> None:
@@ -134,6 +147,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def setup(self, stage: str) -> None:
         """Read and tokenise what ``stage`` (``fit`` | ``validate``) needs."""
         super().setup(stage)
+        self._check_form()
         if stage == "fit" and not self.streaming and self._train is None:
             self._train = self._tokenised(self._raw_train, self.train_source)
             self.group_by_length = reads_chats(self.train_source, self.family.tokenizer)
@@ -163,8 +177,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     @property
     def chat_limits(self) -> ChatLimits:
-        """The sizes of a chat."""
-        return ChatLimits(self.block_length, self.context_length, self.prefix_tokens)
+        """The sizes of a chat, and how it is written."""
+        sizes = self.block_length, self.context_length, self.prefix_tokens
+        return ChatLimits(*sizes, self.as_asked, self.chat_template_kwargs)
 
     def collator(self) -> Callable[[list[TextSample]], Batch]:
         """Return the collator that gives samples their regions and labels."""
@@ -183,6 +198,17 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         if words := wholly_read(chats["context_length"], self.chat_limits):
             warnings.warn(f"{source.name}: {words}", SubTokenWarning, stacklevel=2)
         return TokenisedRows(chats, self._sample)
+
+    def _check_form(self) -> None:
+        """Warn where chats are written otherwise than prompts, and refuse settings of chats where there are none."""
+        if reads_chats(self.train_source, self.family.tokenizer):
+            if words := asked_words(self.family.tokenizer, self.chat_limits):
+                warnings.warn(words, SubTokenWarning, stacklevel=3)
+        elif self.as_asked or self.chat_template_kwargs:
+            raise ValueError(
+                "data.as_asked and data.chat_template_kwargs are for chats in the tokenizer's chat template, and "
+                "data.train has none; leave them out"
+            )
 
     def _pass(self) -> Iterator[Row]:
         """Make one pass over the training corpus."""

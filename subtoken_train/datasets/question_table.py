@@ -17,8 +17,8 @@ from typing import Any
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document, is_picture
 from subtoken_train.datasets.record_fields import is_off, refused_column
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record, read_rows
-from subtoken_train.datasets.row_files import file_kind, files_of_set, opened
+from subtoken_train.datasets.record_index import checked_record
+from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, read_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks

@@ -1,9 +1,9 @@
 """Instruction data: a JSON list (or JSON lines) of conversations beside a folder of images.
 
 A conversation is in LLaVA's form, or in another one that ``conversations`` turns into it.
-The structure of every record (``record_index``) is checked once, when the file is indexed; a record is read from its
-place in the file when it is asked for, and images are opened one by one, when a batch needs them. So neither the
-training process nor a worker holds the data set.
+The structure of every record (``record_index``) is checked once; a record is read from a memory-mapped table when it
+is asked for, and images are opened one by one, when a batch needs them. So neither the training process nor a worker
+holds a large data set.
 
 Legend: R records.
 """
@@ -11,16 +11,15 @@ Legend: R records.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.conversations import llava_form
 from subtoken_train.datasets.image_sources import FolderImages, compare_images, inside
 from subtoken_train.datasets.record_format import (
     IMAGE_PLACEHOLDER,
@@ -33,7 +32,7 @@ from subtoken_train.datasets.record_format import (
     video_names,
     without_placeholders,
 )
-from subtoken_train.datasets.record_index import RecordIndex, file_state, json_file, open_index
+from subtoken_train.datasets.record_index import file_state, open_records
 from subtoken_train.datasets.text_media import refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.datasets.video_sources import PictureSource, VideoSource
@@ -67,9 +66,9 @@ def turns_of(row: dict[str, Any]) -> list[Turn]:
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file. Only places are held, in pages that processes share (``RecordIndex``).
+    """The records of one file, in pages that processes share (``open_records``).
 
-    It may be sent to workers that are forked or spawned; the data file must stay as it is while it is in use.
+    It may be sent to workers that are forked or spawned.
 
     Args:
         path: ``.jsonl`` (one record a line), another name (one JSON list), or a kind of ``row_files``.
@@ -86,24 +85,24 @@ class InstructionRecords(Dataset[Record]):
     ) -> None:
         self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._rows = json_file(self.path)
-        self._state = file_state(self._rows)
-        self._index: RecordIndex = open_index(self._rows, self.path)
-        named = ((name, f"{self.path}, record {record!r}") for name, record in self._index.in_texts)
+        self._table = open_records(self.path)
+        self._state = file_state(self.path)
+        named = ((name, f"{self.path}, record {record!r}") for name, record in self.in_texts)
         refuse_files(named, self.image_folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a worker open the file anew."""
-        return type(self), (self.path.absolute(), self.image_folder.absolute(), self.images_outside_folder)
+        arguments = self.path.absolute(), self.image_folder.absolute(), self.images_outside_folder
+        return _opened_anew, (arguments, self._state)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._table)
 
     def __getitem__(self, index: int) -> Record:
         """Read one record.
 
         Raises:
-            ValueError: the file was changed since it was indexed, or an image lies outside of the image folder.
+            ValueError: an image lies outside of the image folder.
         """
         row = self._row(index)
         turns = turns_of(row)
@@ -119,12 +118,16 @@ class InstructionRecords(Dataset[Record]):
     @property
     def unread(self) -> list[str]:
         """The names of fields that nobody reads, of records, messages and parts, sorted."""
-        return self._index.unread
+        return sorted(self._distinct("unread"))
 
     @property
     def in_texts(self) -> list[tuple[str, str]]:
-        """Files of media that are text alone, as none is in the folder, each with a record that says it."""
-        return self._index.in_texts
+        """Files of media that are text alone, as none is in the folder, each with the first record that says it."""
+        column = self._table["in_texts"].combine_chunks()
+        first: dict[str, int] = {}
+        for name, place in zip(column.flatten().to_pylist(), pc.list_parent_indices(column).to_pylist(), strict=True):
+            first.setdefault(name, place)
+        return [(name, record_id(self._row(place), place)) for name, place in first.items()]
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
@@ -134,22 +137,24 @@ class InstructionRecords(Dataset[Record]):
         return VideoSource(frames, float(row.get("fps", 1.0)), self.images_outside_folder)
 
     def _row(self, index: int) -> dict[str, Any]:
-        start, stop = int(self._index.start_R[index]), int(self._index.stop_R[index])
-        with self._rows.open(
-            "rb", buffering=0
-        ) as file:  # opened anew: nothing that a fork would share, or a spawn lose
-            if file_state(file.fileno()) != self._state:
-                raise ValueError(f"{self.path} was changed while it was in use; start again")
-            row: dict[str, Any] = llava_form(json.loads(os.pread(file.fileno(), stop - start, start)))
+        row: dict[str, Any] = json.loads(self._table["row"][index].as_py())
         return row
+
+    def _distinct(self, column: str) -> list[str]:
+        names: list[str] = pc.unique(pc.list_flatten(self._table[column])).to_pylist()
+        return names
+
+    def _counts(self, column: str) -> NDArray[np.int64]:
+        counts: NDArray[np.int64] = self._table[column].to_numpy()
+        return counts
 
     def first_video(self) -> str | None:
         """Return the id of the first record with a video; None where none has one."""
-        return self._first(self._index.videos_R)
+        return self._first(self._counts("videos"))
 
     def first_image(self) -> str | None:
         """Return the id of the first record with an image; None where none has one."""
-        return self._first(self._index.images_R - self._index.videos_R)
+        return self._first(self._counts("pictures") - self._counts("videos"))
 
     def _first(self, count_R: NDArray[np.int64]) -> str | None:
         found = np.flatnonzero(count_R)
@@ -157,7 +162,7 @@ class InstructionRecords(Dataset[Record]):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return (images and videos, characters without placeholders) of every record, [R, 2]; no image is opened."""
-        return np.stack([self._index.images_R, self._index.characters_R], axis=1)
+        return np.stack([self._counts("pictures"), self._counts("characters")], axis=1)
 
     def some_texts(self, limit: int | None = None) -> SomeTexts:
         """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
@@ -168,4 +173,15 @@ class InstructionRecords(Dataset[Record]):
 
     def compare_images(self) -> list[FolderImages]:
         """Find which of the images that records name are in ``image_folder``, by the listings of its folders."""
-        return compare_images(self._index.image_names().to_pylist(), self.image_folder, self.images_outside_folder)
+        return compare_images(self._distinct("images"), self.image_folder, self.images_outside_folder)
+
+
+def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
+    """Return the records of a file that must be what it was.
+
+    Raises:
+        ValueError: it was changed in the meantime.
+    """
+    if file_state(arguments[0]) != state:
+        raise ValueError(f"{arguments[0]} was changed while it was in use; start again")
+    return InstructionRecords(*arguments)

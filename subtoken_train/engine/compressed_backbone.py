@@ -105,7 +105,10 @@ class CompressedBackbone(nn.Module):
     def group_budget(self) -> KVBudget:
         """Budget of a routed entry: K of its S value groups, all where no routing acts; without a keep ratio."""
         routing = self.active_routing
-        return KVBudget() if routing is None else routing.token_budget
+        if routing is None or self.bank is None:
+            return KVBudget()
+        alike = routing.budget != "ranked" and all(selector.same_for_all for selector in self.bank.selectors)
+        return replace(routing.token_budget, indexed=not alike)
 
     @property
     def placeless(self) -> bool:

@@ -1,10 +1,12 @@
 """Diagnosis of an eviction: how well it foresees what is read later, per layer, and how sparse the reading is.
 
-It shows what VL-Cache's figures show, for any method: the sparsity of a layer's attention in the prompt and while
-generating (Figure 2), the share of the entries read most while generating that the method keeps (hit rate, Figure 3;
-the best choice of the same size in the same head is the yardstick), and how much of what is read is image or context
-rather than text (Figure 9). Beside them the share of the attention that its choice keeps, and Spearman's rank
-correlation between its scores and the attention, over the entries that compete.
+It shows what VL-Cache's figures show, for any method: the sparsity of a layer's attention in the prompt (all rows, and
+those that ask alone) and while generating, as a mean and a range over heads, with Pearson's correlation of the two over
+layers (Figure 2); the share of the entries read most while generating that the method keeps (hit rate, Figure 3; the
+best choice of the same size in the same head is the yardstick); how much of what is read is image or context rather
+than text, and how much of as many entries as stay, those read most (Figure 9, equations 3 to 5). Beside them the share
+of the attention that its choice keeps, and Spearman's rank correlation between its scores and the attention, over the
+entries that compete.
 
 An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from everything that the
 prompt left (after reducer and routers), and the attention that these tokens pay to its entries is summed up, as a mean
@@ -57,10 +59,11 @@ class WatchedEntries:
     Attributes:
         entries_BN: rows that are entries, bool.
         body_BN: those of them that are VISUAL or CONTEXT, bool.
-        prompt_density_B: 1 - sparsity of the rows that ask about the body (``task_rows``), mean over heads.
+        asking_density_BH: 1 - sparsity of the rows that ask about the body (``task_rows``).
+        prompt_density_BH: the same of all rows.
         mass_BHN: attention that the generated tokens paid, summed, fp32.
-        passed_B: attention weights of generated tokens that do not count as zero.
-        seen_B: attention weights of generated tokens.
+        passed_BH: attention weights of generated tokens that do not count as zero.
+        seen_B: attention weights of generated tokens in a head.
         competes_BN: entries that the method chose among, bool.
         kept_BhN: those that it would have kept, bool.
     """
@@ -68,9 +71,10 @@ class WatchedEntries:
     key_BhNd: Tensor
     entries_BN: Tensor
     body_BN: Tensor
-    prompt_density_B: Tensor
+    asking_density_BH: Tensor
+    prompt_density_BH: Tensor
     mass_BHN: Tensor
-    passed_B: Tensor
+    passed_BH: Tensor
     seen_B: Tensor
     scores_BhN: Tensor
     competes_BN: Tensor
@@ -85,8 +89,8 @@ class WatchedEntries:
         read_BHK = read_BHK * active_B[:, None, None]
         self.mass_BHN = self.mass_BHN + read_BHK[..., : self.entries_BN.shape[1]]
         passes_BHK = (read_BHK >= THRESHOLD * read_BHK.amax(-1, keepdim=True)) & (read_BHK > 0)
-        self.passed_B = self.passed_B + passes_BHK.sum((1, 2))
-        self.seen_B = self.seen_B + keys_BK.sum(-1) * read_BHK.shape[1] * active_B
+        self.passed_BH = self.passed_BH + passes_BHK.sum(2)
+        self.seen_B = self.seen_B + keys_BK.sum(-1) * active_B
 
 
 class WatchedLayer(PackedLayer):
@@ -111,16 +115,18 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
     kind = type(method)
 
     def score(self: Eviction, view: View) -> Scores:
-        rows_BN = task_rows(view.regions_BN)
-        _, density_BH = post_vision_statistics(view.blocks(rows_BN), view.entries_BN, THRESHOLD)
+        asking_BH, density_BH = (
+            post_vision_statistics(view.blocks(rows_BN), view.entries_BN, THRESHOLD)[1]
+            for rows_BN in (task_rows(view.regions_BN), view.entries_BN)
+        )
         scores = kind.score(self, view)
-        none_B = torch.zeros(len(rows_BN), dtype=torch.long, device=rows_BN.device)
         nothing = torch.zeros_like(view.entries_BN)
         body_BN = in_compressed_region(view.regions_BN)
-        mass = torch.zeros(*view.query_BHNd.shape[:3], device=rows_BN.device)
+        mass = torch.zeros(*view.query_BHNd.shape[:3], device=nothing.device)
+        none_BH = torch.zeros_like(density_BH, dtype=torch.long)
         layers.append(
             WatchedEntries(
-                view.key_BhNd, view.entries_BN, body_BN, density_BH.mean(1), mass, none_B, none_B,
+                view.key_BhNd, view.entries_BN, body_BN, asking_BH, density_BH, mass, none_BH, none_BH[:, 0],
                 scores.scores_BhN, nothing, nothing[:, None],
             )
         )  # fmt: skip
@@ -189,8 +195,14 @@ class PromptLayer(NamedTuple):
     Attributes:
         kept: of them, those that stay, mean over heads.
         sparsity: share of the prompt's attention weights below 1 % of their row's largest, in the rows that ask.
+        prompt_sparsity: the same in all rows, each up to its own entry; mean over heads.
+        prompt_sparsity_least: of the head that has least.
+        prompt_sparsity_most: of the head that has most.
         generated_sparsity: the same of generated tokens; NaN where none was read.
+        generated_sparsity_least: of the head that has least.
+        generated_sparsity_most: of the head that has most.
         body_attention: of the attention that generated tokens pay to the prompt's entries, that to image or context.
+        body_coverage: of as many entries as stay, those read most while generating: share that is image or context.
         hit_rate: of as many entries as stay, those read most while generating: share that stays; NaN where none does.
         attention_kept: of the attention that generated tokens pay to what competes, that to what stays.
         rank_agreement: Spearman's, between scores and attention, mean over heads; NaN where either is constant.
@@ -201,8 +213,14 @@ class PromptLayer(NamedTuple):
     entries: int
     kept: float
     sparsity: float
+    prompt_sparsity: float
+    prompt_sparsity_least: float
+    prompt_sparsity_most: float
     generated_sparsity: float
+    generated_sparsity_least: float
+    generated_sparsity_most: float
     body_attention: float
+    body_coverage: float
     hit_rate: float
     attention_kept: float
     rank_agreement: float
@@ -241,6 +259,7 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
     read_B, counted_B = watched.mass_BHN.sum((1, 2)), watched.seen_B > 0
     body_B = (watched.mass_BHN * watched.body_BN[:, None]).sum((1, 2))
     measures = (
+        (best_BhN & watched.body_BN[:, None]).sum((1, 2)) / count_Bh.sum(-1),
         (best_BhN & kept_BhN).sum((1, 2)) / count_Bh.sum(-1),
         (read_BhN * kept_BhN).sum((1, 2)) / (read_BhN * competes_B1N).sum((1, 2)),
         rank_agreement(scores_BhN, over_groups(watched.mass_BHN, scores_BhN.shape[1]), watched.competes_BN),
@@ -248,11 +267,26 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
     return (
         watched.competes_BN.sum(-1),
         count_Bh.double().mean(1),
-        1 - watched.prompt_density_B,
-        1 - watched.passed_B / watched.seen_B,
+        1 - watched.asking_density_BH.mean(1),
+        *_range(1 - watched.prompt_density_BH),
+        *_range(1 - watched.passed_BH / watched.seen_B[:, None]),
         body_B / read_B,
         *(measure.masked_fill(~counted_B, torch.nan) for measure in measures),
     )
+
+
+def _range(shares_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, least and most over heads."""
+    return shares_BH.mean(1), shares_BH.amin(1), shares_BH.amax(1)
+
+
+def phase_correlation(rows: list[PromptLayer]) -> float:
+    """Return Pearson's correlation over layers of the prompt's sparsity and that of generated tokens.
+
+    The mean over prompts (VL-Cache, section 3.1); NaN where no prompt has one.
+    """
+    by_prompt = pd.DataFrame(rows).groupby("record")[["prompt_sparsity", "generated_sparsity"]]
+    return float(by_prompt.apply(lambda own: own["prompt_sparsity"].corr(own["generated_sparsity"])).mean())
 
 
 def rank_agreement(first_BhN: Tensor, second_BhN: Tensor, among_BN: Tensor) -> Tensor:
@@ -293,14 +327,20 @@ def write_eviction_tables(rows: list[PromptLayer], folder: Path) -> None:
 def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     """Draw the PNG file into an existing folder; ``label`` names the compression."""
     means = eviction_layers(rows)
-    figure, (left, middle, right) = axes_in_a_row(3)
+    figure, (left, middle, body, right) = axes_in_a_row(4)
     draw_bars(left, means["kept"].tolist(), f"budget per layer, {label}", "layer", "entries that stay, mean")
-    sparsity = {
-        "sparsity, rows that ask": means["sparsity"].tolist(),
-        "sparsity, generated tokens": means["generated_sparsity"].tolist(),
-        "their share on image or context": means["body_attention"].tolist(),
+    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
+    lines = {words: means[name].tolist() for words, name in sparsity.items()}
+    lines |= {"rows that ask": means["sparsity"].tolist()}
+    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
+    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
+        ends = means[f"{name}_least"], means[f"{name}_most"]
+        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+    on_body = {
+        "of what generated tokens read": means["body_attention"].tolist(),
+        "of the entries they read most": means["body_coverage"].tolist(),
     }
-    draw_lines(middle, sparsity, "attention", "layer", "share")
+    draw_lines(body, on_body, "image or context", "layer", "share")
     foreseen = {
         "hit rate": means["hit_rate"].tolist(),
         "attention kept": means["attention_kept"].tolist(),

@@ -44,14 +44,11 @@ class ArmFacts:
 
     Attributes:
         name: unique in the results folder; also the folder's name.
-        backbone: path or Hub id of the backbone.
-        adapter: path or Hub id of the adapter; None for a backbone alone.
         reducer: ``fastv 0.25`` or ``-``.
         groups: ``S16K4 linear``, ``S16 bytes 0.125 linear``, or ``-`` for token-only arms.
         eviction: ``snapkv 0.1 int8`` or ``-``.
         protocol: ``query_aware``: the question is there when the cache is compressed. ``context_first``: the context is
             compressed before the question is seen (KVCompose's protocol).
-        acts: where compression acts, in words: ``in prefill``, ``after prefill``, ``in and after prefill``, ``-``.
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
         anchor: name of the matched token-only anchor that the arm is compared with (one may serve several); None: none.
         trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
@@ -91,10 +88,8 @@ class Manifest:
         source: folder or Hub id that the task was read from; None: the task's own Hub id.
         rows: samples asked (all of the set, or ``limit``).
         expected_rows: samples of the complete set; None where there is no such number.
-        points: scores of the task that are no fractions.
         samples_sha256: digest of all asked samples (ids, prompts, choices, references, limits of context and answer),
             in order.
-        settings: batch size, dtype, device, digest of the adapter, reducer, options of the eviction, versions.
     """
 
     arm: ArmFacts
@@ -120,7 +115,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read a folder's manifest; a ``ValueError`` where there is none, or none that this version reads."""
+        """Read a folder's manifest; one that is missing or of another version is a ``ValueError``."""
         path = folder / MANIFEST_FILE
         try:
             content = read_json(path)
@@ -146,7 +141,8 @@ class Manifest:
 
 
 _HEX = re.compile("(?:[0-9a-f]{2})*")
-_COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
+COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
+"""Numbers of a record that are measured."""
 MAX_LINE = 2**24
 """Bytes of one record."""
 
@@ -180,16 +176,12 @@ class SampleRecord(Measured):
 
     @classmethod
     def parse(cls, line: str | bytes, place: str) -> SampleRecord:
-        """Read ``line`` back; ``place`` is file and line, for the message.
-
-        Raises:
-            ValueError: it is no record: a key or type is another one, or a number is negative or not finite.
-        """
+        """Read ``line`` back; ``place`` is file and line, for the message."""
         try:
             record = typed(cls, parse_json(line, "line"), "line")
         except ValueError as error:
             raise ValueError(f"{place} is not a record of a sample ({error})") from None
-        for name in _COUNTS:
+        for name in COUNTS:
             check_range(f"{place}: {name}", getattr(record, name), name == "batch_size")
         if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
             raise ValueError(f"{place}: kept_visual is {shown(record.kept_visual)}; it must be hexadecimal digits")
@@ -205,9 +197,6 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
     """Read all finished samples of ``folder``, by id, from the files of all processes.
 
     A last line without its newline is a sample that was being written when the run was killed; it is left out.
-
-    Raises:
-        ValueError: a line is no record, or an id is there twice.
     """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):

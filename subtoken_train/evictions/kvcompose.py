@@ -52,6 +52,9 @@ class KVCompose(Eviction):
             ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.
+        composite: each head keeps its own best entries; otherwise all of a layer keep those of the best mean. With
+            ``adaptive`` one of the two halves whose ablation the paper reports without numbers; structured only.
+        adaptive: the layers share one pool; otherwise each keeps its own budget. Structured only.
         kvpress: the first layer's curve of importance is the largest of all layers', rank by rank (structured only).
         value_norm: scores are multiplied by the norm of the value (an option of kvpress; off in the paper).
         lower_bound: entries that every layer (head, if not structured) keeps, where it has them; 0, as in the paper and
@@ -66,6 +69,8 @@ class KVCompose(Eviction):
 
     task: Task = "auto"
     structured: bool = True
+    composite: bool = True
+    adaptive: bool = True
     kvpress: bool = False
     value_norm: bool = False
     lower_bound: int = 1
@@ -75,18 +80,22 @@ class KVCompose(Eviction):
         check_word("kvcompose task", self.task, get_args(Task))
         if self.lower_bound < 0:
             raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 0 or more")
+        for half in ("composite", "adaptive"):
+            if not getattr(self, half) and not self.structured:
+                raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")
 
     def score(self, view: View) -> Scores:
         """Scores per key-value head, [B, h, N] (equation 16)."""
         rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
         scores_BhN = head_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
-        return Scores(scores_BhN + view.head_mean(scores_BhN), torch.zeros_like(view.entries_BN))
+        mean = view.head_mean(scores_BhN)
+        return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
     @property
     def online(self) -> Online | None:
-        """See ``Eviction.online``; None where heads would keep different numbers of entries."""
-        return Online() if self.structured else None
+        """See ``Eviction.online``; None where heads would keep different numbers of entries, or halves are left out."""
+        return Online() if self.structured and self.composite and self.adaptive else None
 
     @property
     def may_empty(self) -> bool:
@@ -106,15 +115,19 @@ class KVCompose(Eviction):
     def score_task(self, view: TaskView) -> Tensor:
         """Scores per key-value head from the second pass, [B, h, N]: the release's, all rows of the task counting."""
         norm_BhN = view.value_norms() if self.value_norm else None
+        if not self.composite:
+            return head_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN).mean(1, keepdim=True)
         return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: all layers are one pool."""
-        return True
+        """See ``Eviction.across_layers``: all layers are one pool, unless each has its own budget."""
+        return self.adaptive
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
+        if not self.adaptive:
+            return candidates.budget_LB
         found = [each.scores_BhN for each in scores]
         if not self.structured:
             return pooled_head_counts(found, candidates, self.lower_bound, self._total(candidates, found[0].shape[1]))

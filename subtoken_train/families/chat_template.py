@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import takewhile
+from itertools import product
 from types import FrameType
 from typing import Any
 
@@ -38,6 +38,7 @@ MAX_WRITTEN = 10_000_000
 _BEGIN, _END = "\udffe", "\udfff"
 _MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+_TAG = re.compile(r"\W.+\W", re.DOTALL)
 _GIVEN = {"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"}
 
 
@@ -67,13 +68,23 @@ def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
         raise ValueError(f"chat_template_kwargs are {given!r}; give names and values: {{'enable_thinking': False}}")
     if tokenizer is None or not tokenizer.chat_template:
         raise ValueError("chat_template_kwargs are for a chat template, which is not used here; leave them out")
-    tree = _parsed(tokenizer.get_chat_template())
-    given_anyway = _GIVEN | set(tokenizer.special_tokens_map) | set(jinja2.Environment().globals)
-    read = sorted(meta.find_undeclared_variables(tree) - given_anyway)
+    read = sorted(_variables(tokenizer.get_chat_template()) - set(tokenizer.special_tokens_map))
     if unknown := [name for name in given if name not in read]:
-        known = f"only {', '.join(read)}" if read else "none"
-        raise ValueError(f"the tokenizer's chat template reads no {unknown[0]!r} of chat_template_kwargs, {known}")
+        names = f"only {', '.join(read)}" if read else "none"
+        raise ValueError(
+            f"chat_template_kwargs have {unknown[0]!r}, but the tokenizer's chat template reads {names}; leave it out"
+        )
     return dict(given)
+
+
+@lru_cache(maxsize=8)
+def _variables(template: str) -> set[str]:
+    """Return the variables that a template reads and does not make itself."""
+    tree = _parsed(template)
+    made = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
+    asked = (each.node for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in ("defined", "default"))
+    made -= {node.name for node in asked if isinstance(node, nodes.Name)}  # which it makes where they are not given
+    return meta.find_undeclared_variables(tree) - made - _GIVEN - set(jinja2.Environment().globals)
 
 
 def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
@@ -197,22 +208,20 @@ def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: 
     """
     prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
     rendered = rendered_conversation(tokenizer, messages, **variables)
-    assert prompt.asked is not None
-    text, (begin, until) = rendered.text, rendered.answer_spans[-1]
+    text, (_, until) = rendered.text, rendered.answer_spans[-1]
     if not text.startswith(prompt.text):
         shown = _shown(tokenizer, messages)
-        *_, (_, asked), (start, end) = _places(tokenizer, shown, text, add_generation_prompt=False, **variables)
-        opening = prompt.text[prompt.asked.end :]
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(opening, text[asked:start], strict=False))
-        more = opening[sum(1 for _ in alike) :].strip()
+        start, end = _places(tokenizer, shown, text, add_generation_prompt=False, **variables)[-1]
+        opening = prompt.text.rstrip()
         answer, written = shown[-1]["content"].strip(), text[start:end]
-        if more and answer.startswith(more):
-            answer = answer.removeprefix(more).lstrip()
+        opened = (answer[:size] for size in range(len(answer), 0, -1) if opening.endswith(answer[:size]))
+        if _TAG.fullmatch(tag := next(opened, "")):
+            answer = answer.removeprefix(tag).lstrip()
         elif answer == written.strip():
             answer = written
-        begin, text = len(prompt.text), prompt.text + answer + text[end:until]
+        text = prompt.text + answer + text[end:until]
         until = len(text)
-    return RenderedPrompt(text[:until], [(begin, until)], "", prompt.system_end, prompt.asked)
+    return RenderedPrompt(text[:until], [(len(prompt.text), until)], "", prompt.system_end, prompt.asked)
 
 
 def _shown(tokenizer: Any, messages: Sequence[Message]) -> list[Message]:
@@ -254,10 +263,10 @@ def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: A
 def _forms(tokenizer: Any, content: str) -> list[tuple[int, int]]:
     """Return what a template may write of a content: all, stripped, or what follows a word that the template knows."""
     size, last = len(content), len(content.rstrip())
-    first = min(size - len(content.lstrip()), last)
+    begins = (min(size - len(rest), last) for rest in (content, content.lstrip("\n"), content.lstrip()))
     words = [word for word in _tags(tokenizer.get_chat_template()) if word in content]
     cuts = {place + len(word) for word in words for place in (content.find(word), content.rfind(word))}
-    forms = [(0, size), (first, last), (first, size), (0, last)]
+    forms = list(product(begins, (size, last)))
     for cut in sorted(cuts):
         inner = size - len(content[cut:].lstrip())
         forms += [(cut, size), (min(inner, max(cut, last)), max(cut, last))]
@@ -269,7 +278,7 @@ def _tags(template: str) -> tuple[str, ...]:
     """Return the tags that a template's expressions name, as ``</think>``."""
     named = (node.value for node in _parsed(template).find_all(nodes.Const))
     words = {word.strip() for word in named if isinstance(word, str)}
-    return tuple(sorted(word for word in words if re.fullmatch(r"\W.+\W", word, re.DOTALL)))
+    return tuple(sorted(filter(_TAG.fullmatch, words)))
 
 
 def _parsed(template: str) -> nodes.Template:
@@ -324,7 +333,10 @@ def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> l
             **tokenizer.special_tokens_map,
             **options,
         )
-    return list(spans)
+    joined: list[tuple[int, int]] = []
+    for begin, end in spans:
+        joined.append((joined.pop()[0] if joined and joined[-1][1] == begin else begin, end))
+    return joined
 
 
 def _span(
@@ -341,9 +353,11 @@ def _span(
     if opening and text.startswith(opening, asked := places[number - 1][1]):
         start = asked + len(opening)
     ending = text[end:] if number + 1 == len(messages) else _after(tokenizer, messages[: number + 1], **variables)
-    # the text may go on otherwise than it would end here: behind the last of its special tokens, for one
-    stops = [len(ending or ""), *(place for span in special_places(tokenizer, ending or "") for place in span)]
-    endings = {part.rstrip() or part for part in ((ending or "")[:stop] for stop in stops)}
+    ending, stop, _ = (ending or "").partition(tokenizer.eos_token or _END)
+    ending += stop
+    # the text may go on otherwise than it would end here: behind one of its special tokens, for one
+    ends = [len(ending), *(place for span in special_places(tokenizer, ending) for place in span)]
+    endings = {part.rstrip() or part for part in (ending[:place] for place in ends)}
     return start, end + max(len(each) for each in endings | {""} if text.startswith(each, end))
 
 

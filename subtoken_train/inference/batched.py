@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
 from subtoken_train.errors import no_numbers
 from subtoken_train.families.family import Family
-from subtoken_train.inference.cache_report import KeptPrompt, Measured, account
+from subtoken_train.inference.cache_report import Outcome, TokenScore, account
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, decode, open_prompts
 from subtoken_train.types import Batch, Protocol
@@ -81,21 +81,6 @@ def greedy_tokens(
             return torch.stack(generated, dim=1), count_B
         logits_BV = decode(backbone, next_B[:, None], cache)
         next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    """Given tokens, read one after another as if each had been said (teacher forcing).
-
-    Attributes:
-        logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
-        right: how many of them are the likeliest token at their place, the given ones standing before it.
-        count: how many there are, at least 1.
-    """
-
-    logprob: float
-    right: int
-    count: int
 
 
 def given_tokens(
@@ -176,28 +161,6 @@ def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome(Measured):
-    """One prompt of a batch.
-
-    Attributes:
-        text: generated text, special tokens and everything from the first stop text on cut, not stripped; "" when
-            scored.
-        token_ids: generated ids, end-of-text and what follows cut; [] when scored.
-        logprobs: sum of the log-probabilities of each continuation; [] when generated.
-        greedy: whether each continuation is what greedy decoding would say; [] when generated.
-        keys_after: see ``KeptPrompt``.
-        reference: score of the given reference's tokens; None where none was given, and when scored.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    greedy: list[bool]
-    keys_after: float
-    reference: TokenScore | None = None
-
-
 @torch.no_grad()
 def generate_batch(
     backbone: CompressedBackbone,
@@ -234,7 +197,7 @@ def generate_batch(
         if compression.every is not None:
             raise ValueError(f"references cannot be scored with eviction_every={compression.every}; leave one out")
         check_continuations(prompts, [[ids] if len(ids) else [] for ids in references])
-    tokenizer, start = backbone.family.tokenizer, _now(prompts)
+    tokenizer = backbone.family.tokenizer
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
     said_ends = {*end_ids(backbone.family), *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
@@ -250,23 +213,20 @@ def generate_batch(
         ]
         return torch.tensor(said, device=generated[-1].device)
 
-    cache = PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, prompts, cache, compression, protocol)
-    parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
-    filled = begun = _now(prompts)
-    scores: list[TokenScore | None] = [None] * len(parts)
+    cache, logits_BV, outcomes = _opened(backbone, prompts, compression, protocol)
+    scores: list[TokenScore | None] = [None] * len(outcomes)
     if references is not None:
         reads = compression.eviction is not None and compression.eviction.reads
-        scores = given_tokens(backbone, cache, opened.logits_BV, references, chooses_pages=reads)
-        begun = _now(prompts)
-    tokens_BT, count_B = greedy_tokens(backbone, cache, opened.logits_BV, max_new_tokens, ended if stops else None)
-    outcomes = _outcomes(parts, filled - start, _now(prompts) - begun)
+        scores = given_tokens(backbone, cache, logits_BV, references, chooses_pages=reads)
+    begun = _now(prompts)
+    tokens_BT, count_B = greedy_tokens(backbone, cache, logits_BV, max_new_tokens, ended if stops else None)
+    seconds = _now(prompts) - begun
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in said_ends else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         cut = min((text.find(each) for each in stops if each in text), default=len(text))
         outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count, reference=scores[i])
-    return outcomes
+    return _decoded(outcomes, seconds)
 
 
 @torch.no_grad()
@@ -303,18 +263,16 @@ def score_batch(
             f"a continuation of {longest} tokens is scored, and eviction_every={compression.every} evicts while tokens "
             "are generated; leave it out to score texts"
         )
-    start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, prompts, cache, replace(compression, every=None), protocol)
-    filled = _now(prompts)
+    cache, logits_BV, outcomes = _opened(backbone, prompts, replace(compression, every=None), protocol)
+    begun = _now(prompts)
     table: dict[tuple[int, int], TokenScore] = {}
     by_length = [sorted(range(len(c)), key=lambda k, c=c: -len(c[k])) for c in continuations]  # type: ignore[misc]
     for turn in range(max(map(len, by_length))):
         chosen = {b: order[turn] for b, order in enumerate(by_length) if turn < len(order)}
         ids = [continuations[b][chosen[b]] if b in chosen else [] for b in range(len(by_length))]
-        found = given_tokens(backbone, cache, opened.logits_BV, ids)
+        found = given_tokens(backbone, cache, logits_BV, ids)
         table |= {(b, k): score for (b, k), score in zip(chosen.items(), filter(None, found), strict=True)}
-    done = _now(prompts)
-    outcomes = _outcomes(account(backbone, prompts, opened, cache), filled - start, done - filled)
+    seconds = _now(prompts) - begun
     for b, of_prompt in enumerate(continuations):
         of_texts = [table[b, k] for k in range(len(of_prompt))]
         outcomes[b] = replace(
@@ -323,7 +281,7 @@ def score_batch(
             greedy=[score.right == score.count for score in of_texts],
             new_tokens=sum(map(len, of_prompt)),
         )
-    return outcomes
+    return _decoded(outcomes, seconds)
 
 
 def _now(prompts: Batch) -> float:
@@ -334,23 +292,20 @@ def _now(prompts: Batch) -> float:
     return time.perf_counter()
 
 
-def _outcomes(parts: list[KeptPrompt], prefill_seconds: float, decode_seconds: float) -> list[Outcome]:
-    """Outcomes without answers; the seconds are the batch's."""
-    batch = len(parts)
-    return [
-        Outcome(
-            text="",
-            token_ids=[],
-            logprobs=[],
-            greedy=[],
-            new_tokens=0,
-            batch_size=batch,
-            prefill_seconds=round(prefill_seconds / batch, 5),
-            decode_seconds=round(decode_seconds / batch, 5),
-            **asdict(part),
-        )
-        for part in parts
-    ]
+def _opened(
+    backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol
+) -> tuple[PackedCache, Tensor, list[Outcome]]:
+    """Put prompts into a cache: it, the logits of the first token, and the prompts' outcomes without answers."""
+    start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
+    opened = open_prompts(backbone, prompts, cache, compression, protocol)
+    seconds = _now(prompts) - start
+    parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
+    return cache, opened.logits_BV, [replace(part, prefill_seconds=round(seconds / len(parts), 5)) for part in parts]
+
+
+def _decoded(outcomes: list[Outcome], seconds: float) -> list[Outcome]:
+    """The outcomes with their shares of the seconds after the prompts."""
+    return [replace(each, decode_seconds=round(seconds / len(outcomes), 5)) for each in outcomes]
 
 
 def _special_ids(tokenizer: object) -> dict[str, int]:

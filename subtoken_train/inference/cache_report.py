@@ -213,15 +213,14 @@ def _bytes(things: Iterable[object]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptBytes:
-    """One sample's prompt in all layers, measured on the packed tensors.
+class Measured:
+    """One sample's prompt in all layers, measured on the packed tensors, and the seconds of its answer.
 
     Attributes:
         kv_bytes: everything that is stored of it: text, compressed region and index.
         dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
         region_bytes: its compressed region (visual or context) with the index of its value groups and the numbers of
             its key channels; 0 where there is none.
-        region_dense_bytes: the same region uncompressed.
         index_bytes: of ``region_bytes``, those that find the stored value groups and key channels; the paper's fraction
             leaves them out.
         entries_before: (token, layer) entries of the region.
@@ -233,6 +232,10 @@ class PromptBytes:
             merges them into tokens without a place (VisionZip on LLaVA).
         emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
         unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
+        new_tokens: tokens generated, end-of-text included, or tokens scored.
+        batch_size: prompts that shared the passes.
+        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
+        decode_seconds: what came after it, likewise.
     """
 
     kv_bytes: int
@@ -246,35 +249,48 @@ class PromptBytes:
     kept_visual: str | None
     emptied: dict[str, int] = field(default_factory=dict)
     unread_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptPrompt(PromptBytes):
-    """``PromptBytes`` with a number that results do not keep.
-
-    Attributes:
-        keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
-            entries of their own or channels are cut.
-    """
-
-    keys_after: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured(PromptBytes):
-    """Bytes and seconds of one sample's answer.
-
-    Attributes:
-        new_tokens: tokens generated, end-of-text included, or tokens scored.
-        batch_size: prompts that shared the passes.
-        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
-        decode_seconds: what came after it, likewise.
-    """
-
     new_tokens: int
     batch_size: int
     prefill_seconds: float
     decode_seconds: float
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """Given tokens, read one after another as if each had been said (teacher forcing).
+
+    Attributes:
+        logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
+        right: how many of them are the likeliest token at their place, the given ones standing before it.
+        count: how many there are, at least 1.
+    """
+
+    logprob: float
+    right: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Measured):
+    """One prompt of a batch, with its answer once there is one.
+
+    Attributes:
+        keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
+            entries of their own or channels are cut.
+        text: generated text, special tokens and everything from the first stop text on cut, not stripped; "" when
+            scored.
+        token_ids: generated ids, end-of-text and what follows cut; [] when scored.
+        logprobs: sum of the log-probabilities of each continuation; [] when generated.
+        greedy: whether each continuation is what greedy decoding would say; [] when generated.
+        reference: score of the given reference's tokens; None where none was given, and when scored.
+    """
+
+    keys_after: float
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    greedy: list[bool] = field(default_factory=list)
+    reference: TokenScore | None = None
 
 
 def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]:
@@ -296,8 +312,8 @@ def bytes_by_sample(cache: PackedCache) -> list[int]:
     return [sum(share.total_bytes for share in of_sample) for of_sample in zip(*shares_LB, strict=True)]
 
 
-def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[KeptPrompt]:
-    """The prompts of a cache right after they were put in; ``kv_bytes`` add up to what the cache holds of them."""
+def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
+    """The prompts of a cache right after they were put in, unanswered; ``kv_bytes`` add up to what it holds of them."""
     shape = backbone.family.shape
     in_region_BM = in_compressed_region(opened.regions_BM)
     held_LBM = held_rows(backbone.family.windows, opened.regions_BM)
@@ -330,7 +346,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
         channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
         channels += filled * shape.value_dim
         made.append(
-            KeptPrompt(
+            Outcome(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 unread_bytes=sum(share.unread_bytes for share in shares),
                 dense_kv_bytes=2 * shape.side_bytes * sum(appended_B[b] + of_layer[b] for of_layer in dense_LB),
@@ -344,6 +360,10 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
                 kept_visual=kept[b],
                 emptied=emptied[b],
                 keys_after=round(key_channels / shape.value_dim, 4),
+                new_tokens=0,
+                batch_size=len(tokens_B),
+                prefill_seconds=0.0,
+                decode_seconds=0.0,
             )
         )
     return made

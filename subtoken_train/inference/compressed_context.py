@@ -22,12 +22,12 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, panics_in_words
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
-from subtoken_train.families.literal_marks import picture_marks, tokenise
+from subtoken_train.families.literal_marks import has_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
@@ -66,7 +66,6 @@ Context = str | Sequence[Picture]
 """The subject of questions: a text, or the pictures of one prompt."""
 
 
-@panics_in_words()
 def context_batches(
     backbone: CompressedBackbone,
     compression: Compression,
@@ -142,7 +141,7 @@ def _pictures(family: Family, context: Context, system: str | None) -> tuple[Bat
         raise ValueError(
             f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
         )
-    if system is not None and picture_marks(system):
+    if system is not None and has_marks(system):
         raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
     visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
@@ -239,6 +238,7 @@ class CompressedContext:
         digests: SHA-256 of each context's token ids and pixels, in hexadecimal.
         report: what the cache takes.
         plan: what the cache keeps of the contexts; None where it was read from a file.
+        goes_on: whether answers go on with a raw text, and may begin with a space.
     """
 
     backbone: CompressedBackbone
@@ -248,10 +248,16 @@ class CompressedContext:
     digests: list[str]
     report: CacheReport
     plan: Plan | None = None
+    goes_on: bool = False
 
     @classmethod
     def of(
-        cls, backbone: CompressedBackbone, compression: Compression, batch: Batch, frames: list[QuestionFrame]
+        cls,
+        backbone: CompressedBackbone,
+        compression: Compression,
+        batch: Batch,
+        frames: list[QuestionFrame],
+        goes_on: bool = False,
     ) -> CompressedContext:
         """Compress contexts in one pass, which all of them share.
 
@@ -260,6 +266,7 @@ class CompressedContext:
             compression: eviction and precision.
             batch: contexts that were checked, see ``context_batches``.
             frames: of their questions.
+            goes_on: whether answers go on with a raw text.
         """
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
@@ -269,13 +276,12 @@ class CompressedContext:
             warnings.warn(words, SubTokenWarning, stacklevel=3)
         held = replace(batch, pixel_values=None)
         took = report(backbone, held, plan, cache, compression)
-        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
 
     def __repr__(self) -> str:
         """Return one line: what is held, and in how many bytes."""
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
 
-    @panics_in_words()
     def answers(
         self,
         questions: Sequence[Sequence[str]],
@@ -365,7 +371,6 @@ class CompressedContext:
         appended = tokens * self.backbone.family.shape.token_bytes
         return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 
-    @panics_in_words()
     def question_ids(self, question: str, after: str | None = None) -> list[int]:
         """Return the token ids between the one context and the answer.
 
@@ -399,7 +404,7 @@ class CompressedContext:
             with torch.autocast(device, dtype=dtype, enabled=enabled), serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
-        return pieces(self.backbone.family.tokenizer, answer, goes_on=self.frames[0] == RAW_FRAME)
+        return pieces(self.backbone.family.tokenizer, answer, self.goes_on)
 
     def _round(
         self,
@@ -417,7 +422,7 @@ class CompressedContext:
         tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
         rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
         texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
-        return [answer_text(text, self.frames[row] == RAW_FRAME) for row, text in zip(rows, texts, strict=True)]
+        return [answer_text(text, self.goes_on) for text in texts]
 
     def _check(self, asked: list[list[list[int]]]) -> None:
         """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""
@@ -453,4 +458,5 @@ class CompressedContext:
         """
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
-        return cls(backbone, compression, packed, header.frames, header.contexts, took)
+        raw = bool(backbone.family.tokenizer.chat_template) and RAW_FRAME in header.frames
+        return cls(backbone, compression, packed, header.frames, header.contexts, took, goes_on=raw)

@@ -41,10 +41,10 @@ from subtoken_train.inference.generate_arguments import (
     visible_tokens,
 )
 from subtoken_train.inference.generation import compressed, serving
-from subtoken_train.inference.messages import Prompt
+from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill, who_drops
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, goes_on, inputs_of
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
 from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -118,7 +118,7 @@ class SubTokenModel:
         reducer: name of a token reducer, or one that is built (``build_reducer("fastv", 0.25)``); None: all stay.
         keep_ratio: of a reducer by name: tokens kept / tokens before, in (0, 1].
         groups: S and K: of every token that the reducer leaves, K of S value groups stay, chosen without training.
-        selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random`` or ``static``.
+        selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random``, ``static`` or ``leading``.
         layout: of the groups: ``contiguous`` (None), pieces of the whole value vector, or ``per_head``, of every head.
         settings: how caches are compressed, see ``CompressionSettings``.
 
@@ -211,7 +211,7 @@ class SubTokenModel:
         own, routing = self.backbone, self.backbone.active_routing
         parts = [f"{type(own.model).__name__} on {self.device}"]
         parts += [] if own.reducer.keep_ratio == 1 else [f"{own.reducer.name} {own.reducer.keep_ratio:.6g}"]
-        parts += [] if routing is None else [f"{routing.size} {routing.selector}"]
+        parts += [] if routing is None else [routing.words]
         parts += [] if self.compression.label == "-" else [self.compression.label]
         return f"SubTokenModel({', '.join(parts)})"
 
@@ -439,7 +439,7 @@ class SubTokenModel:
         inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw, chat_template_kwargs=chat_template_kwargs)
         out = self.generate(**inputs, **settings)
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return answer_text(answer, goes_on(self.backbone.family, prompt, raw))
+        return answer_text(answer, goes_on(prompt, raw))
 
     @overload
     def ask(
@@ -533,7 +533,7 @@ class SubTokenModel:
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read
-                self._context = CompressedContext.of(self.backbone, self.compression, *ready)
+                self._context = CompressedContext.of(self.backbone, self.compression, *ready, raw)
             asked.check_fits(len(self.cache.frames))
             self.last = None
             if not stream:

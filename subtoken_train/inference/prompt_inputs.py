@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens
-from subtoken_train.errors import SubTokenWarning, clipped, panics_in_words
+from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
@@ -200,7 +200,6 @@ def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
     )
 
 
-@panics_in_words()
 def inputs_of(
     family: Family,
     prompt: Prompt,
@@ -248,13 +247,6 @@ def inputs_of(
             videos = [isinstance(image, Video) for image in images]
             made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
     return {name: tensor.to(device) for name, tensor in made.items()}
-
-
-def goes_on(family: Family, prompt: Prompt, raw: bool = False) -> bool:
-    """Return whether the answer goes on with a text: a raw prompt, or what the assistant says last."""
-    if isinstance(prompt, str):
-        return raw or not (family.sees_images or family.tokenizer.chat_template)
-    return read_messages(prompt)[0][-1]["role"] == "assistant"
 
 
 def _text_inputs(

@@ -140,6 +140,8 @@ def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part
         return own
     own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)
     own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
+    if values.index is None:
+        return own
     if values.index.dtype == torch.int32:
         own.index = values.index.data_ptr()
     else:

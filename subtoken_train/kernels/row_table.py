@@ -249,8 +249,8 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
     if isinstance(values, Payload):
         return dict.fromkeys(Field, (0, 0)) | columns | {Field.VALUES: of_rows(values.data)}
     flags, piece_bit = values.index, values.piece_bit
-    if flags.dtype == torch.int32:
-        flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=flags.device).int()
+    if flags is None or flags.dtype == torch.int32:
+        flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=piece_bit.device).int()
         held += [flags, piece_bit]
     starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)
     held.append(starts)

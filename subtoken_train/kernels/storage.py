@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -111,7 +112,8 @@ class RoutedValues:
     """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
 
     Attributes:
-        index: one of two forms, whichever ``cache/pack.py`` chose. ``int32 [n]``: for each stored piece the place
+        index: one of two forms, whichever ``cache/pack.py`` chose; None where every piece is stored by all of a row's
+            entries or by none, which the offsets say. ``int32 [n]``: for each stored piece the place
             (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
             byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
         pieces: [n, w], ordered by row, then piece, then entry; where they are rounded, all pieces of an entry's head
@@ -123,7 +125,7 @@ class RoutedValues:
         bounds: the offsets and n, on the host: read from the device once where they are not given, not in every step.
     """
 
-    index: Tensor
+    index: Tensor | None
     pieces: Stored
     offsets: Tensor
     piece_bit: Tensor
@@ -134,11 +136,16 @@ class RoutedValues:
     def __post_init__(self) -> None:
         if not self.bounds:
             self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
-        if self.index.dtype != torch.int32:
+        if self.index is not None and self.index.dtype != torch.int32:
             prepare_bits(self.index.device)
 
     def places(self) -> Tensor:
         """Return the place of each stored piece's probability, int32 [n], in the order of ``pieces``."""
+        if self.index is None:
+            per_head, places_M = len(self.piece_bit) // self.heads, torch.arange(self.entries)
+            heads = [bag // per_head for bag, (start, end) in enumerate(pairwise(self.bounds)) if end > start]
+            whole_n = torch.tensor(heads, dtype=torch.long)[:, None] * self.entries + places_M
+            return whole_n.flatten().int().to(self.offsets.device)
         if self.index.dtype == torch.int32:
             return self.index
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
@@ -152,7 +159,8 @@ class RoutedValues:
     @property
     def index_bytes(self) -> int:
         """Bytes of the index; offsets and the piece map do not grow with the entries and are counted too."""
-        return self.index.nbytes + self.offsets.nbytes + self.piece_bit.nbytes
+        found = 0 if self.index is None else self.index.nbytes
+        return found + self.offsets.nbytes + self.piece_bit.nbytes
 
 
 def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:

@@ -117,6 +117,7 @@ class KVBudget:
             which the fractions per token leave out: ``total_of`` counts it.
         byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
             chosen by bytes; S and K then leave nothing out.
+        indexed: whether each token's groups have to be named; not where all tokens keep the same.
         key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, whose bytes depend on a
             head's width: ``basis_bytes`` counts them, and no fraction here.
     """
@@ -128,6 +129,7 @@ class KVBudget:
     fill: Fill = "zero"
     byte_share: float = 1.0
     key_axes: KeyAxes = "own"
+    indexed: bool = True
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)

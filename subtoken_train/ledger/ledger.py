@@ -97,7 +97,7 @@ def nominal_ledger(
                 else:
                     count = kept_tokens if isinstance(kept_tokens, int) else kept_tokens[layer]
                 each = entry_bytes(shape, budget)
-                extra = index_bytes(budget.num_groups, budget.kept_groups)
+                extra = budget.indexed * index_bytes(budget.num_groups, budget.kept_groups)
                 keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
                 fill, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
             count = count if tokens else 0

@@ -22,11 +22,12 @@ from subtoken_train.types import LayerPlan, Layout, Plan, Region
 def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
 
-    Bytes are what a packed cache of this plan takes (a bit per group of entries that keep fewer than S), not what a
-    dense cache with zeroed groups occupies. Where heads keep entries of their own, ``tokens`` counts entries that any
-    head keeps, and bytes count the heads' own parts. What dropped groups read as is a value vector of every sample, of
-    one without a routed entry too, and counts as values of the compressed region. A basis that keys are turned to is
-    every sample's, and counts as keys of the first region with a cut key, or of the first one.
+    Bytes are what a packed cache of this plan takes, not what a dense cache with zeroed groups occupies: of entries
+    that keep fewer than S groups a bit a group, unless those of each sample keep the same. Where heads keep entries of
+    their own, ``tokens`` counts entries that any head keeps, and bytes count the heads' own parts. What dropped groups
+    read as is a value vector of every sample, of one without a routed entry too, and counts as values of the compressed
+    region. A basis that keys are turned to is every sample's, and counts as keys of the first region with a cut key, or
+    of the first one.
 
     Args:
         plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
@@ -73,6 +74,16 @@ def _channel_index(layer: LayerPlan, shape: KVShape) -> int:
     return count * layer.cut_keys.kept * number_bytes(shape.head_dim)
 
 
+def _named(layer: LayerPlan) -> Tensor:
+    """Mark the entries whose groups an index names, bool [B, N]: those in part, where a sample's differ."""
+    assert layer.group_mask_BNS is not None
+    groups_BNS = layer.group_mask_BNS
+    partial_BN = (layer.entries_BN >= 0) & ~groups_BNS.all(-1)
+    first_BS = groups_BNS[torch.arange(len(groups_BNS)), partial_BN.int().argmax(1)]
+    differs_BN = partial_BN & (groups_BNS != first_BS[:, None]).any(-1)
+    return partial_BN & differs_BN.any()
+
+
 def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) -> tuple[int, int, int]:
     """Bytes of keys, of values and of the index of a layer's marked entries."""
     head_bytes, heads, groups = shape.side_bytes // shape.num_kv_heads, layer.heads_BNh, layer.group_mask_BNS
@@ -81,7 +92,7 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
     if groups is None:
         return slices * head_bytes, slices * head_bytes, 0
     chosen, num_groups = groups[kept_BN], groups.shape[-1]
-    partial = chosen.sum(-1) < num_groups
+    partial = _named(layer)[kept_BN]
     if heads is None:
         values = int(chosen.sum()) * shape.side_bytes // num_groups
         return slices * head_bytes, values, int(partial.sum()) * math.ceil(num_groups / 8)

@@ -20,7 +20,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_word
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
+from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
+from subtoken_train.inference.cache_report import Outcome
 from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import check_context_first, who_drops
@@ -212,13 +213,9 @@ class Counted:
 
     @property
     def routing(self) -> str | None:
-        """``linear S=16 K=4``, or ``linear S16 bytes 0.2``; None where no router is at work."""
+        """``S16K4 linear``, or ``S16 bytes 0.2 linear``; None where no router is at work."""
         routing = self.backbone.active_routing
-        if routing is None:
-            return None
-        if routing.budget == "bytes":
-            return f"{routing.selector} {routing.size}"
-        return f"{routing.selector} S={routing.num_groups} K={routing.kept_groups}"
+        return None if routing is None else routing.words
 
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""

@@ -25,6 +25,7 @@ SELECTORS: Registry[Selector] = Registry(
         "output_norm": "output_norm:OutputNormSelector",
         "random": "random:RandomSelector",
         "static": "static:StaticSelector",
+        "leading": "leading:LeadingSelector",
     },
 )
 

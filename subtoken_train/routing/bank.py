@@ -328,6 +328,7 @@ class RouterBank(nn.Module):
             layer=layer,
             output_norms=output_norms,
             query_attention=query_attention,
+            num_kv_heads=self.shape.num_kv_heads,
         )
         scores_BNO: Tensor = selector(view)
         self._check_scores(scores_BNO, layer, (*hidden_BND.shape[:2], self.outputs))

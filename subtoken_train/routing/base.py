@@ -33,7 +33,7 @@ class RoutingConfig:
 
     Attributes:
         selector: what chooses groups: the learned routers ``linear``, ``mlp`` and ``bilinear``, or the router-free
-            controls ``value_norm``, ``output_norm``, ``random`` and ``static``.
+            controls ``value_norm``, ``output_norm``, ``random``, ``static`` and ``leading``.
         num_groups: S, value groups per token.
         kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
@@ -192,6 +192,11 @@ class RoutingConfig:
         return f"S{self.num_groups}K{self.kept_groups}"
 
     @property
+    def words(self) -> str:
+        """Return what stays and who selects it: ``S16K4 linear``."""
+        return f"{self.size} {self.selector}"
+
+    @property
     def token_budget(self) -> KVBudget:
         """Return what a routed token stores, and what is stored beside all of them; without a keep ratio."""
         return KVBudget(
@@ -237,6 +242,7 @@ class SelectorInput:
             for selectors that declare ``reads_output``.
         query_attention: the attention that the query's rows pay each token, mean over rows and heads, [B, N] in fp32,
             computed when called, without gradient; only where ``RoutingConfig.features`` names it.
+        num_kv_heads: key-value heads that a value is of.
     """
 
     hidden_BND: Tensor
@@ -247,6 +253,7 @@ class SelectorInput:
     layer: int
     output_norms: Callable[[], Tensor]
     query_attention: Callable[[], Tensor]
+    num_kv_heads: int
 
 
 class Selector(nn.Module, ABC):
@@ -260,6 +267,8 @@ class Selector(nn.Module, ABC):
     learned: bool = False
     query_conditioned: bool = False
     """True where it reads ``SelectorInput.query_summary_BD``."""
+    same_for_all: bool = False
+    """True where it scores all tokens of a layer alike: nothing has to name the groups that each keeps."""
     reads_output: bool = False
     """True where it calls ``SelectorInput.output_norms``."""
     settings: ClassVar[type | None] = None

@@ -15,6 +15,8 @@ from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
 class StaticSelector(Selector):
     """Scores drawn once per layer from (seed, layer, group); equal to shrinking ``v_proj``, as a control."""
 
+    same_for_all = True
+
     def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
         super().__init__()
         self.seed = config.seed

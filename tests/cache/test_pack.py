@@ -39,7 +39,9 @@ def test_bytes_are_those_of_the_kept_channels(seed, sets, layout, shape, share, 
         for part in block.parts:
             if isinstance(part.values, RoutedValues):
                 index, stored = part.values.index, len(part.values.pieces.data)
-                if index.dtype == torch.int32:
+                if index is None:
+                    assert set(torch.tensor(part.values.bounds).diff().tolist()) <= {0, part.entries}
+                elif index.dtype == torch.int32:
                     assert index.shape == (stored,)
                     assert index.nbytes <= MAX_INDEX * sum(payload.nbytes for payload in part.payloads)
                 else:

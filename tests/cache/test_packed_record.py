@@ -146,6 +146,14 @@ def test_an_index_finds_each_piece_once(form):
         routed(index[:-1])
 
 
+def test_pieces_without_an_index_are_stored_by_all_entries_or_by_none():
+    bounds = torch.tensor([0, 11, 11, 22], dtype=torch.int32)
+    piece_bit = torch.arange(2, dtype=torch.int32)
+    routed(None, bounds, piece_bit, 22)
+    with pytest.raises(ValueError, match=r"0\.0\.0: pieces that some entries store and others do not need an index"):
+        routed(None, bounds - torch.tensor([0, 1, 0, 0]), piece_bit, 22)
+
+
 def test_bits_after_the_last_entry_are_not_set():
     """They would count as stored pieces."""
     index = INDICES["bits"].clone()

@@ -132,11 +132,11 @@ def test_gate_prior_and_budget_are_named_and_the_gate_is_counted(capsys, tiny):
     argv = [word for key, value in chosen.items() for word in (f"--model.routing.{key}", value)]
     lines = checked(capsys, [*tiny, "--offline", *argv])
     assert (
-        "routing linear, S=16, K=6, contiguous, ranked budget, output_norm prior, value gate, balance weight 0.01"
+        "routing S16K6 linear, contiguous, ranked budget, output_norm prior, value gate, balance weight 0.01"
     ) in lines
     assert "routers (linear) 18 12,390" in lines  # one beta more in each of 6 layers
     assert "visual 64 16 8,192 3,072 32 17.1875 %" in lines
-    plain = "routing linear, S=16, K=4, contiguous, per_token budget, balance weight 0.01"
+    plain = "routing S16K4 linear, contiguous, per_token budget, balance weight 0.01"
     assert plain in checked(capsys, [*tiny, "--offline"])
 
 

@@ -11,7 +11,7 @@ TINY += ["--model.backbone.path", str(ROOT / "checkpoints" / "tiny-llava"), "--m
 
 def test_a_stored_mean_is_counted(capsys):
     lines = checked(capsys, [*TINY, "--model.routing.fill=mean"])
-    assert "routing linear, S=16, K=3, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
+    assert "routing S16K3 linear, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
     assert "visual 64 16 8,192 2,048 32 15.625 %" in lines  # 16 tokens of 3 groups, and one vector
     assert any(line.startswith("matched anchor: 10 of 64 visual tokens") for line in lines)
     assert "routers (linear) 12 12,384" in lines

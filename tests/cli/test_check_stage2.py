@@ -88,7 +88,7 @@ def test_the_readings_of_stage_1_are_named(capsys, data, folder, reading):
         (["--model.stage2.adapter=nowhere"], "stage2.adapter nowhere does not exist"),
         (
             [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
-            "already routes (linear, S=16, K=4); stage 2 starts from a token-only adapter",
+            "already routes (S16K4 linear); stage 2 starts from a token-only adapter",
         ),
         ([*ON_ANCHOR, "--model.backbone.path=llava-hf/llava-1.5-7b-hf"], "the adapter was trained on"),
         ([*ON_ANCHOR, "--model.routing=null"], "set model.routing, or drop model.stage2"),

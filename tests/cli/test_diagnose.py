@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.sampling import sampled
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 ROUTED = str(ADAPTERS / "tiny_fastv25_s16k4")
+TINY = str(ADAPTERS.parent / "tiny-llava")
 FILES = ["figure1.png", "figure1a.csv", "figure1b.csv", "groups.csv", "layers.csv", "layers.png"]
 
 
@@ -119,6 +122,22 @@ def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, caps
     assert len((folder / "eviction_prompts.csv").read_text().splitlines()) == 1 + 4 * 6
 
 
+def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
+    """VL-Cache's Figures 2, 3 and 9 are of a model as it is."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["--eviction", "vl_cache", "--eviction-keep", "0.1", "--scope", "all", "--new-tokens", "3"]
+    assert main(["diagnose", "--backbone", TINY, "--data", data, "--limit", "2", *asked]) == 0
+    folder = tmp_path / "runs" / "diagnostics" / "tiny-llava-vl_cache"
+    assert sorted(path.name for path in folder.iterdir()) == EVICTION_FILES
+    assert re.search(r"correlates over layers: -?[01]\.\d{3} \(Pearson\)", capsys.readouterr().out)
+    with (folder / "eviction_layers.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            for phase in ("prompt", "generated"):
+                ends = (float(row[f"{phase}_sparsity{end}"]) for end in ("_least", "", "_most"))
+                assert list(ends) == sorted(float(row[f"{phase}_sparsity{end}"]) for end in ("_least", "", "_most"))
+            assert 0 <= float(row["body_coverage"]) <= 1
+
+
 @pytest.mark.slow
 def test_an_eviction_before_a_language_model_sees_the_question(language_model, tmp_path):
     out, asked = tmp_path / "out", ["--eviction", "snapkv", "--eviction-keep", "64tokens", "--new-tokens", "2"]
@@ -145,6 +164,8 @@ def test_an_eviction_before_a_language_model_sees_the_question(language_model, t
         (["--adapter", "nowhere"], "not an adapter folder"),
         (["--adapter", str(ADAPTERS / "tiny_fastv25_s16k4_anchor")], "a token-only arm routes nothing"),
         (["--adaptr", ROUTED], "Did you mean '--adapter'?"),
+        ([], "give --adapter DIR, or --backbone PATH for a model without one"),
+        (["--backbone", TINY], "a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(data, tmp_path, capsys, argv, words):

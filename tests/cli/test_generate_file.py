@@ -154,6 +154,43 @@ def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
     assert (code, "a raw prompt for a model with a chat template" in err) == (0, True)
 
 
+def test_a_chat_template_gets_its_variables(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    ends = "{% if m.role == 'user' and style is defined %}{{ style }}{% endif %}{% endfor %}{% if add"
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML.replace("{% endfor %}{% if add", ends))
+    prompts, given = write(tmp_path / "p.jsonl", {"prompt": "the bee"}), ("--chat-template-kwargs", '{"style": "the"}')
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl", *given)[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = model.chat("the bee", max_new_tokens=5, do_sample=False, chat_template_kwargs={"style": "the"})
+    (row,) = answers(tmp_path / "out.jsonl")
+    assert row["answer"] == wanted
+    code, err = call(capsys, adapter, prompts, tmp_path / "out.jsonl")
+    assert (code, "was begun with other prompts or settings" in err) == (2, True)
+    main(
+        [
+            "generate",
+            "--device",
+            "cpu",
+            "--adapter",
+            str(adapter),
+            "--prompt",
+            "the bee",
+            *given,
+            "--max-new-tokens",
+            "5",
+        ]
+    )
+    assert capsys.readouterr().out.strip().startswith(wanted)
+    for value, words in (
+        ('{"stile": 1}', "reads only style; leave it out"),
+        ("[1]", "must be names and values in braces"),
+        ("{", "--chat-template-kwargs"),
+    ):
+        flags = ("--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
+        code, err = command(capsys, *flags)
+        assert (code, words in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

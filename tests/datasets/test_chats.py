@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from subtoken_train.inference.text_prompts import encode_messages
 from subtoken_train.types import Region
 from tests.support.chats import CHATML, LLAMA2, MARKED, THINKING, byte_level
 from tests.support.places import ROOT
+from tests.support.published_chats import IM, published
 from tests.support.real_models import real_folder
 
 LIMITS = ChatLimits(length=400, context=300, asking=24)
@@ -102,6 +104,43 @@ def test_the_system_prompt_stays_where_a_template_writes_a_prompt_otherwise_once
     assert "Be short." in texts[Region.SYSTEM]
     assert texts[Region.CONTEXT].strip().startswith("A fact.")
     assert learnt.endswith(f"yes{END}")
+
+
+@pytest.mark.parametrize("answer", ["Paris.", "<think>\nhm\n</think>\n\nParis."])
+def test_as_asked_only_the_last_answer_is_learnt_behind_the_prompt_that_asks_for_it(answer):
+    made = SimpleNamespace(tokenizer=published("DeepSeek-R1-Distill"))
+    row = talk("A fact. " * 20, "yes", "Capital ?", answer, "Thanks", "Bye", m5=False)
+    conversation = {"name": "chat 1", "conversation": json.dumps(llava_form(row, as_document=True))}
+    sample = chat_sample(conversation, made, replace(LIMITS, as_asked=True))
+    assert tuple(sample.input_ids[: sample.prompt_length]) == encode_messages(made, row["messages"][:3]).input_ids
+    learnt = made.tokenizer.decode(sample.input_ids[sample.prompt_length :])
+    assert learnt == answer.removeprefix("<think>\n") + made.tokenizer.eos_token
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_form_that_is_not_asked_in_is_told(short, streaming):
+    settings = {"block_length": 400, "context_length": 300, "prefix_tokens": 24, "streaming": streaming}
+    data = CorpusDataModule(short, **settings)
+    data._rehearsed_family = SimpleNamespace(tokenizer=published("DeepSeek-R1-Distill"))
+    with pytest.warns(
+        SubTokenWarning, match=r"writes .*Assistant.* before an answer .*<think>.*set data\.as_asked: true"
+    ):
+        data.setup("fit")
+    data = CorpusDataModule(short, **settings, chat_template_kwargs={"enable_thinking": False})
+    qwen3 = SimpleNamespace(tokenizer=published("Qwen3"))
+    batch = next(data.samples(qwen3, 1))
+    learnt = batch.labels_BN[0] != -100
+    asked = qwen3.tokenizer.decode(batch.input_ids_BN[0][~learnt])
+    assert asked.rstrip("\n").endswith("<|im_start|>assistant\n<think>\n\n</think>")
+    assert set(qwen3.tokenizer.decode(batch.labels_BN[0][learnt]).split()) == {"yes", IM}
+    data._rehearsed_family = family()
+    with pytest.raises(ValueError, match="reads none; leave it out"):
+        data.setup("fit")
+    texts = CorpusDataModule(replace(short, documents="rows", column="messages"), **settings, as_asked=True)
+    texts._rehearsed_family = family()
+    texts._raw_train = [{"messages": "x"}]
+    with pytest.raises(ValueError, match=r"data\.as_asked and data\.chat_template_kwargs are for chats"):
+        texts._check_form()
 
 
 @pytest.mark.parametrize(

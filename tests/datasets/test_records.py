@@ -1,11 +1,12 @@
 """Reading LLaVA's instruction format, and the message of every way it can be wrong."""
 
+import errno
+import fcntl
 import json
+import os
 import pickle
 import re
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -166,26 +167,33 @@ def large(tmp_path, cache, monkeypatch):
 
 def test_the_index_of_a_large_file_is_made_once(large, monkeypatch):
     first = InstructionRecords(large)
-    monkeypatch.setattr(record_index, "build_table", lambda path: pytest.fail("made again"))
+    monkeypatch.setattr(record_index, "_described", lambda path: pytest.fail("made again"))
     again = InstructionRecords(large)
     assert [again[i] for i in range(3)] == [first[i] for i in range(3)]
     assert again.sizes().tolist() == first.sizes().tolist()
-    assert not list(record_index.index_path(large).parent.glob("*.partial"))
 
 
 def test_a_changed_file_is_indexed_anew_and_refused_while_in_use(large):
     old = InstructionRecords(large)
     write(large.parent, ROWS[:2])
     assert len(InstructionRecords(large)) == 2
+    assert (len(old), old[2].turns) == (3, [Turn("line\u2028separator", "fine")])  # of what it opened
     with pytest.raises(ValueError, match="was changed while it was in use; start again"):
-        old[0]
+        pickle.loads(pickle.dumps(old))
 
 
-def test_a_cut_index_is_named(large):
+def test_a_cut_cache_is_named(large, cache):
     InstructionRecords(large)
-    path = record_index.index_path(large)
+    (path,) = cache.rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"the index {path} cannot be read .*; delete it"):
+    with pytest.raises(ValueError, match=f"rows kept below {cache} cannot be read .*; delete {cache}/generator, and"):
+        InstructionRecords(large)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
+def test_a_cache_that_cannot_be_locked_is_named(large, cache, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    with pytest.raises(ValueError, match=f"{cache} lies on a file system without locks; .*export HF_DATASETS_CACHE="):
         InstructionRecords(large)
 
 
@@ -194,14 +202,6 @@ def test_a_record_set_that_is_sent_to_a_process_carries_no_record(large):
     sent = pickle.dumps(records)
     assert len(sent) < 600
     assert pickle.loads(sent)[1].turns == records[1].turns
-
-
-def test_records_hold_only_views_of_the_index(large):
-    records = InstructionRecords(large)
-    held = vars(records._index)
-    assert all(isinstance(value, np.ndarray | pa.Array) for value in held.values())
-    assert not any(held[name].flags.owndata for name in ("start_R", "stop_R", "characters_R"))
-    assert {type(value) for value in vars(records).values()} <= {type(large), bytes, bool, type(records._index)}
 
 
 def test_images_are_compared_with_the_listings(tmp_path):

@@ -12,8 +12,8 @@ from PIL import Image
 from subtoken_train.datasets import row_files
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.question_table import read_own_table
-from subtoken_train.datasets.record_index import read_rows
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.row_files import read_rows
 from tests.support.places import ROOT
 
 TALKS = [

@@ -15,6 +15,7 @@ from subtoken_train.evaluation.eviction_diagnosis import (
     draw_eviction,
     eviction_layers,
     layer_measures,
+    phase_correlation,
     rank_agreement,
     watch_generation,
     watched,
@@ -34,7 +35,7 @@ STEPS = 5
 
 
 def eager_reads(batch, sample, end):
-    """One sample alone without a cache: attention of generated rows to its prompt, [L, H, n], and sparsity counts."""
+    """One sample alone without a cache: generated rows on its prompt, [L, H, n], counts, and prompt rows."""
     model = text_family().model
     model.set_attn_implementation("eager")
     ids = batch.input_ids_BN[sample][batch.regions_BN[sample] != Region.PADDING]
@@ -46,9 +47,9 @@ def eager_reads(batch, sample, end):
         ids = torch.cat([ids, token[None]])
     layers = torch.stack(model(ids[None], output_attentions=True).attentions)[:, 0]
     rows = [layers[:, :, row, : row + 1] for row in range(length, len(ids))]
-    passed = sum((row >= THRESHOLD * row.amax(-1, keepdim=True)).sum((1, 2)) for row in rows)
-    seen = sum(row.shape[-1] * row.shape[1] for row in rows)
-    return sum(row[..., :length] for row in rows), passed, seen
+    passed = sum((row >= THRESHOLD * row.amax(-1, keepdim=True)).sum(2) for row in rows)
+    seen = sum(row.shape[-1] for row in rows)
+    return sum(row[..., :length] for row in rows), passed, seen, layers[:, :, :length, :length]
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
@@ -59,7 +60,7 @@ def test_reads_are_those_of_eager_attention(pad_left, protocol):
     compression = Compression(build_eviction("snapkv", window=4), 0.5)
     layers = watch_generation(compress(family).eval(), batch, compression, protocol, STEPS)
     for sample in range(2):
-        reads, passed, seen = eager_reads(batch, sample, family.tokenizer.eos_token_id)
+        reads, passed, seen, prompt = eager_reads(batch, sample, family.tokenizer.eos_token_id)
         assert seen > 0
         for layer, watched_entries in enumerate(layers):
             entries = watched_entries.entries_BN[sample]
@@ -68,8 +69,12 @@ def test_reads_are_those_of_eager_attention(pad_left, protocol):
                 assert int(entries.sum()) == 1 + PROMPT_SIZES[sample][0]
             assert torch.allclose(found, reads[layer][:, : int(entries.sum())], atol=1e-4)
             assert not watched_entries.mass_BHN[sample][:, ~entries].any()
-            assert int(watched_entries.passed_B[sample]) == int(passed[layer])
+            assert watched_entries.passed_BH[sample].tolist() == passed[layer].tolist()
             assert int(watched_entries.seen_B[sample]) == seen
+            rows = prompt[layer][:, : int(entries.sum()), : int(entries.sum())]
+            above = (rows >= THRESHOLD * rows.amax(-1, keepdim=True)) & (rows > 0)
+            density = above.sum((1, 2)) / (len(rows[0]) * (len(rows[0]) + 1) / 2)  # of the lower triangle
+            assert torch.allclose(watched_entries.prompt_density_BH[sample], density)
 
 
 def test_a_sample_that_ends_is_read_no_further(monkeypatch):
@@ -131,11 +136,13 @@ def entries(sets, seed=0, kept=None):
     mass = random_scores(seed, 2, 4, length).exp() * real[:, None]
     if kept is None:
         kept = random_mask(seed + 1, 2, sets, length) | (torch.arange(length) == 4)
-    counts = torch.tensor([40, 60]), torch.tensor([80, 80])
+    counts = torch.tensor([[10, 12, 8, 10], [15, 15, 14, 16]]), torch.tensor([20, 20])
     scores = random_scores(seed + 2, 2, sets, length)
     keys = torch.zeros(2, 2, length, 4)
-    body, density = real & (torch.arange(length) < 6), torch.tensor([0.25, 0.5])
-    return WatchedEntries(keys, real, body, density, mass, *counts, scores, competes, kept & competes[:, None])
+    body = real & (torch.arange(length) < 6)
+    density = torch.tensor([[0.25, 0.2, 0.3, 0.25], [0.5, 0.5, 0.4, 0.6]])
+    of_rows = density, density / 2
+    return WatchedEntries(keys, real, body, *of_rows, mass, *counts, scores, competes, kept & competes[:, None])
 
 
 def plain(watched, sample):
@@ -143,19 +150,26 @@ def plain(watched, sample):
     places = watched.competes_BN[sample].nonzero()[:, 0].tolist()
     heads = len(watched.kept_BhN[sample])
     group = 4 // heads
-    hits = stay = read = of_it = 0
+    hits = stay = read = of_it = on_body = 0
     for head in range(heads):
         mass = watched.mass_BHN[sample, head * group : (head + 1) * group].mean(0)
         own = [j for j in places if watched.kept_BhN[sample, head, j]]
         best = sorted(places, key=lambda j: -float(mass[j]))[: len(own)]
         hits, stay = hits + len(set(own) & set(best)), stay + len(own)
+        on_body += sum(bool(watched.body_BN[sample, j]) for j in best)
         read, of_it = read + float(mass[places].sum()), of_it + float(mass[own].sum())
     whole = watched.mass_BHN[sample]
     return {
         "entries": len(places),
         "kept": stay / heads,
-        "sparsity": 1 - float(watched.prompt_density_B[sample]),
-        "generated_sparsity": 1 - int(watched.passed_B[sample]) / int(watched.seen_B[sample]),
+        "sparsity": [0.75, 0.5][sample],
+        "prompt_sparsity": [0.875, 0.75][sample],
+        "prompt_sparsity_least": [0.85, 0.7][sample],
+        "prompt_sparsity_most": [0.9, 0.8][sample],
+        "generated_sparsity": [0.5, 0.25][sample],
+        "generated_sparsity_least": [0.4, 0.2][sample],
+        "generated_sparsity_most": [0.6, 0.3][sample],
+        "body_coverage": on_body / stay,
         "body_attention": float(whole[:, watched.body_BN[sample]].sum() / whole.sum()),
         "hit_rate": hits / stay,
         "attention_kept": of_it / read,
@@ -184,11 +198,32 @@ def test_everything_kept_and_a_perfect_choice():
 
 def test_nothing_read_is_no_figure():
     watched = entries(1)
-    watched.seen_B[0], watched.passed_B[0], watched.mass_BHN[0] = 0, 0, 0
+    watched.seen_B[0], watched.passed_BH[0], watched.mass_BHN[0] = 0, 0, 0
     found = dict(zip(NAMES, layer_measures(watched), strict=True))
-    for name in ("generated_sparsity", "hit_rate", "attention_kept", "rank_agreement", "body_attention"):
+    for name in (
+        "generated_sparsity",
+        "body_coverage",
+        "hit_rate",
+        "attention_kept",
+        "rank_agreement",
+        "body_attention",
+    ):
         assert math.isnan(float(found[name][0])), name
         assert not math.isnan(float(found[name][1])), name
+
+
+def test_phases_correlate_over_the_layers_of_a_prompt():
+    """1 and -1 where generated tokens follow the prompt, or turn it round; a prompt without any is left out."""
+    generated = {"a": [0.1, 0.2, 0.4], "b": [0.8, 0.6, 0.2], "c": [math.nan] * 3}
+    made = [
+        PromptLayer(name, layer, *[0.0] * 3, (0.3, 0.4, 0.6)[layer], 0.0, 0.0, own[layer], *[0.0] * 7)
+        for name, own in generated.items()
+        for layer in range(3)
+    ]
+    assert phase_correlation([row for row in made if row.record == "a"]) == pytest.approx(1)
+    assert phase_correlation([row for row in made if row.record == "b"]) == pytest.approx(-1)
+    assert phase_correlation(made) == pytest.approx(0)
+    assert math.isnan(phase_correlation(made[-3:]))
 
 
 def test_rank_agreement_with_ties():

@@ -155,31 +155,30 @@ def test_all_formats_name_all_arms_and_columns(report):
     assert all(left < right for left, right in pairwise(places))
 
 
-def block(report: Path, title: str) -> list[list[str]]:
-    """The rows of a comparison in the Markdown report."""
+def printed_rows(report: Path, arm: str, row: str) -> dict[str, dict[str, str]]:
+    """What the Markdown report prints of an arm beside a printed row, by column."""
     lines = (report / "report.md").read_text().splitlines()
-    start = lines.index(f"## {title}")
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 : start + 8]]
+    start = lines.index("## The paper's printed numbers") + 2
+    header, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]]
+    rows = [dict(zip(header, each, strict=True)) for each in cells if len(each) == len(header)]
+    return {each["score"]: each for each in rows if (each["arm"], each["printed row"]) == (markdown(arm), row)}
 
 
-def test_printed_rows_stand_beside_ours(run, report):
-    header, _, printed, recomputed, ours, counts = block(
-        report, f"{markdown(ROUTED)}: Table 1, LLaVA-1.5-7B, FastV25+S16K4"
-    )
-    assert header[1:] == [*COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
-    assert printed[1:] == [f"{value:.2f}" for value in (*PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
-    assert recomputed[8:] == ["50.00", "62.86", "+1.00", "+1.00"]
-    assert counts[1:] == [str(LIMIT)] * 7 + [str(n * LIMIT) for n in (3, 7, 3, 7)]
-    for text, task in zip(ours[1:], COLUMNS, strict=False):
-        assert text.startswith(f"{100 * run.score(ROUTED, task):.2f} ")
-    text = (report / "report.md").read_text()
-    assert f"{markdown(ANCHOR)}: Table 1, LLaVA-1.5-7B, FastV15.625" in text
-    assert f"{markdown(WHOLE)}: Table 1, LLaVA-1.5-7B, LoRA-only" in text
-    header, _, printed, recomputed, ours, _ = block(
-        report, f"{markdown(TEXT_ROUTED)}: Table 3, LLaMA-2-7B, Quest25+S16K12"
-    )
-    assert (header[1:], printed[1:], recomputed[1:]) == (["MMLU", "Δ MMLU"], ["43.00", "+2.00"], ["-", "+2.00"])
-    assert ours[1].startswith(f"{100 * run.score(TEXT_ROUTED, 'mmlu'):.2f} ")
+def test_printed_numbers_stand_beside_ours(run, report):
+    found = printed_rows(report, ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")
+    assert list(found) == [*COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
+    printed, recomputed, counts = ([each[name] for each in found.values()] for name in ("printed", "recomputed", "n"))
+    assert printed == [f"{value:.2f}" for value in (*PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
+    assert recomputed == ["-"] * 7 + ["50.00", "62.86", "+1.00", "+1.00"]
+    assert counts == [str(LIMIT)] * 7 + [str(n * LIMIT) for n in (3, 7, 3, 7)]
+    for task, column in COLUMNS.items():
+        assert found[column]["ours"].startswith(f"{100 * run.score(ROUTED, task):.2f} ")
+    assert printed_rows(report, ANCHOR, "Table 1, LLaVA-1.5-7B, FastV15.625")
+    assert printed_rows(report, WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
+    found = printed_rows(report, TEXT_ROUTED, "Table 3, LLaMA-2-7B, Quest25+S16K12")
+    cells = [(name, each["printed"], each["recomputed"]) for name, each in found.items()]
+    assert cells == [("MMLU", "43.00", "-"), ("Δ MMLU", "+2.00", "+2.00")]
+    assert found["MMLU"]["ours"].startswith(f"{100 * run.score(TEXT_ROUTED, 'mmlu'):.2f} ")
 
 
 def test_the_papers_own_tables(run, shared, tmp_path):
@@ -188,10 +187,10 @@ def test_the_papers_own_tables(run, shared, tmp_path):
         pytest.skip("reference material (paper_tables.json) is absent")
     arguments = ["--out", str(tmp_path), "--format", "markdown", "--compare-paper", str(path)]
     assert main(["report", str(run.out), *arguments]) == 0
-    _, _, printed, recomputed, *_ = block(tmp_path, f"{markdown(ROUTED)}: Table 1, LLaVA-1.5-7B, FastV25+S16K4")
-    assert (printed[8], recomputed[8]) == ("61.67", "60.66")
-    assert block(tmp_path, f"{markdown(TEXT_ANCHOR)}: Table 3, LLaMA-2-7B, Quest21.875")[2][1] == "40.81"
-    assert block(tmp_path, f"{markdown(WHOLE)}: Table 1, LLaVA-1.5-7B, LoRA-only")
+    mean = printed_rows(tmp_path, ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")["3-mean"]
+    assert (mean["printed"], mean["recomputed"]) == ("61.67", "60.66")
+    assert printed_rows(tmp_path, TEXT_ANCHOR, "Table 3, LLaMA-2-7B, Quest21.875")["MMLU"]["printed"] == "40.81"
+    assert printed_rows(tmp_path, WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
 
 
 def never(*_: object, **__: object) -> None:

@@ -205,6 +205,31 @@ def test_structured_heads_keep_as_many_but_others():
     assert any(not torch.equal(each[:, 0], each[:, 1]) for each in kept)
 
 
+HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
+
+
+@pytest.mark.parametrize("settings", HALVES)
+@torch.no_grad()
+def test_each_half_can_be_left_out(settings):
+    """Without composite tokens heads keep those of the best mean; without adaptive budgets layers keep alike."""
+    method, whole = KVCompose(**settings), KVCompose()
+    views = layer_views([PROMPTS["context"]], method.needs)
+    _, counts, kept, candidates = plan(method, views, 0.3)
+    assert torch.equal(counts, candidates.budget_LB) == (not method.adaptive)
+    assert int(counts.sum()) == int(candidates.budget_LB.sum())
+    for view, count_B, kept_BhN, competes_BN in zip(views, counts, kept, candidates.competes_LBN, strict=True):
+        own = whole.score(view).scores_BhN[0, :, competes_BN[0]]
+        ranked = own if method.composite else own.mean(0, keepdim=True)
+        expected = [set(row.argsort(descending=True)[: int(count_B)].tolist()) for row in ranked]
+        found = [set(row[competes_BN[0]].nonzero()[:, 0].tolist()) for row in kept_BhN[0]]
+        assert found == expected
+    check_padding(method, list(PROMPTS.values()))
+    cache, backbone = PackedCache(3), compress(text_family(layers=3), None, name="none").eval()
+    opened = open_prompts(backbone, text_batch([(37, 5, 0)]), cache, Compression(method, 0.3), "context_first")
+    assert all((layer.heads_BNh is None) == (not method.composite) for layer in opened.plan.layers)
+    assert method.online is None
+
+
 def test_kvpress_gives_the_first_layer_most():
     for seed in range(5):
         views = layer_views([PROMPTS["context"]], KVCompose.needs, seed=seed)
@@ -215,7 +240,11 @@ def test_kvpress_gives_the_first_layer_most():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"task": "awar"}, "Did you mean 'aware'"), ({"lower_bound": -1}, "lower_bound=-1 must be 0 or more")],
+    [
+        ({"task": "awar"}, "Did you mean 'aware'"),
+        ({"lower_bound": -1}, "lower_bound=-1 must be 0 or more"),
+        ({"adaptive": False, "structured": False}, "adaptive=False needs structured=True"),
+    ],
 )
 def test_refused_settings(settings, message):
     with pytest.raises(ValueError, match=message):

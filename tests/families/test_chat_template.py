@@ -3,12 +3,23 @@
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from subtoken_train.datasets.collate import starts_within
 from subtoken_train.families import chat_template
-from subtoken_train.families.chat_template import messages_of, rendered_conversation, rendered_prompt
+from subtoken_train.families.chat_template import (
+    asked_otherwise,
+    checked_variables,
+    messages_of,
+    rendered_as_asked,
+    rendered_conversation,
+    rendered_prompt,
+)
 from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.types import Turn
 from tests.support.chats import CHATML, LLAMA2, MARKED, MISTRAL, PHI3, THINKING, byte_level
+from tests.support.published_chats import IM, PUBLISHED, published
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = messages_of([Turn("What is it?", "A cat."), Turn(" And that? ", " A dog.\n"), Turn("Thanks", "Bye")])
@@ -84,6 +95,116 @@ def test_special_tokens_that_people_write_are_text():
     harmless = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)["input_ids"]
     assert [token for token in ids if token in special] == [token for token in harmless if token in special]
     assert hidden_specials(tokenizer, "no token <|im_en|>") == "no token <|im_en|>"
+
+
+WORDS = ["B", "no", "yes or no", "Choose: A or B", "hello", "assistant", " user", "  B", "B\n", "\n no ", "user", "@"]
+TALKS = st.tuples(
+    st.sampled_from([None, "yes or no", "B"]),
+    st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([*WORDS, ""])), min_size=1, max_size=3),
+)
+
+
+def talk_of(system, pairs):
+    told = [] if system is None else [{"role": "system", "content": system}]
+    return told + messages_of([Turn(*pair) for pair in pairs])
+
+
+def learnt_of(tokenizer, rendered):
+    """The text of the tokens that each span holds."""
+    ids, starts = tokenise(tokenizer, rendered.text)
+    within = [starts_within(starts, [span], rendered.text) for span in rendered.answer_spans]
+    return [tokenizer.decode([token for token, inside in zip(ids, each, strict=True) if inside]) for each in within]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(drawn=TALKS)
+def test_what_is_learnt_is_what_the_assistant_says_in_every_published_format(name, drawn):
+    form, tokenizer = PUBLISHED[name], published(name)
+    system, pairs = drawn
+    rendered = rendered_conversation(tokenizer, talk_of(system if form.system else None, pairs))
+    for place, (said, (_, answer)) in enumerate(zip(learnt_of(tokenizer, rendered), pairs, strict=True)):
+        is_last = place + 1 == len(pairs)
+        lines = form.stripped == "lines" or (form.stripped == "last line" and is_last)
+        shown = answer.lstrip("\n") if lines else answer.strip() if form.stripped is True else answer
+        wanted = ((is_last and form.last) or form.learnt).replace("@", shown, 1)
+        assert said in (wanted, f" {wanted}")  # a token may hold the space before a word
+
+
+THOUGHTS = {
+    "ChatML": f"<think>\nhm\n</think>\n\nB{IM}",
+    "Qwen3": f"<think>\nhm\n</think>\n\nB{IM}",
+    "Qwen3-2507-Thinking": f"hm\n</think>\n\nB{IM}",
+    "QwQ": f"B{IM}",
+    "DeepSeek-R1": f"\n\nB{PUBLISHED['DeepSeek-R1'].eos}",
+}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_thoughts_are_learnt_where_the_template_keeps_them(name):
+    tokenizer = published(name)
+    rendered = rendered_conversation(tokenizer, talk_of(None, [("B", "B"), ("B", "<think>\nhm\n</think>\n\nB")]))
+    assert learnt_of(tokenizer, rendered)[1] == THOUGHTS[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_last_message_of_the_assistant_is_gone_on_with(name):
+    tokenizer = published(name)
+    talk = talk_of(None, [("Say: the", "the"), ("the", "the"), ("Say: the", "the")])
+    text = rendered_prompt(tokenizer, talk).text
+    assert text == tokenizer.apply_chat_template(talk, tokenize=False, continue_final_message=True)
+    assert text.endswith("the")
+
+
+def test_a_prompt_that_differs_once_it_is_answered_is_told():
+    differ = {name for name in PUBLISHED if asked_otherwise(published(name)) is not None}
+    assert differ == {"QwQ", "DeepSeek-R1-Distill", "ChatQA"}
+    bar = "\N{FULLWIDTH VERTICAL LINE}"
+    forms = asked_otherwise(published("DeepSeek-R1-Distill"))
+    assert forms == (f"<{bar}Assistant{bar}>", f"<{bar}Assistant{bar}><think>\n")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(("said", "learnt"), [("the", "the"), ("<think>\nhm\n</think>\n\nB", "hm\n</think>\n\nB")])
+def test_an_answer_stands_behind_the_prompt_that_asks_for_it(name, said, learnt):
+    tokenizer = published(name)
+    talk = talk_of(None, [("the", "the"), ("Say: the", said)])
+    if name == "Falcon" and "\n" in said:
+        return  # asks no thoughts
+    rendered = rendered_as_asked(tokenizer, talk)
+    asked = rendered_prompt(tokenizer, talk[:-1]).text
+    ((start, end),) = rendered.answer_spans
+    assert (rendered.text[:start], end) == (asked, len(rendered.text))
+    if asked.endswith("<think>\n") and name != "Qwen3-2507-Thinking":
+        assert rendered.text[start:].removesuffix(PUBLISHED[name].eos) == learnt
+    else:
+        assert said.rpartition("\n")[2] in rendered.text[start:]
+
+
+def test_only_variables_that_the_template_reads_are_given_to_it():
+    qwen3 = published("Qwen3")
+    assert checked_variables(qwen3, {"enable_thinking": False}) == {"enable_thinking": False}
+    ends = {
+        flag: rendered_prompt(qwen3, TALK[:1], enable_thinking=flag).text.rpartition("assistant\n")[2]
+        for flag in (True, False)
+    }
+    assert ends == {True: "", False: "<think>\n\n</think>\n\n"}
+    assert checked_variables(published("gpt-oss"), {"reasoning_effort": "low"})
+    assert checked_variables(None, None) == checked_variables(qwen3, {}) == {}
+    for tokenizer, variables, words in (
+        (qwen3, {"enable_thinkin": 1}, "'enable_thinkin', but .* template reads only enable_thinking; leave it out"),
+        (published("Zephyr"), {"enable_thinking": 1}, "'enable_thinking', but .* template reads none"),
+        (qwen3, {"messages": []}, "have 'messages'"),
+        (qwen3, [("enable_thinking", 1)], "give names and values"),
+        (byte_level(), {"enable_thinking": 1}, "for a chat template, which is not used here"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            checked_variables(tokenizer, variables)
+
+
+def test_the_size_of_what_a_template_writes_is_bounded():
+    with pytest.raises(ValueError, match="cannot be filled: it writes 20,000,102 characters"):
+        rendered_prompt(tokenizer_of("{{ 'ab' * 10000000 }}" + CHATML), TALK[:1])
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -41,6 +41,7 @@ KINDS = {
     "stored fill": CELLS["qwen3_vl"],
     "learned fill": CELLS["qwen2_window"],
     "heads of their own": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets"},
+    "the same groups for all": {"family": "llama", "reducer": "none", "selector": "leading", "groups": "8/3"},
     "int8 groups": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "8/3", "precision": "int8"},
     "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
     "rotated": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4_rotated", "groups": "2/1"},

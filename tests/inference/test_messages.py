@@ -13,11 +13,13 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import messages_of
+from subtoken_train.inference import compressed_context
 from subtoken_train.inference.compressed_context import CompressedContext, context_batches
 from subtoken_train.inference.messages import alternating_turns, read_messages
 from subtoken_train.inference.text_prompts import further_turns, text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
+from tests.support.published_chats import PUBLISHED
 from tests.support.real_models import real_folder
 from tests.support.text_families import text_family
 
@@ -227,6 +229,83 @@ def test_a_raw_prompt_is_the_text_and_is_warned_of():
     assert bare.inputs("go on", raw=True)["input_ids"].tolist() == bare.inputs("go on")["input_ids"].tolist()
 
 
+def said_ids(model: SubTokenModel, text: str, monkeypatch) -> None:
+    """Let a model answer every prompt with a text."""
+    ids = torch.tensor([model.tokenizer(text, add_special_tokens=False)["input_ids"]])
+    monkeypatch.setattr(type(model), "generate", lambda self, input_ids, **settings: torch.cat([input_ids, ids], dim=1))
+
+
+def test_the_space_before_a_continuation_stays(monkeypatch):
+    model, going_on = chatting(), [ASKED, {"role": "assistant", "content": "It is"}]
+    said_ids(model, "  Paris \n", monkeypatch)
+    assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
+    with pytest.warns(SubTokenWarning):
+        assert model.chat("The capital is", raw=True) == "  Paris"
+    assert chatting(None).chat("The capital is") == "Paris"
+    assert chatting(None).chat("The capital is", raw=True) == "  Paris"
+
+
+def test_the_space_before_an_answer_about_a_raw_context_stays(monkeypatch):
+    model = chatting()
+    ids = model.tokenizer(" Paris ", add_special_tokens=False)["input_ids"]
+
+    def answered(backbone, cache, logits, most, ended):
+        for token in ids if ended else ():
+            ended([torch.tensor([token])])
+        return torch.tensor([ids]), torch.tensor([len(ids)])
+
+    monkeypatch.setattr(compressed_context, "greedy_tokens", answered)
+    with pytest.warns(SubTokenWarning):
+        assert model.ask(LONG, ["Who?"], raw=True) == [" Paris"]
+    assert "".join(model.ask(None, "Who?", stream=True)) == " Paris"
+    assert model.ask(LONG, ["Who?"]) == ["Paris"]
+    assert "".join(model.ask(None, "Who?", stream=True)) == "Paris"
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "DeepSeek-R1-Distill", "Llama-2"])
+def test_a_last_message_of_the_assistant_is_gone_on_with(name):
+    model = chatting(PUBLISHED[name].template)
+    talk = [ASKED, {"role": "assistant", "content": "the bee"}]
+    made = model.inputs(talk)
+    assert made["input_ids"].tolist() == [
+        model.tokenizer.apply_chat_template(talk, continue_final_message=True)["input_ids"]
+    ]
+    assert made["regions"][0, -1] == Region.QUERY
+    same = model.inputs([Turn(ASKED["content"], "the bee")])
+    assert torch.equal(same["input_ids"], made["input_ids"])
+
+
+def test_formats_that_are_no_template_go_on_too(vlm_adapter):
+    bare, seeing = chatting(None), SubTokenModel.from_pretrained(vlm_adapter)
+    for model, mark, said in ((bare, "", "it </s> is"), (seeing, "<image>\n", "there is a 7")):
+        asked = [{"role": "user", "content": f"{mark}is it </s> ?"}, {"role": "assistant", "content": said}]
+        head, ids = (
+            model.inputs(talk, [PICTURE] if mark else [])["input_ids"][0].tolist() for talk in (asked[:1], asked)
+        )
+        assert ids[: len(head)] == head
+        assert model.tokenizer.decode(ids[len(head) :]).strip() == said
+        assert ids.count(model.tokenizer.eos_token_id) == 0
+
+
+def test_the_chat_template_gets_its_variables():
+    model, off = chatting(PUBLISHED["Qwen3"].template), {"chat_template_kwargs": {"enable_thinking": False}}
+    wanted = model.tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, enable_thinking=False)
+    assert model.inputs([ASKED], **off)["input_ids"].tolist() == [wanted["input_ids"]]
+    assert model.chat([ASKED], max_new_tokens=3, **off) is not None
+    model.ask(LONG, ["Who?"], max_new_tokens=2, **off)
+    assert model.cache.frames[0].after.endswith("<think>\n\n</think>\n\n")
+    model.ask(LONG, ["Who?"], max_new_tokens=2)
+    assert model.cache.frames[0].after.endswith("<|im_start|>assistant\n")
+    for call, words in (
+        (lambda: model.chat("hi", chat_template_kwargs={"enable_thinkin": 1}), "template reads only enable_thinking"),
+        (lambda: model.ask(LONG, ["x"], chat_template_kwargs={"thinking": 1}), "template reads only enable_thinking"),
+        (lambda: model.ask(None, ["x"], **off), "chat_template_kwargs says how to read a context"),
+        (lambda: chatting(None).chat("hi", **off), "which is not used here; leave them out"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
 def test_without_a_template_turns_are_written_as_in_training():
     family = chatting(None).backbone.family
     model = SubTokenModel.around(chatting(None).backbone)
@@ -263,7 +342,7 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     del part["image"]
     assert torch.equal(model.inputs(talk, [PICTURE])["input_ids"], wanted["input_ids"])
     for prompt, words in (
-        ([*talk[:2], talk[0], talk[1]], "message 3 is the system's where the assistant's is due"),
+        ([*talk[:2], talk[1]], "message 3 is the user's where the assistant's is due"),
         ([talk[1], talk[0], talk[3]], "message 2 is the system's where the assistant's is due"),
         ([talk[0]], "the last message is the system's"),
     ):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from subtoken_train import SubTokenModel
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.arms import prepare, with_anchors
 from subtoken_train.evaluation.runner.spec import expand_arms
-from subtoken_train.inference.compression import compression_of
+from subtoken_train.evictions import build_eviction
+from subtoken_train.inference.compression import Compression, compression_of
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.kernels.storage import RoutedValues
+from subtoken_train.ledger.ledger import nominal_ledger
+from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig, untrained_routing
 from tests.support.helpers import compress, save_backbone
-from tests.support.text_families import text_family
+from tests.support.text_families import text_batch, text_family
 
 TEXT, QUESTIONS = "the bee and the spider met in the garden . " * 6, ["is there a 7 ?", "describe ."]
 COMPRESSION = {"eviction": "h2o", "eviction_keep": 0.5, "kv_dtype": "int8", "prefill_chunk": 16}
@@ -43,6 +50,26 @@ def test_they_are_the_router_free_arm_and_leave_the_model_as_it_was(backbone, tm
     assert loaded.ask(None, QUESTIONS, max_new_tokens=4) == answers
     with pytest.raises(ValueError, match="the cache was made with adapter"):
         SubTokenModel.from_pretrained(backbone, groups="8,3", **COMPRESSION).load_cache(file)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@pytest.mark.parametrize(("selector", "named"), [("leading", False), ("static", False), ("value_norm", True)])
+def test_groups_that_all_tokens_keep_have_no_index(selector, named, layout):
+    """Neither the cache, whose offsets say them, nor the ledgers hold one; heads here keep entries of their own."""
+    backbone = compress(text_family("llama"), RoutingConfig(selector, 8, 4, layout)).eval()
+    prompts, cache = text_batch([(37, 5, 0), (24, 6, 0)], True), PackedCache(backbone.family.shape.num_layers)
+    compression = Compression(build_eviction("h2o"), 0.5, kv_dtype="int4_rotated")
+    with torch.no_grad():
+        plan = open_prompts(backbone, prompts, cache, compression, "context_first").plan
+    parts = [part.values for layer in cache.layers for block in layer.blocks for part in block.parts]
+    routed = [values for values in parts if isinstance(values, RoutedValues) and values.entries]
+    assert routed
+    assert [values.index is not None for values in routed] == [named] * len(routed)
+    shape = backbone.family.shape
+    measured = measured_ledger(plan, prompts.regions_BN, shape)
+    nominal = nominal_ledger(shape, {"context": 61}, backbone.group_budget)
+    for ledger in (measured, nominal):
+        assert any(entry.index_bytes for entry in ledger.entries) == named
 
 
 def test_a_grid_names_them_and_their_anchors(backbone):

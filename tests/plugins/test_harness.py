@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.batched import Outcome
+from subtoken_train.inference.cache_report import Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
@@ -176,7 +176,7 @@ def test_sums_and_fractions():
     assert facts["region_fraction_measured"] == 0.25
     assert (facts["entries_before"], facts["entries_after"]) == (80, 12)
     text = str(subject)
-    assert text.startswith("subtoken: 2 prompts; none, linear S=4 K=1, snapkv 0.1 int8; protocol query_aware\n")
+    assert text.startswith("subtoken: 2 prompts; none, S4K1 linear, snapkv 0.1 int8; protocol query_aware\n")
     subject.add([replace(OUTCOME, kv_bytes=130)])
     assert "KV of the prompts: 210 of 300 bytes kept (70.00%)" in str(subject)
     subject.add([replace(OUTCOME, kv_bytes=200)])

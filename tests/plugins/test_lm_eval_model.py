@@ -127,7 +127,7 @@ def test_an_eviction_after_the_question_leaves_single_tokens_and_is_warned_about
 def test_an_adapter_with_routers_answers(text_adapter, backbone):
     results = evaluate(ours(backbone, adapter=str(text_adapter), context=16), CHOICE)
     info = results["config"]["subtoken"]
-    assert (info["reducer"], info["routing"]) == ("quest", "linear S=4 K=1")
+    assert (info["reducer"], info["routing"]) == ("quest", "S4K1 linear")
     assert 0 < info["region_fraction_measured"] < 0.5
 
 

@@ -105,7 +105,7 @@ def test_answers_come_in_order_whatever_the_batch(plugin, vlm_adapter, capsys):
         assert 0.1 < model.runner.counted.facts["region_fraction_measured"] < 0.25
         capsys.readouterr()
         model.clean()
-        assert "subtoken: 5 prompts; fastv, linear S=4 K=1" in capsys.readouterr().out
+        assert "subtoken: 5 prompts; fastv, S4K1 linear" in capsys.readouterr().out
         assert model.task_dict == {}
 
 

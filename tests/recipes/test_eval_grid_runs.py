@@ -101,6 +101,6 @@ def test_grids_about_pictures_run(name, tmp_path, monkeypatch):
     run_grid(grid, say=lambda line: None)
     for arm in read_results([tmp_path / "out"]):
         (run,) = arm.runs[task].values()
-        assert (len(run.ids), run.asked) == (2, "in the family's chat format; question kept")
+        assert (len(run.samples), run.asked) == (2, "in the family's chat format; question kept")
         if arm.compressed:
-            assert run.cost.entries_after < run.cost.entries_before
+            assert run.cost.total["entries_after"] < run.cost.total["entries_before"]

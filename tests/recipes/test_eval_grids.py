@@ -17,6 +17,7 @@ from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
+from tests.recipes.paper_arms import BACKBONES
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 
@@ -47,11 +48,14 @@ OTHER_TABLES = {
     "kvcompose_table2_3_agnostic": (3 + 3 * 7 * 8, 1),
     "kvcompose_table2_3_aware": (3 + 3 * 7 * 8, 1),
     "kvcompose_table4": (3 + 3 * 4 * 8, 1),
+    "kvcompose_ablation": (1 + 4 * 8, 1),
     "visual_pruners_2026": (3 + 3 * 9 * 3 + 3 + 2 * 2 * 3 + 2, 6),
     "multimodal_evictions": (3 + 3 * 11 * 3 + 3 + 2, 5),
 }
 """Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose, and of ours."""
-UNCAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_uncapped", "table2_qwenvl7b": "table2_qwenvl7b_uncapped"}
+FULL = ("table3_llama7b", "table3_qwen7b")
+"""Grids of the paper with an arm that nothing was trained for."""
+CAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_capped", "table2_qwenvl7b": "table2_qwenvl7b_capped"}
 PAPER_TASKS = {
     "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
     "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
@@ -96,7 +100,7 @@ def printed_budgets(table, model):
 def test_no_grid_is_forgotten():
     suites = [name for grids in SUITES.values() for name in grids]
     ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "pruners_scenes", "section35_llava7b"]
-    assert sorted([*PAPER_GRIDS, *UNCAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
+    assert sorted([*PAPER_GRIDS, *CAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
 
 
 @sampled("path", GRIDS, every=4, ids=lambda path: path.stem)
@@ -108,7 +112,7 @@ def test_grid_can_be_run(path):
     assert len(set(map(repr, grid.arms))) == len(grid.arms)
     for arm in grid.arms:
         if arm.adapter is None:
-            assert (arm.dtype, path.stem in OTHER_TABLES) == ("bfloat16", True)
+            assert (arm.dtype, path.stem in [*OTHER_TABLES, *FULL]) == ("bfloat16", True)
         elif (recipe := recipe_of(arm.adapter)) is None:
             assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
@@ -129,10 +133,12 @@ def test_its_own_commands_name_it(path):
 def test_table_has_the_papers_arms(name):
     table, model = PAPER_GRIDS[name]
     grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
-    budgets = [budget_of(recipe_of(arm.adapter)) for arm in grid.arms]
-    printed = printed_budgets(table, model)
-    assert sorted(budgets) == sorted(printed)
-    assert all(arm.adapter.startswith(f"runs/{name.partition('_')[2]}_") for arm in grid.arms)
+    alone = [arm.backbone for arm in grid.arms if arm.adapter is None]
+    assert alone == ([BACKBONES[name.partition("_")[2]].path] if name in FULL else [])  # the row Full KV
+    trained = [arm.adapter for arm in grid.arms if arm.adapter is not None]
+    budgets = [*(("none", 100, 0, 0) for _ in alone), *(budget_of(recipe_of(adapter)) for adapter in trained)]
+    assert sorted(budgets) == sorted(printed_budgets(table, model))
+    assert all(adapter.startswith(f"runs/{name.partition('_')[2]}_") for adapter in trained)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
 
@@ -202,8 +208,12 @@ def test_dry_run_passes(path):
     assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)
 
 
-@pytest.mark.parametrize("capped", UNCAPPED)
-def test_an_uncapped_twin_differs_by_its_cap(capped):
-    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (capped, UNCAPPED[capped]))
-    assert [replace(arm, max_pixels=12845056) for arm in one.arms] == list(twin.arms)
+@pytest.mark.parametrize("free", CAPPED)
+def test_a_capped_twin_differs_by_its_cap(free):
+    """Neither the grid nor the adapters' recipes cap images: 144 tokens are an image's own size, or the twin's cap."""
+    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (free, CAPPED[free]))
+    assert {arm.max_pixels for arm in one.arms} == {12845056}
+    assert [replace(arm, max_pixels=112896) for arm in one.arms] == list(twin.arms)
+    recipes = [yaml.safe_load(recipe_text(recipe_of(arm.adapter))) for arm in one.arms]
+    assert {own["model"]["backbone"]["max_pixels"] for own in recipes} == {None}
     assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)

@@ -13,7 +13,7 @@ from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp", "bilinear")
-CONTROLS = ("value_norm", "output_norm", "random", "static")
+CONTROLS = ("value_norm", "output_norm", "random", "static", "leading")
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -27,6 +27,7 @@ def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
         layer=layer,
         output_norms=lambda: random_scores(seed + 3, batch, length, GROUPS).abs(),
         query_attention=lambda: random_scores(seed + 4, batch, length).abs(),
+        num_kv_heads=2,
     )
 
 
@@ -48,6 +49,7 @@ def build(name, width=WIDTH, **settings):
         ("output_norm", False, 0),
         ("random", False, 0),
         ("static", False, 0),
+        ("leading", False, 0),
     ],
 )
 def test_parameter_counts(name, query_conditioned, expected):
@@ -127,6 +129,7 @@ def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
         0,
         lambda: view.output_norms()[1:2],
         lambda: view.query_attention()[1:2],
+        2,
     )
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
@@ -167,6 +170,32 @@ def test_static_is_one_set_per_layer_for_every_token_and_sample():
         assert (mask == mask[:1, :1]).all()
     assert len({tuple(mask[0, 0].tolist()) for mask in layers}) > 1
     assert not torch.equal(build("static")(look()), build("static", seed=1)(look()))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kv_heads", "best"),
+    [
+        ("contiguous", 2, [0, 8, 1, 9, 2, 10, 3, 11]),  # 8 groups of each of 2 heads: the first four of both
+        ("per_head", 2, list(range(8))),  # group s is the s-th piece of every head
+        ("contiguous", 32, list(range(8))),  # a group is two whole heads: none is earlier than another
+        ("contiguous", 1, list(range(8))),
+    ],
+)
+def test_leading_are_the_first_of_each_head_for_every_token(layout, kv_heads, best):
+    view = replace(look(), num_kv_heads=kv_heads)
+    mask = fixed_mask(build("leading", layout=layout)(view), 8)
+    assert (mask == mask[:1, :1]).all()
+    assert mask[0, 0].nonzero()[:, 0].tolist() == sorted(best)
+
+
+def test_leading_weighs_groups_that_span_heads_by_their_channels():
+    """16 groups of 12 channels on three heads of 64: group 5 ends the first head and begins the second."""
+    view = replace(look(), value_groups_BNSg=torch.zeros(1, 2, GROUPS, 12), num_kv_heads=3)
+    means = [sum((12 * group + i) % 64 for i in range(12)) / 12 for group in range(GROUPS)]
+    expected = sorted(range(GROUPS), key=lambda group: means[group])
+    scores = build("leading")(view)
+    assert scores[0, 1].argsort(descending=True).tolist() == expected
+    assert build("leading").same_for_all
 
 
 def test_unknown_names_name_the_nearest():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, paper_page, read_items
+from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, paper_page, part_faults, read_items
 
 ITEMS = read_items()
 
@@ -19,6 +19,49 @@ def test_every_item_is_sound(paper):
     assert [fault for item in ITEMS[paper] for fault in item.faults()] == []
     names = [item.item for item in ITEMS[paper]]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("paper", ITEMS)
+def test_an_item_is_what_its_worst_part_is(paper):
+    assert part_faults(ITEMS[paper]) == []
+
+
+def test_a_better_item_than_its_parts_is_a_fault():
+    whole, rows = (
+        PaperItem("Table 1: all", "exact"),
+        [PaperItem("Table 1, a row", "reading"), PaperItem("Eq. 1", "exact")],
+    )
+    assert part_faults([whole, *rows]) == ["Table 1: all: how is 'exact', and its worst part is 'reading'"]
+    named = PaperItem("Figure 1", "reading", parts=("Eq. 1", "Eq. 2"))
+    assert part_faults([named, *rows]) == [
+        "Figure 1: 'Eq. 2' is no one item",
+        "Figure 1: how is 'reading', and its worst part is 'exact'",
+    ]
+    assert part_faults([PaperItem("Table 1: all", "reading"), *rows]) == []
+
+
+def test_the_tables_of_the_sub_token_paper_name_what_they_stand_on():
+    own = {item.item.partition(":")[0]: item for item in ITEMS["subtoken_routing"]}
+    assert all(own[f"Table {number}"].parts and own[f"Table {number}"].how == "reading" for number in range(1, 5))
+
+
+def test_claims_without_a_number_have_items():
+    """Each says what is here, or why it is not reproduced."""
+    claims = {
+        "subtoken_routing": (
+            "Section 4.2, results are stable",
+            "Section 4.4, every pure router",
+            "Appendix C.1, training",
+        ),
+        "aircache": ("Section 4.1, models: LLaVA-Video",),
+        "kvcompose": ("Section 4.2: curves of accuracy", "Section 5: ablation"),
+        "tgv_kv": ("Observation 1", "Observation 2", "Observation 3", "Ablation: TextVQA-lite"),
+        "vl_cache": ("Appendix A.4",),
+    }
+    for paper, begun in claims.items():
+        for words in begun:
+            (item,) = (item for item in ITEMS[paper] if item.item.startswith(words))
+            assert item.how == "reading" or item.note.startswith("not reproduced, because "), words
 
 
 @pytest.mark.parametrize("paper", ITEMS)
@@ -67,6 +110,10 @@ def test_places(place, there):
         (
             PaperItem("Table 1", "reading", ("docs",), " "),
             "Table 1: 'reading' needs a note: the reading taken, or the reason",
+        ),
+        (
+            PaperItem("Table 1", "exact", ("docs",), "its form is a reading"),
+            "Table 1: the note says 'reading', which 'exact' is not",
         ),
         (PaperItem("Table 1", "exact"), "Table 1: where is empty; name a path, path::symbol, or a recipe"),
         (PaperItem("Table 1", "exact", ("gone",)), "Table 1: 'gone' is no path, no path::symbol and no recipe"),

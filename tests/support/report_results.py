@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.results import ArmFacts, Manifest, SampleRecord, SampleWriter, prompt_digest
@@ -24,18 +22,8 @@ KINDS = ("colour", "count")
 class FakeAccuracy(TaskMetric):
     """Share of equal answers; ``worst`` is no mean over samples."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("right", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("asked", torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, predictions, references) -> None:
-        for prediction, reference in zip(predictions, references, strict=True):
-            self.right += self.score(prediction, reference)
-            self.asked += 1
-
-    def compute(self) -> dict[str, Tensor]:
-        accuracy = self.right / self.asked
+    def compute(self) -> dict[str, float]:
+        accuracy = sum(self.score(*row) for row in self.rows) / len(self.rows)
         return {"accuracy": accuracy, "worst": accuracy**2}
 
     @staticmethod

@@ -86,6 +86,7 @@ SELECTORS = {
     "linear": RoutingConfig("linear"),
     "mlp": RoutingConfig("mlp"),
     "value_norm": RoutingConfig("value_norm"),
+    "leading": RoutingConfig("leading"),
     "query": RoutingConfig("linear", query_conditioned=True),
     "gated": RoutingConfig("linear", value_gate=True),
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),

@@ -62,7 +62,9 @@ def test_three_steps_move_exactly_the_trainables(recipe, extra):
 def test_check_says_what_is_spent(recipe, capsys):
     assert main(["check", *recipe(), "--offline"]) == 0
     out = capsys.readouterr().out
-    assert "linear, S=8, K=8, contiguous, keys and groups in 25 % of the bytes of each layer, sinks 2, window 2" in out
+    assert (
+        "S8 bytes 0.25 linear, contiguous, keys and groups in 25 % of the bytes of each layer, sinks 2, window 2" in out
+    )
     assert "context region: 8.00 KiB of 32.00 KiB, 25 %" in out
     assert main(["check", *recipe({**BYTES, "byte_pool": "all"}), "--offline"]) == 0
     assert "keys and groups in 25 % of the bytes of all layers together" in capsys.readouterr().out

@@ -5,19 +5,16 @@ MMBench's letters are read by the rules of several programs without their judge:
 and ``utils/matching_util.py`` of VLMEvalKit. Where these ask a language model or draw a letter at random, the answer
 here names no option. Options are a mapping from letter to text. Sources for ScienceQA:
 ``llava/eval/eval_science_qa.py`` of LLaVA-1.5, ``tasks/scienceqa/utils.py`` of lmms-eval.
-
-Legend: N samples, G questions, R readings.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
-
-from subtoken_train.evaluation.metrics.metric import GroupedMetric, MeanScores, Prediction, bits_of, groups_of
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
@@ -132,7 +129,7 @@ ROTATION = 1_000_000
 """Rows of one question have the same index modulo this."""
 
 
-class MMBenchScores(GroupedMetric):
+class MMBenchScores(TaskMetric):
     """Accuracy over all rows, and over questions whose rotations are all answered right.
 
     A reference holds ``index``, ``answer`` (a letter), ``options`` (texts by letter) and, where the question has fewer
@@ -153,29 +150,33 @@ class MMBenchScores(GroupedMetric):
     """
 
     @staticmethod
-    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the question; whether each reading is right, and whether the row is not rotated."""
+    def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
+        """Tell whether each reading is right."""
         options, answer = reference["options"], reference["answer"]
         lmms_options = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
-        marks = [
+        return [
             read(prediction, lmms_options if name.startswith("lmms_") else options) == answer
             for name, read in READINGS.items()
         ]
-        marks.append(reference["index"] < ROTATION)
-        return reference["index"] % ROTATION, sum(mark << i for i, mark in enumerate(marks))
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return scores by name."""
-        keys_N, marks_N = self.kept()
-        right_NR, unrotated_N = bits_of(marks_N, len(READINGS)), marks_N >> len(READINGS) == 1
-        groups = groups_of(keys_N, right_NR)
-        right = {"accuracy": right_NR}
-        if unrotated_N.any():
-            right["unrotated_accuracy"] = right_NR[unrotated_N]
-        if (groups.sizes_G > 1).any():
-            right["circular"] = groups.all_GM
-        means = {score: marks.double().mean(dim=0) for score, marks in right.items()}
-        return {f"{name}{score}": mean_R[i] for score, mean_R in means.items() for i, name in enumerate(READINGS)}
+        rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
+        questions: dict[int, list[list[bool]]] = defaultdict(list)
+        for index, right in rows:
+            questions[index % ROTATION].append(right)
+        rotated = any(len(members) > 1 for members in questions.values())
+        scored = {
+            "accuracy": [right for _, right in rows],
+            "unrotated_accuracy": [right for index, right in rows if index < ROTATION],
+            "circular": [[*map(all, zip(*members, strict=True))] for members in questions.values() if rotated],
+        }
+        by_reading = {score: zip(*marks, strict=True) for score, marks in scored.items()}
+        return {
+            f"{name}{score}": mean(marks)
+            for score, columns in by_reading.items()
+            for name, marks in zip(READINGS, columns, strict=False)
+        }
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:

@@ -7,11 +7,8 @@ metric ``acc``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
 
@@ -26,23 +23,16 @@ class Perplexity(TaskMetric):
 
     higher_is_better = False
     points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
-    sums: Tensor  # [3]: log-likelihood, words, bytes
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Add log-likelihoods and what they were of."""
-        for prediction, reference in zip(predictions, references, strict=True):
-            self.sums += self.sums.new_tensor([_only(prediction), reference["words"], reference["bytes"]])
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return the three figures."""
-        nats, words, octets = self.sums
+        nats, words, octets = (
+            sum(column)
+            for column in zip(*((_only(said), of["words"], of["bytes"]) for said, of in self.rows), strict=True)
+        )
         return {
-            "word_perplexity": torch.exp(-nats / words),
-            "byte_perplexity": torch.exp(-nats / octets),
+            "word_perplexity": math.exp(-nats / words),
+            "byte_perplexity": math.exp(-nats / octets),
             "bits_per_byte": -nats / octets / math.log(2),
         }
 

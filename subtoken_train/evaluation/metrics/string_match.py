@@ -11,11 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from subtoken_train.datasets.recall import recall_accuracy
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean
 
 RULER_TASKS = (
     "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
@@ -51,13 +48,12 @@ class RulerMatch(MeanScores):
         kvpress = ruler_score(prediction, task, answers, control="")
         return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return both means over the tasks that were asked, and each task's."""
         means = super().compute()
         ruler = {task: means[task] for task in RULER_TASKS if task in means}
         kvpress = [means[f"kvpress_{task}"] for task in ruler]
-        scores = {"string_match": list(ruler.values()), "kvpress_string_match": kvpress}
-        return {name: torch.stack(found).mean() for name, found in scores.items()} | ruler
+        return {"string_match": mean([*ruler.values()]), "kvpress_string_match": mean(kvpress), **ruler}
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, mean_estimate, score_part
+from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, score_of, score_part
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
@@ -45,10 +45,8 @@ class Curve:
     """One method at several budgets.
 
     Attributes:
-        name: what its arms share, in words.
         tasks: those that all of its arms answered, and its scores are means over.
         points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
-        reference: whether that one is there.
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
@@ -104,8 +102,8 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     """Make a curve for each method with at least one budget; those without a measured region are left out.
 
-    Of two arms of one method at one budget (they differ in what their facts do not say, as how they were trained) the
-    second makes a curve of its own, under its name.
+    If two arms share a method and a budget (and differ, say, in their training), the second makes a curve of its own,
+    under its name.
     """
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in arms:
@@ -178,7 +176,7 @@ def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> list[tuple[str,
     """Return the tasks of eq. 10 as (task, subtask): the subtasks that all runs have, else the task as a whole."""
     scored: list[tuple[str, str | None]] = []
     for task in tasks:
-        runs = [run for arm in arms for run in arm.runs[task].values() if run.ids]
+        runs = [run for arm in arms for run in arm.answered(task).values()]
         shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
         scored += [(task, name) for name in shared] or [(task, None)]
     return scored
@@ -196,7 +194,7 @@ def _value(arm: ArmResults, task: str, name: str | None) -> float:
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
-    """Tell whether the score is some accuracy; how much was answered for a judge is none."""
+    """Tell whether the score is an accuracy; the share of answers for a judge is not."""
     part = score_part(arm, task)
     if part is None or part.plain.form != "fraction":
         return False
@@ -207,10 +205,10 @@ def _point(
     arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Sequence[tuple[str, str | None]]
 ) -> Point | None:
     kv = cost_of(arm, tasks).shares["with_index"]
-    estimate = mean_estimate(arm, tasks) if tasks else None
-    if kv is None or estimate is None:
+    score = score_of(arm, tasks) if tasks else None
+    if kv is None or score is None:
         return None
     pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
     if not pairs or not all(full for full, _ in pairs):
-        return Point(arm, kv, estimate, None)
-    return Point(arm, kv, estimate, float(np.mean([(full - mine) / full for full, mine in pairs])))
+        return Point(arm, kv, score, None)
+    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
@@ -90,7 +89,7 @@ def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Itera
     if column in MEANS:
         yield _cells(column, "mean", printed, row.differences.get(column))
         return
-    runs = [run for run in row.arm.runs[column].values() if run.ids]
+    runs = list(row.arm.answered(column).values())
     primary = runs[0].manifest.primary
     yield _cells(column, primary, printed, row.differences.get(column))
     for name in runs[0].scores:
@@ -134,8 +133,8 @@ _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 
 def report_latex(report: Report) -> str:
-    """Return all score tables, and the comparison with printed rows where there is one."""
-    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | PaperComparison)]
+    """Return all score tables, and the printed numbers beside ours where there are some."""
+    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | pd.DataFrame)]
     return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
 
 

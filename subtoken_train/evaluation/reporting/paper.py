@@ -7,12 +7,12 @@ The printed tables are a file that the reader passes; the package ships none of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from subtoken_train.documents import read_json
 from subtoken_train.evaluation.reporting.runs import ArmResults
@@ -21,9 +21,8 @@ from subtoken_train.evaluation.reporting.score_tables import (
     PAPER_TASKS,
     Estimate,
     anchor_of,
-    mean_difference,
-    mean_estimate,
-    score_estimate,
+    difference_of,
+    score_of,
 )
 from subtoken_train.typed import chosen
 
@@ -54,39 +53,25 @@ _LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
 COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
 
 
-@dataclass(frozen=True)
-class PaperComparison:
-    """One arm and one printed row; every mapping is column -> score in % or points of %, absent where there is none.
+FRAME = ("arm", "row", "column", "printed", "recomputed", "ours")
+"""Columns of ``compare_paper``; a row for each column of a printed row that is an arm's.
 
-    ``recomputed`` are means and differences from the printed cells, ``ours`` what was measured here; ``words`` names
-    the row.
-    """
-
-    arm: str
-    words: str
-    printed: dict[str, float]
-    recomputed: dict[str, float]
-    ours: dict[str, Estimate]
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that the printed row has."""
-        return [column for column in COLUMNS if column in self.printed]
+``recomputed`` is the mean or difference of the printed cells, ``ours`` an ``Estimate``; each is None where there is
+none. ``printed`` and ``recomputed`` are in %, or points of %.
+"""
 
 
-def compare_paper(arms: Sequence[ArmResults], path: Path) -> list[PaperComparison]:
-    """Return all arms whose backbone, reducer and groups are those of a printed row.
-
-    Raises:
-        ValueError: ``path`` is not there, or is no file of printed tables.
-    """
+def compare_paper(arms: Sequence[ArmResults], path: Path) -> pd.DataFrame:
+    """Return the printed numbers beside ours, for all arms whose backbone, reducer and groups are those of a row."""
     try:
         rows = _rows(read_json(path))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a file of printed tables ({error})") from None
-    return [_comparison(arm, anchor_of(arm, arms), row, rows) for arm in arms for row in rows if _same_method(arm, row)]
+    pairs = [(arm, row) for arm in arms for row in rows if _same_method(arm, row)]
+    found = [each for arm, row in pairs for each in _compared(arm, anchor_of(arm, arms), row, rows)]
+    return pd.DataFrame(found, columns=FRAME, dtype=object)
 
 
 def _rows(content: Any) -> list[dict[str, Any]]:
@@ -120,9 +105,7 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
         return False
     words = f"{facts.name} {facts.adapter or ''}".lower()
     if facts.groups == "-":
-        return (
-            row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is not None or row["variant"] == "full")
-        )
+        return row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
     groups, selector = facts.groups.split()[:2]
     variant = VARIANTS.get("olora" if "olora" in words else selector)
     two_stage = "stage2" in words
@@ -131,24 +114,28 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
     )
 
 
-def _comparison(
+def _compared(
     arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
-) -> PaperComparison:
+) -> Iterator[tuple[object, ...]]:
+    """Yield the values of ``FRAME`` for every column that the printed row has."""
     base, means = _printed_anchor(row, rows), _means(row)
     if "mmlu" in row:
         printed, recomputed, ours = dict(means), {}, {}
     else:
         printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
         recomputed = dict(means)
-        ours = {label: score_estimate(arm, task) for task, label in PAPER_TASKS.items()}
+        ours = {label: score_of(arm, [task]) for task, label in PAPER_TASKS.items()}
     for label, (mean, key) in DELTAS.items():
         if mean in means:
-            ours[mean] = mean_estimate(arm, AVERAGED[mean])
+            ours[mean] = score_of(arm, AVERAGED[mean])
             if row[key] is not None and base is not None:
                 printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
-                ours[label] = None if anchor is None else mean_difference(arm, anchor, AVERAGED[mean])
+                apart = None if anchor is None else difference_of(arm, anchor, AVERAGED[mean])
+                ours[label] = apart if isinstance(apart, Estimate) else None
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
-    return PaperComparison(arm.name, words, printed, recomputed, {key: part for key, part in ours.items() if part})
+    for column in COLUMNS:
+        if column in printed:
+            yield arm.name, words, column, printed[column], recomputed.get(column), ours.get(column)
 
 
 def _means(row: dict[str, Any]) -> dict[str, float]:

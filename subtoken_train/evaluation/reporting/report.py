@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from subtoken_train.evaluation.reporting.curves import Curve, make_curves
-from subtoken_train.evaluation.reporting.paper import PaperComparison, compare_paper
+from subtoken_train.evaluation.reporting.paper import FRAME, compare_paper
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable, make_kinds, make_tables, ordered
 from subtoken_train.evaluation.results import ArmFacts, Manifest
@@ -47,41 +49,27 @@ SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value no
 
 
 @dataclass(frozen=True)
-class TaskFacts:
-    """Conditions of a task that two reports must share to be compared."""
-
-    task: str
-    score: str
-    asked: str
-    options: str
-    source: str
-    samples: str
-    digest: str
-    arms: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Report:
     """The parts of a report; a part without content is empty.
 
     Attributes:
         titles: arm -> what people call it, no two alike.
-        tasks: how each task was asked; more than one line where arms differ in it.
-        comparisons: printed rows beside ours.
+        tasks: conditions that two reports must share to be compared: a row for each task, more where arms differ.
+        comparisons: printed numbers beside ours, see ``compare_paper``.
     """
 
     arms: tuple[ArmResults, ...]
     titles: dict[str, str]
     tables: tuple[ScoreTable, ...]
-    tasks: tuple[TaskFacts, ...]
+    tasks: pd.DataFrame
     curves: tuple[Curve, ...]
     kinds: tuple[KindScores, ...]
-    comparisons: tuple[PaperComparison, ...]
+    comparisons: pd.DataFrame
 
     @property
     def task_names(self) -> list[str]:
         """All tasks, each once."""
-        return list(dict.fromkeys(fact.task for fact in self.tasks))
+        return list(self.tasks.task.unique())
 
 
 def make_report(
@@ -93,19 +81,16 @@ def make_report(
 
     ``paper`` is a file of printed tables (None: no comparison). ``progress`` is called with (done, total) as runs are
     read and scored.
-
-    Raises:
-        ValueError: what ``read_results`` and ``compare_paper`` refuse.
     """
     arms = ordered(read_results(folders, progress))
     return Report(
         tuple(arms),
         human_names({arm.name: arm.facts for arm in arms}),
         make_tables(arms),
-        tuple(_task_facts(arms)),
+        task_facts(arms),
         tuple(make_curves(arms)),
         tuple(make_kinds(arms)),
-        () if paper is None else tuple(compare_paper(arms, paper)),
+        pd.DataFrame(columns=FRAME) if paper is None else compare_paper(arms, paper),
     )
 
 
@@ -135,19 +120,23 @@ def spoken(words: str) -> str:
     return re.sub(r"\w+", lambda name: METHODS.get(name[0], name[0]), shares)
 
 
-def _task_facts(arms: Sequence[ArmResults]) -> list[TaskFacts]:
-    found: dict[TaskFacts, dict[str, None]] = defaultdict(dict)
-    for arm in arms:
-        for runs in arm.runs.values():
-            for run in runs.values():
-                found[_facts_of(run.manifest, run.asked)][arm.name] = None
-    return [replace(facts, arms=tuple(names)) for facts, names in sorted(found.items(), key=lambda item: item[0].task)]
+def task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
+    """Return how each task was asked, and by which arms."""
+    runs = [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]
+    frame = pd.DataFrame([{**_facts_of(run.manifest, run.asked), "arms": name} for name, run in runs])
+    conditions = [name for name in frame.columns if name != "arms"]
+    named = frame.drop_duplicates().groupby(conditions, sort=False, as_index=False).agg({"arms": ", ".join})
+    return named.sort_values("task", kind="stable")
 
 
-def _facts_of(manifest: Manifest, asked: str) -> TaskFacts:
-    """Return the facts of one run; who answered is added."""
+def _facts_of(manifest: Manifest, asked: str) -> dict[str, str]:
     whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
-    options = json.dumps(manifest.options) if manifest.options else "-"
-    samples, digest = f"{manifest.rows:,}{whole}", manifest.samples_sha256[:12]
-    source = manifest.source or "its own Hub id"
-    return TaskFacts(manifest.task, manifest.primary, asked, options, source, samples, digest, ())
+    return {
+        "task": manifest.task,
+        "score": manifest.primary,
+        "asked": asked,
+        "options": json.dumps(manifest.options) if manifest.options else "-",
+        "read from": manifest.source or "its own Hub id",
+        "samples": f"{manifest.rows:,}{whole}",
+        "digest": manifest.samples_sha256[:12],
+    }

@@ -1,25 +1,22 @@
 """Results folders -> arms with their runs, one per task and seed.
 
-Scores are computed anew from the records with the task's metric. Of the records only what statistics need is held: one
-number or word a sample, and the sums of what their caches cost, measured.
-
-Legend: n samples.
+Scores are computed anew from the records with the task's metric. Every table is a view of one frame of samples a run.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.results import (
+    COUNTS,
     MANIFEST_FILE,
     SAMPLES_GLOB,
     ArmFacts,
@@ -29,49 +26,20 @@ from subtoken_train.evaluation.results import (
 )
 from subtoken_train.evaluation.tasks import TASKS, build_task
 
+SAMPLES = ("kind", "score", "emptied", *COUNTS)
+"""Columns of a frame of samples, whose index is their ids: what ``SampleRecord`` says, and the score computed anew."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Sums over samples of what ``SampleRecord`` says of one; ``emptied`` counts those that lost a whole region.
+    """Bytes and seconds of a frame of samples; seconds of processes that ran beside each other are added up."""
 
-    Of the ``share`` that each of the ``regions``, samples with a compressed region, keeps of it (``measured`` in
-    ``shares``) there are the sum and the sum of squares.
-    Seconds are those of the passes, so processes that ran beside each other count each for itself.
-    """
+    samples: pd.DataFrame
 
-    kv_bytes: int = 0
-    dense_kv_bytes: int = 0
-    region_bytes: int = 0
-    region_dense_bytes: int = 0
-    index_bytes: int = 0
-    entries_before: int = 0
-    entries_after: int = 0
-    values_after: float = 0.0
-    emptied: int = 0
-    unread_bytes: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    regions: int = 0
-    share: float = 0.0
-    squared_share: float = 0.0
-
-    @classmethod
-    def of(cls, records: Iterable[SampleRecord]) -> Cost:
-        """Add up the records."""
-        kept = list(records)
-        summed = [field.name for field in fields(cls) if field.name in SampleRecord.__dataclass_fields__]
-        sums = {name: sum(getattr(record, name) for record in kept) for name in summed if name != "emptied"}
-        own = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in kept if x.region_dense_bytes]
-        return cls(
-            **sums,
-            emptied=sum(bool(record.emptied) for record in kept),
-            regions=len(own),
-            share=sum(own),
-            squared_share=sum(share**2 for share in own),
-        )
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+    @cached_property
+    def total(self) -> dict[str, float]:
+        """Sums of all ``COUNTS``, and how many samples lost a whole region in some layer (``emptied``)."""
+        return {name: self.samples[name].sum() for name in ("emptied", *COUNTS)}
 
     @property
     def shares(self) -> dict[str, float | None]:
@@ -80,32 +48,33 @@ class Cost:
         ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
         that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
         """
+        sums = self.total
         parts = {
-            "measured": (self.region_bytes - self.index_bytes, self.region_dense_bytes),
-            "with_index": (self.region_bytes, self.region_dense_bytes),
-            "prompt": (self.kv_bytes, self.dense_kv_bytes),
-            "entries": (self.entries_after, self.entries_before),
+            "measured": (sums["region_bytes"] - sums["index_bytes"], sums["region_dense_bytes"]),
+            "with_index": (sums["region_bytes"], sums["region_dense_bytes"]),
+            "prompt": (sums["kv_bytes"], sums["dense_kv_bytes"]),
+            "entries": (sums["entries_after"], sums["entries_before"]),
         }
-        return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
+        return {name: float(part / whole) if whole else None for name, (part, whole) in parts.items()}
 
     @property
     def spread(self) -> float | None:
         """Return the standard deviation over the samples of the share ``measured``; None for fewer than two."""
-        if self.regions < 2:
-            return None
-        within = self.squared_share - self.share**2 / self.regions
-        return math.sqrt(max(within, 0.0) / (self.regions - 1))
+        own = self.samples[self.samples.region_dense_bytes > 0]
+        shares = (own.region_bytes - own.index_bytes) / own.region_dense_bytes
+        return float(shares.std()) if len(shares) > 1 else None
 
     @property
     def seconds(self) -> float:
         """Return the time of all passes, of prompts and of answers."""
-        return self.prefill_seconds + self.decode_seconds
+        return float(self.total["prefill_seconds"] + self.total["decode_seconds"])
 
     @property
     def acted(self) -> bool:
         """Tell whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
-        fewer = self.entries_after < self.entries_before or self.values_after < self.entries_after
-        return fewer or self.region_bytes < self.region_dense_bytes or self.unread_bytes > 0
+        sums = self.total
+        fewer = sums["entries_after"] < sums["entries_before"] or sums["values_after"] < sums["entries_after"]
+        return bool(fewer or sums["region_bytes"] < sums["region_dense_bytes"] or sums["unread_bytes"] > 0)
 
 
 SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
@@ -118,23 +87,15 @@ class Run:
     """One arm, trained with one seed, on one task.
 
     Attributes:
-        ids: of the answered samples, in order of the files.
-        kinds: their question kinds.
-        scores_n: their scores, each of its sample alone.
-        scores: of the task's metric, over all of them.
-        cost: of all samples together.
+        samples: the answered ones in order of the files, a frame of ``SAMPLES``.
         one_token: whether everything that is scored comes from the prompts' last rows (``_from_last_row``).
         subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
-        asked: how, in words (``Task.asks``).
     """
 
     folder: Path
     manifest: Manifest
-    ids: list[str]
-    kinds: list[str]
-    scores_n: npt.NDArray[np.float64]
+    samples: pd.DataFrame
     scores: dict[str, float]
-    cost: Cost
     higher_is_better: bool
     one_token: bool
     subtasks: tuple[str, ...] = ()
@@ -142,10 +103,15 @@ class Run:
     question_compressed: bool = False
 
     @property
+    def cost(self) -> Cost:
+        """Bytes and seconds of all samples together."""
+        return Cost(self.samples)
+
+    @property
     def is_mean(self) -> bool:
         """Tell whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
         primary = self.scores.get(self.manifest.primary)
-        return primary is not None and bool(np.isclose(primary, self.scores_n.mean(), rtol=0, atol=1e-5))
+        return primary is not None and abs(primary - self.samples.score.mean()) <= 1e-5
 
 
 @dataclass(frozen=True)
@@ -169,11 +135,15 @@ class ArmResults:
         """Tell whether anything acts on its cache."""
         return self.facts.acts != "-"
 
+    def answered(self, task: str) -> dict[int | None, Run]:
+        """Return the runs of a task with at least one sample, by seed."""
+        return {seed: run for seed, run in self.runs.get(task, {}).items() if len(run.samples)}
+
     def is_moot(self, task: str) -> bool:
         """Tell whether all answers were beyond compression: it acted after the prompt, which gives the first token."""
         if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
             return False
-        answered = [run for run in self.runs.get(task, {}).values() if run.ids]
+        answered = self.answered(task).values()
         return bool(answered) and all(run.one_token for run in answered)
 
 
@@ -186,10 +156,6 @@ def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] |
     """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
 
     ``progress`` is called with (done, total) after every run.
-
-    Raises:
-        ValueError: no results, an unknown task, records that cannot be read (file and line), the same run twice, or
-            runs of one arm that differ in what they did or were asked.
     """
     places = [place for folder in folders for place in _runs_in(folder)]
     arms: dict[str, ArmResults] = {}
@@ -276,29 +242,33 @@ def _read_run(folder: Path) -> Run:
         raise ValueError(f"{folder / MANIFEST_FILE}: {error}") from None
     metric = task.metric()
     scores: dict[str, float] = {}
+    own: list[float] = []
     if records:
         try:
             metric.update([record.prediction for record in records], [record.reference for record in records])
             scores = {name: float(value) for name, value in metric.compute().items()}
-            scores_n = np.array([metric.score(record.prediction, record.reference) for record in records])
+            own = [metric.score(record.prediction, record.reference) for record in records]
         except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
             words = str(error)[:200] if type(error) is ValueError else "not of the form that the task gives them"
             raise ValueError(f"{folder}: its references and predictions cannot be scored ({words})") from error
         if manifest.primary not in scores:
             raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
-    else:
-        scores_n = np.empty(0)
     return Run(
         folder,
         manifest,
-        [record.id for record in records],
-        [record.kind for record in records],
-        scores_n,
+        _frame(records, own),
         scores,
-        Cost.of(records),
         bool(metric.higher_is_better),
         one_token=all(_from_last_row(record, task.options.get("max_new_tokens")) for record in records),
         subtasks=tuple(name for name in metric.subtasks if name in scores),
         asked=task.asks,
         question_compressed=task.compresses_question,
     )
+
+
+def _frame(records: Sequence[SampleRecord], scores: Sequence[float]) -> pd.DataFrame:
+    rows = [
+        (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in COUNTS))
+        for record, score in zip(records, scores, strict=True)
+    ]
+    return pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES)

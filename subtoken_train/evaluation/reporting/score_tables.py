@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from subtoken_train.evaluation.intervals import quantile_interval, resampled_means
-from subtoken_train.evaluation.reporting.runs import ArmResults, Cost, Run
+from subtoken_train.evaluation.reporting.runs import SAMPLES, ArmResults, Cost, Run
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.task import Modality
 
@@ -32,13 +33,8 @@ class Estimate:
     """A number of a table.
 
     Attributes:
-        value: a fraction, or points.
         low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
-        high: its upper end.
-        error: standard error, from the same resamples.
         n: samples (of one seed).
-        form: fractions are printed in %.
-        marks: why it is not the whole story: incomplete, partial, other seeds.
         moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
     """
 
@@ -95,13 +91,13 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | No
 
     Without a ``name`` it is the task's primary score; others are taken for no means over samples.
     """
-    runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
+    runs = list(arm.answered(task).values())
     if not runs:
         return None
     manifest, falling = runs[0].manifest, not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
     value = float(np.mean([run.scores[chosen] for run in runs]))
-    table_sn = sample_table(runs)
+    table_sn = _array(sample_table(runs))
     means = chosen == manifest.primary and all(run.is_mean for run in runs)
     form: Form = "points" if chosen in manifest.points else "fraction"
     samples = table_sn.shape[1]
@@ -148,38 +144,33 @@ def estimate_of(parts: Sequence[Part]) -> Estimate:
     return replace(whole, low=low, high=high, error=float(draws.std()))
 
 
-def score_estimate(arm: ArmResults, task: str) -> Estimate | None:
-    """Return the primary score of an arm on a task."""
-    part = score_part(arm, task)
-    return None if part is None else estimate_of([part])
+def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
+    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    found = _estimated([score_part(arm, task) for task in tasks])
+    assert not isinstance(found, str)
+    return found
 
 
-def difference_estimate(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
-    """Return the paired difference of an arm and its anchor, see ``difference_part``."""
-    part = difference_part(arm, anchor, task)
-    return estimate_of([part]) if isinstance(part, Part) else part
+def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
+    """Return the paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    return _estimated([difference_part(arm, anchor, task) for task in tasks])
 
 
-def mean_estimate(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return the mean over tasks; None unless all tasks are there and have fractions."""
-    return _mean([score_part(arm, task) for task in tasks])
+def _estimated(parts: Sequence[Part | str | None]) -> Estimate | str | None:
+    if len(parts) == 1 and not isinstance(parts[0], Part):
+        return parts[0]
+    found = [each for each in parts if isinstance(each, Part) and (len(parts) == 1 or each.plain.form == "fraction")]
+    return estimate_of(found) if len(found) == len(parts) else None
 
 
-def mean_difference(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return the difference of the means over tasks; None unless every task has a paired one of fractions."""
-    return _mean([difference_part(arm, anchor, task) for task in tasks])
+def sample_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the scores of the samples that all runs answered, a column for each run."""
+    return pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
 
 
-def _mean(parts: Sequence[Part | str | None]) -> Estimate | None:
-    present = [part for part in parts if isinstance(part, Part) and part.plain.form == "fraction"]
-    return estimate_of(present) if present and len(present) == len(parts) else None
-
-
-def sample_table(runs: Sequence[Run]) -> Scores:
-    """Return the scores of the samples that all runs answered, [s, n], in one order."""
-    shared = shared_ids(runs)
-    places = [{name: place for place, name in enumerate(run.ids)} for run in runs]
-    return np.stack([run.scores_n[[place[name] for name in shared]] for run, place in zip(runs, places, strict=True)])
+def _array(table: pd.DataFrame) -> Scores:
+    """Return a table of scores as [s, n]."""
+    return np.ascontiguousarray(table.to_numpy(dtype=np.float64).T)
 
 
 def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores, bool] | str | None:
@@ -187,8 +178,7 @@ def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores
 
     Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
     """
-    mine = {seed: run for seed, run in arm.runs.get(task, {}).items() if run.ids}
-    others = {seed: run for seed, run in anchor.runs.get(task, {}).items() if run.ids}
+    mine, others = arm.answered(task), anchor.answered(task)
     if not mine or not others:
         return None
     if len({run.manifest.samples_sha256 for run in (*mine.values(), *others.values())}) > 1:
@@ -196,7 +186,7 @@ def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores
     shared = [seed for seed in mine if seed in others]
     first = [mine[seed] for seed in shared] or list(mine.values())
     second = [others[seed] for seed in shared] or list(others.values())
-    table_sn = sample_table([*first, *second])
+    table_sn = _array(sample_table([*first, *second]))
     if not table_sn.size:
         return "no shared samples"
     first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
@@ -208,17 +198,11 @@ def marks(runs: Sequence[Run]) -> tuple[str, ...]:
     words = []
     for run in runs:
         manifest = run.manifest
-        if len(run.ids) < manifest.rows:
-            words.append(f"incomplete: {len(run.ids):,} of {manifest.rows:,}")
+        if len(run.samples) < manifest.rows:
+            words.append(f"incomplete: {len(run.samples):,} of {manifest.rows:,}")
         if manifest.partial:
             words.append(f"partial: {manifest.rows:,} of {manifest.expected_rows:,}")
     return tuple(dict.fromkeys(words))
-
-
-def shared_ids(runs: Sequence[Run]) -> list[str]:
-    """Return the ids of the samples that all runs answered, in the first one's order."""
-    others = [set(run.ids) for run in runs[1:]]
-    return [name for name in runs[0].ids if all(name in ids for ids in others)]
 
 
 MAX_ARMS = 8
@@ -251,9 +235,9 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
     estimates: dict[str, dict[str, Estimate]] = {}
     order: dict[str, None] = {}
     for arm in arms:
-        runs = [run for run in arm.runs.get(task, {}).values() if run.ids]
-        if runs and all(((run.scores_n >= 0) & (run.scores_n <= 1)).all() for run in runs):
-            order |= {kind: None for run in runs for kind in run.kinds}
+        runs = list(arm.answered(task).values())
+        if runs and all(run.samples.score.between(0, 1).all() for run in runs):
+            order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
             estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
     anchors = {arm.facts.anchor for arm in arms}
     compared = {arm.name for arm in arms if arm.facts.anchor is not None or arm.name in anchors}
@@ -263,12 +247,10 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
     """Return the kinds' means over samples and seeds; a sample counts where every seed answered it."""
-    kind_of = dict(zip(runs[0].ids, runs[0].kinds, strict=True))
-    kinds = np.array([kind_of[name] for name in shared_ids(runs)])
-    table_sn = sample_table(runs)
     estimates = {}
-    for kind in dict.fromkeys(kinds.tolist()):
-        part_sn = table_sn[:, kinds == kind]
+    table = sample_table(runs)
+    for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
+        part_sn = _array(part)
         plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=marks(runs), moot=moot)
         estimates[kind] = estimate_of([Part(plain, part_sn)])
     return estimates
@@ -296,10 +278,8 @@ class ArmRow:
     Attributes:
         anchor: what it is compared with; None where it names none or that one is not among the results.
         differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
-        cost: of the table's tasks, all seeds together.
         anchor_ratio: measured share of KV that the anchor keeps over ours, without the index of value groups, on the
             tasks of both; None without an anchor.
-        flags: what a reader must know, in words.
     """
 
     arm: ArmResults
@@ -354,18 +334,9 @@ def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
     """Sort by backbone, then uncompressed arms, then reducers, largest budget first; an anchor above its arms."""
 
     def place(arm: ArmResults) -> tuple[str, bool, str, float, str, bool, str]:
-        facts = (anchor_of(arm, arms) or arm).facts
-        compressed = facts.acts != "-"
-        block = arm.facts.anchor or arm.name
-        return (
-            facts.backbone,
-            compressed,
-            facts.reducer.split()[0],
-            -facts.nominal_kv,
-            block,
-            arm.facts.anchor is not None,
-            arm.name,
-        )
+        facts, block = (anchor_of(arm, arms) or arm).facts, arm.facts.anchor or arm.name
+        budget = facts.acts != "-", facts.reducer.split()[0], -facts.nominal_kv
+        return facts.backbone, *budget, block, arm.facts.anchor is not None, arm.name
 
     return sorted(arms, key=place)
 
@@ -380,15 +351,9 @@ def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> S
 
 
 def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
-    scores: dict[str, Estimate | None] = {}
-    differences: dict[str, Estimate | str | None] = {}
-    for column in columns:
-        mean = MEANS.get(column)
-        scores[column] = score_estimate(arm, column) if mean is None else mean_estimate(arm, mean)
-        if anchor is not None:
-            differences[column] = (
-                difference_estimate(arm, anchor, column) if mean is None else mean_difference(arm, anchor, mean)
-            )
+    meant = {column: MEANS.get(column, (column,)) for column in columns}
+    scores = {column: score_of(arm, of) for column, of in meant.items()}
+    differences = {} if anchor is None else {column: difference_of(arm, anchor, of) for column, of in meant.items()}
     ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
     cost = cost_of(arm, tasks)
     return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
@@ -396,7 +361,8 @@ def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], ta
 
 def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
     """Add up what the arm's caches cost on these tasks, all seeds together."""
-    return sum((run.cost for task in tasks for run in arm.runs.get(task, {}).values()), Cost())
+    frames = [run.samples for task in tasks for run in arm.answered(task).values()]
+    return Cost(pd.concat(frames) if frames else pd.DataFrame(columns=SAMPLES))
 
 
 def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> float | None:
@@ -408,21 +374,21 @@ def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> 
 def _flags(
     arm: ArmResults, anchor: ArmResults | None, cost: Cost, ratio: float | None, tasks: Sequence[str]
 ) -> list[str]:
-    facts, flags = arm.facts, []
+    facts, sums, flags = arm.facts, cost.total, []
     if facts.anchor is not None and anchor is None:
         flags.append(f"its anchor {facts.anchor} has no results here")
     if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
         flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
     if ratio is not None and ratio < 1:
         flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
-    if facts.acts != "-" and cost.dense_kv_bytes and not cost.acted:
+    if facts.acts != "-" and sums["dense_kv_bytes"] and not cost.acted:
         flags.append("compression did not act: nothing left the cache")
-    if cost.unread_bytes:
-        read = 1 - cost.unread_bytes / cost.kv_bytes
+    if sums["unread_bytes"]:
+        read = 1 - sums["unread_bytes"] / sums["kv_bytes"]
         flags.append(f"it frees nothing: a step of decoding reads {read:.1%} of the prompts' stored KV")
-    if cost.emptied:
-        of = sum(len(run.ids) for task in tasks for run in arm.runs.get(task, {}).values())
-        flags.append(f"nothing is left of a whole region in some layer of {cost.emptied:,} of {of:,} prompts")
+    if sums["emptied"]:
+        of = len(cost.samples)
+        flags.append(f"nothing is left of a whole region in some layer of {sums['emptied']:,} of {of:,} prompts")
     if names := ", ".join(task for task in tasks if arm.is_moot(task)):
         flags.append(f"compression after prefill cannot change answers and choices of one token ({names})")
     return flags

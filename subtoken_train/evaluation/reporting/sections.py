@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import pandas as pd
 
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve
-from subtoken_train.evaluation.reporting.paper import PaperComparison
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import MEANS, MOOT, ArmRow, Estimate, KindScores, ScoreTable
@@ -54,9 +53,7 @@ class Section:
     """A table under its heading.
 
     Attributes:
-        frame: a column of names first; cells as this module says.
         samples: column -> samples that its largest cell rests on; of columns of estimates only.
-        notes: what a reader must know, below the table.
         about: what a chart of the same numbers is drawn from.
     """
 
@@ -65,7 +62,7 @@ class Section:
     samples: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: int = 2
-    about: ScoreTable | KindScores | PaperComparison | tuple[Curve, ...] | None = None
+    about: ScoreTable | KindScores | pd.DataFrame | tuple[Curve, ...] | None = None
 
     def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
         """Return the frame as text: ``write`` gets a cell and its column's samples, which stand in the heading."""
@@ -86,9 +83,8 @@ def sections(report: Report) -> list[Section]:
         points = pd.DataFrame([row for curve in report.curves for row in _point_rows(curve, report)])
         found.append(Section("Points", points, level=3))
     found += [_kinds(kinds, report) for kinds in report.kinds]
-    found += [_comparison(comparison) for comparison in report.comparisons]
-    tasks = pd.DataFrame([{**asdict(facts), "arms": ", ".join(facts.arms)} for facts in report.tasks])
-    return [*found, Section("How the tasks were asked", tasks.rename(columns={"source": "read from"}))]
+    found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
+    return [*found, Section("How the tasks were asked", report.tasks)]
 
 
 def verdicts(report: Report) -> list[str]:
@@ -136,12 +132,12 @@ def share_text(share: float | None) -> str:
 
 
 def nominal_text(facts: ArmFacts) -> str:
-    """Return what an arm promises; of a threshold its recorded mean, ``measured`` where nothing is recorded."""
+    """Return the share that an arm promises; for a threshold the recorded mean, ``measured`` if there is none."""
     return share_text(facts.nominal_kv) if facts.promises else "measured"
 
 
 def measured_text(row: ArmRow) -> str:
-    """Return what an arm took; of a threshold with the standard deviation over samples, ``21.874% ± 3.120%``."""
+    """Return the share that an arm took; for a threshold with its standard deviation, ``21.874% ± 3.120%``."""
     spread = row.cost.spread if row.arm.facts.by_threshold else None
     return share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
 
@@ -223,9 +219,9 @@ def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> 
     runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
     cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
     for task, found in runs.items():
-        answered = {len(run.ids) for run in found}
+        answered = {len(run.samples) for run in found}
         seconds = sum(run.cost.seconds for run in found) / len(found) if len(answered) == 1 and found else None
-        whole = all(len(run.ids) == (run.manifest.expected_rows or run.manifest.rows) for run in found)
+        whole = all(len(run.samples) == (run.manifest.expected_rows or run.manifest.rows) for run in found)
         part = "" if whole or len(answered) != 1 else f" ({answered.pop():,} samples)"
         cells[f"{table.columns[task]} (s)"] = NOTHING if seconds is None else f"{seconds:.1f}{part}"
         total = math.nan if seconds is None else total + seconds
@@ -276,18 +272,22 @@ def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
     ]
 
 
-def _comparison(comparison: PaperComparison) -> Section:
-    """Return a printed row, its means computed anew, and ours."""
+def _comparisons(frame: pd.DataFrame) -> Section:
+    """Return the paper's printed numbers as a column beside ours; means and differences of printed cells, too."""
 
-    def texts(values: dict[str, float]) -> dict[str, str]:
-        return {name: f"{value:{'+' if name.startswith('Δ') else ''}.2f}" for name, value in values.items()}
+    def text(value: float | None, column: str) -> str:
+        return NOTHING if value is None else f"{value:{'+' if column.startswith('Δ') else ''}.2f}"
 
-    rows = {
-        "printed": texts(comparison.printed),
-        "recomputed": texts(comparison.recomputed),
-        "ours": {column: cell_text(cell, cell.n) for column, cell in comparison.ours.items()},
-        "n": {column: f"{cell.n:,}" for column, cell in comparison.ours.items()},
-    }
-    cells = [{"": name, **dict.fromkeys(comparison.columns, NOTHING), **row} for name, row in rows.items()]
-    frame = pd.DataFrame(cells, columns=["", *comparison.columns])
-    return Section(f"{comparison.arm}: {comparison.words}", frame, about=comparison)
+    rows = [
+        {
+            "arm": row.arm,
+            "printed row": row.row,
+            "score": row.column,
+            "printed": text(row.printed, row.column),
+            "recomputed": text(row.recomputed, row.column),
+            "ours": cell_text(row.ours, row.ours.n) if row.ours else NOTHING,
+            "n": f"{row.ours.n:,}" if row.ours else NOTHING,
+        }
+        for row in frame.itertuples()
+    ]
+    return Section("The paper's printed numbers", pd.DataFrame(rows), about=frame)

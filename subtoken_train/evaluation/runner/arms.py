@@ -1,13 +1,11 @@
 """Arms that can answer: specs, what tables say of them, models taken from a pool, and their matched anchors.
 
-The anchor of a routed arm keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for,
-rounded up from the arm's own count: its bytes are never below the arm's, and less than a token above, at any length. A
-*trained* anchor is an adapter of its own, under its own reducer; of several, one of the arm's seed is taken. Where no
-arm of the grid is one, the arm's own LoRA runs token-only at that ratio: an untrained anchor, named so, since LoRA
-adapts to what it was trained under.
+An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for. The count is rounded
+up, so the anchor takes at least its arm's bytes and less than one token more, at any length. A *trained* anchor is an
+adapter trained under its own reducer; an anchor of the arm's seed is preferred. If no arm of the grid serves, the arm's
+own LoRA runs token-only at that ratio and is named an untrained anchor, because LoRA adapts to its training.
 
-A threshold's bytes are measured, not promised: the anchor of an arm with one keeps the share that was recorded as the
-threshold's mean, and reports compare what both took.
+A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean, and reports compare what both took.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.results import ArmFacts
-from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.evaluation.runner.spec import Anchors
+from subtoken_train.evaluation.tasks.task import Modality, Task
 from subtoken_train.evictions import notation_names
 from subtoken_train.evictions.thresholds import written_threshold
 from subtoken_train.families.family import Family
@@ -45,10 +45,7 @@ class Arm:
     """One arm of a run, and what of its model the ledger reads, so that anchors need no model.
 
     Attributes:
-        spec: as the grid wrote it.
-        facts: what tables say of it.
         tokens: tokens of a nominal prompt's compressed region, before reduction.
-        routing: groups, where the arm selects any.
         adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
         calibration_sha256: digests of the files that its reducer and its eviction read; None where they read none.
         chat_template: whether its tokenizer has one; None: unknown, since no tokenizer is here.
@@ -75,11 +72,7 @@ class Arm:
 
 
 def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
-    """Return a spec's model; another arm's on the same weights ends with it.
-
-    Raises:
-        ValueError: paths, names or settings that do not exist or do not fit each other.
-    """
+    """Return a spec's model; another arm's on the same weights ends with it."""
     if spec.adapter is None and pool.find(str(spec.backbone)) is not None:
         raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
     # what is no adapter would be taken for a backbone
@@ -129,12 +122,35 @@ def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
     return list(arms.values())
 
 
-def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
-    """Return the arm that a spec and its model make; no anchor is named yet.
+def resolve_arms(
+    specs: Sequence[ArmSpec], tasks: Sequence[Task], anchors: Anchors, pool: ModelPool
+) -> tuple[list[Arm], list[str]]:
+    """Return all arms that would answer, anchors among them, and notes on those without one.
 
-    Raises:
-        ValueError: see ``load_arm``; the compression does not fit the backbone, or the protocol what compresses.
+    What cannot run is refused here, before anything is answered: nothing of an arm is checked again.
     """
+    arms = prepare(specs, pool)
+    check_modalities(arms, tasks)
+    return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
+
+
+def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
+    """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
+    for arm, task in product(arms, tasks):
+        if task.modality != arm.modality:
+            raise ValueError(
+                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
+                f"{arm.modality}s; run them apart"
+            )
+        if task.options.get("chat") is True and arm.chat_template is False:
+            raise ValueError(
+                f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
+                "leave chat out, or use an instruct model"
+            )
+
+
+def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
+    """Return the arm that a spec and its model make; no anchor is named yet."""
     backbone = load_arm(spec, pool)
     compression, reducer, family = spec.compression(), backbone.reducer, backbone.family
     compression.check(family)
@@ -193,7 +209,7 @@ def _has_template(family: Family, backbone: str) -> bool | None:
 
 def groups_words(routing: RoutingConfig | None) -> str:
     """Return ``S16K4 linear``, or ``-`` where whole values are kept."""
-    return "-" if routing is None else f"{routing.size} {routing.selector}"
+    return "-" if routing is None else routing.words
 
 
 def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
@@ -322,7 +338,7 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 
 
 def _anchor_keep(spec: ArmSpec) -> object:
-    """Return what the anchor's eviction keeps: as its arm's, of a threshold the share that was recorded as its mean."""
+    """Return what the anchor's eviction keeps: its arm's budget, or the recorded mean of its arm's threshold."""
     threshold = written_threshold(spec.eviction_keep)
     if threshold is None:
         return spec.eviction_keep

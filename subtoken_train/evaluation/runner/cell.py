@@ -35,8 +35,8 @@ from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
 from subtoken_train.families.family import Family
-from subtoken_train.inference.batched import Outcome, generate_batch, in_batches, score_batch
-from subtoken_train.inference.cache_report import Measured
+from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
+from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import (
     EncodedText,
@@ -56,7 +56,7 @@ Continuations = list[tuple[tuple[int, ...], ...]]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
-    """Group samples that are answered together, as indices, longest first: if memory runs out, it does at once.
+    """Group samples that are answered together, as indices, longest first: running out of memory shows at once.
 
     Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
     depends on samples and size only, never on what was answered already.
@@ -76,11 +76,7 @@ def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
 def model_inputs(
     samples: Sequence[Sample], family: Family, modality: Modality, max_length: int | None
 ) -> tuple[Batch, Continuations]:
-    """Return the batch of some samples' prompts and, for samples with choices, the choices' token ids.
-
-    Raises:
-        ValueError: an image cannot be read, or a prompt is longer than ``max_length``.
-    """
+    """Return the batch of some samples' prompts and, for samples with choices, the choices' token ids."""
     if modality == "image":
         assert not any(sample.choices for sample in samples)
         records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
@@ -94,7 +90,7 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedT
         if sample.messages:
             if sample.chat:
                 check_template(family.tokenizer)
-            return replace(encode_messages(family, sample.messages), record_id=sample.id)
+            return replace(encode_messages(family, sample.messages, **sample.variables), record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None
@@ -161,11 +157,7 @@ class Cell:
     max_length: int | None = None
 
     def finished(self) -> dict[str, SampleRecord]:
-        """Read the samples that are answered already.
-
-        Raises:
-            ValueError: a record is broken, of a sample that is not asked, or of one that asked something else.
-        """
+        """Read the samples that are answered already."""
         asked = {sample.id: sample for sample in self.samples}
         found = read_samples(self.folder)
         for record in found.values():
@@ -183,9 +175,6 @@ class Cell:
         """Answer what is missing; finished samples are never answered again.
 
         The batches are those of an uninterrupted run: a batch that was cut by a kill goes on with its missing samples.
-
-        Raises:
-            ValueError: see ``finished`` and ``model_inputs``; what was answered before stays on disk.
         """
         writer = SampleWriter(self.folder, processes.rank, processes.count)
         processes.meet()  # the first process has cut torn lines, and nobody writes yet

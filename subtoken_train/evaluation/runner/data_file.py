@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction
+from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
@@ -31,7 +31,8 @@ from subtoken_train.evaluation.runner.cell import answer_batch, model_inputs, re
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
-from subtoken_train.inference.batched import TokenScore, in_batches
+from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.cache_report import TokenScore
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import mean_deviation, share_words
@@ -46,10 +47,8 @@ class Answers:
     """All answers to some samples.
 
     Attributes:
-        records: one per sample, in the samples' order.
         realised: share of the compressed region's keys and values that is stored, in the model's dtype and without the
             index; 1 where nothing could be compressed.
-        compression: eviction and precision that were in use.
         measures: what is known of the answers beside their score, by name (``MEASURES``); one figure per sample, in
             the samples' order, None where the sample has none. What no sample has is left out.
     """
@@ -71,7 +70,7 @@ class Answers:
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation over samples of the compressed region's share, see ``RunRecord``."""
+        """Standard deviation over samples of the compressed region's share, where a threshold decides."""
         shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in self.records if x.region_dense_bytes]
         return mean_deviation(shares)[1] if self.compression.threshold is not None and shares else None
 
@@ -130,7 +129,7 @@ def answer_samples(
     protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
-    """Answer samples without choices greedily; what is not said here is as in ``answer_records``.
+    """Answer samples without choices greedily; the other arguments are those of ``answer_records``.
 
     Beside the score, ``measures`` holds the metric's other figures and, of samples with reference tokens, under teacher
     forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,
@@ -231,129 +230,81 @@ def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
     return "level"
 
 
-_KINDS: dict[str, Any] = {
+Run = dict[str, Any]
+"""A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
+
+``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
+``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` what stayed.
+"""
+RUN: dict[str, Any] = {
     **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
     **dict.fromkeys(("nominal_kv", "realised_kv"), float),
     "realised_deviation": float | None,
-    **dict.fromkeys(("kv_bytes", "dense_kv_bytes"), int),
+    **dict.fromkeys(("kv_bytes", "dense_kv_bytes", "unread_bytes"), int),
     "kinds": list[str],
     "scores": list[float],
     "measures": dict[str, list[float | None]],
 }
-"""Keys that are read of a run."""
+"""Keys that are read of a run, and their types."""
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """Outcome of a run of questions: its budget, and every score and prediction in the order of the questions.
+def run_of(
+    arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
+) -> Run:
+    """Make the run of some answers.
 
-    Attributes:
-        visual_tokens: tokens kept of one image (or context), and before reduction: ``16/64``.
-        groups: ``S16K4 linear``, or ``-`` for token-only arms.
-        nominal_kv: rho_total of the compressed region, over all layers, from the ledger; before eviction.
-        realised_kv: the same from the entries and groups that were kept.
-        eviction: method, budget and precision of the cache; ``-`` where there is none.
-        kv_bytes: of all prompts' caches, measured, text and index included.
-        dense_kv_bytes: of the same prompts uncompressed.
-        unread_bytes: of ``kv_bytes``, what a step of decoding does not read: 0 unless pages are chosen in every step.
-        prompts_with_an_emptied_region: of which a whole region was lost in some layer.
-        measures: of every question beside its score, see ``Answers``; None where it has none.
-        realised_deviation: standard deviation over the questions of what stays of a compressed region's bytes, where a
-            threshold decides; None elsewhere.
+    ``data`` is the question file's content, or what the questions are drawn by; ``context_tokens`` a language model's
+    context (None: the compressed region is an image).
     """
-
-    arm: str
-    visual_tokens: str
-    groups: str
-    nominal_kv: float
-    realised_kv: float
-    eviction: str
-    kv_bytes: int
-    dense_kv_bytes: int
-    unread_bytes: int
-    prompts_with_an_emptied_region: int
-    data_sha256: str
-    seconds: float
-    kinds: list[str]
-    scores: list[float]
-    predictions: list[Prediction]
-    measures: dict[str, list[float | None]]
-    realised_deviation: float | None = None
-
-    @classmethod
-    def of(
-        cls, arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
-    ) -> RunRecord:
-        """Make the record of some answers.
-
-        ``data`` is the question file's content, or what the questions are drawn by; ``context_tokens`` a language
-        model's context (None: the compressed region is an image).
-        """
-        before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
-        kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
-        compression = answers.compression
-        return cls(
-            arm=arm,
-            visual_tokens=f"{kept}/{before}",
-            groups=groups_words(backbone.active_routing),
-            nominal_kv=backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
-            realised_kv=answers.realised,
-            eviction=compression.label,
-            kv_bytes=answers.total("kv_bytes"),
-            dense_kv_bytes=answers.total("dense_kv_bytes"),
-            unread_bytes=answers.total("unread_bytes"),
-            prompts_with_an_emptied_region=sum(bool(record.emptied) for record in answers.records),
-            data_sha256=hashlib.sha256(data).hexdigest(),
-            seconds=answers.seconds,
-            kinds=[record.kind for record in answers.records],
-            scores=answers.scores,
-            predictions=[record.prediction for record in answers.records],
-            measures=answers.measures,
-            realised_deviation=answers.deviation,
-        )
-
-    def content(self, **named: Any) -> dict[str, Any]:
-        """Return the record as JSON has it, after what else is ``named``."""
-        rounded = {
-            "seconds": round(self.seconds, 1),
-            "scores": [round(score, 4) for score in self.scores],
-            "measures": {
-                name: [None if figure is None else round(figure, 4) for figure in figures]
-                for name, figures in self.measures.items()
-            },
-        }
-        content = {**named, **asdict(self), **rounded}
-        if self.realised_deviation is None:
-            del content["realised_deviation"]
-        return content
+    before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
+    kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
+    compression, deviation = answers.compression, answers.deviation
+    return {
+        "arm": arm,
+        "visual_tokens": f"{kept}/{before}",
+        "groups": groups_words(backbone.active_routing),
+        "nominal_kv": backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
+        "realised_kv": answers.realised,
+        "eviction": compression.label,
+        **{name: answers.total(name) for name in ("kv_bytes", "dense_kv_bytes", "unread_bytes")},
+        "prompts_with_an_emptied_region": sum(bool(record.emptied) for record in answers.records),
+        "data_sha256": hashlib.sha256(data).hexdigest(),
+        "seconds": answers.seconds,
+        "kinds": [record.kind for record in answers.records],
+        "scores": answers.scores,
+        "predictions": [record.prediction for record in answers.records],
+        "measures": answers.measures,
+        **({} if deviation is None else {"realised_deviation": deviation}),
+    }
 
 
-def realised_words(share: float, deviation: float | None) -> str:
-    """Return ``21.875%``; where a threshold decides with the standard deviation over the questions."""
-    return f"{share:.3%}" + ("" if deviation is None else f" ± {deviation:.3%}")
+def written_run(run: Run, **named: Any) -> Run:
+    """Return a run as a file has it, after what else is ``named``."""
+    measures = {
+        name: [None if figure is None else round(figure, 4) for figure in figures]
+        for name, figures in run["measures"].items()
+    }
+    scores = [round(score, 4) for score in run["scores"]]
+    return {**named, **run, "seconds": round(run["seconds"], 1), "scores": scores, "measures": measures}
 
 
-def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write a run's record, or several, as one JSON file, which is not there yet."""
-    write_whole(path, json.dumps(record, indent=None, separators=(",", ":")) + "\n", overwrite=False)
+def write_runs(runs: Sequence[Run], path: Path) -> None:
+    """Write runs as one JSON file, which is not there yet."""
+    write_whole(path, json.dumps({"runs": runs}, indent=None, separators=(",", ":")) + "\n", overwrite=False)
 
 
 def read_scores(path: Path, arm: str) -> Evaluation:
-    """Read the scores of an arm and of the others that answered the same questions, from a file of ``evaluate --out``.
-
-    Raises:
-        ValueError: the file is no such record, has no such arm, or its arms answered other questions.
-    """
+    """Read the scores of an arm and of the others in a file of ``evaluate --out``; all answered the same questions."""
     if not path.is_file():
         raise ValueError(f"metrics {path} is not a file; 'subtoken-train evaluate --out FILE' writes one")
     try:
         content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError(f"it is {shown(content)}")
-        runs = [_run(run, f"runs[{i}]") for i, run in enumerate(checked(list[Any], content.get("runs"), "runs"))]
+        runs = [_checked(run, f"runs[{i}]") for i, run in enumerate(checked(list[Any], content.get("runs"), "runs"))]
     except ValueError as error:
         raise ValueError(f"metrics {path} is not a record of 'subtoken-train evaluate --out' ({error})") from None
-    arms = {run["arm"]: _arm(run) for run in runs}
+    arms = {run["arm"]: column_of(run) for run in runs}
     asked = {(run["data"], run["data_sha256"], tuple(run["kinds"])) for run in runs}
     if arm not in arms:
         raise unknown_name(f"arm of {path}", arm, arms)
@@ -363,14 +314,10 @@ def read_scores(path: Path, arm: str) -> Evaluation:
     return Evaluation(data, digest, arms.pop(arm), tuple(arms.values()))
 
 
-def _run(run: Any, place: str) -> dict[str, Any]:
-    """Return the facts of a run that a card shows, each of its type."""
-    older: dict[str, Any] = {
-        "data": "questions",
-        "measures": {},
-        "realised_deviation": None,
-    }  # what records do not always have
-    made = chosen(_KINDS, {**older, **checked(dict[str, Any], run, place)}, place)
+def _checked(run: Any, place: str) -> Run:
+    """Return what a card shows of a run, each value of its type; what older records lack is filled in."""
+    older: Run = {"data": "questions", "measures": {}, "realised_deviation": None, "unread_bytes": 0}
+    made = chosen(RUN, {**older, **checked(dict[str, Any], run, place)}, place)
     if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
         raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
     for name, figures in made["measures"].items():
@@ -381,15 +328,19 @@ def _run(run: Any, place: str) -> dict[str, Any]:
     return made
 
 
-def _arm(run: dict[str, Any]) -> CardColumn:
+def column_of(run: Run) -> CardColumn:
+    """Return a run's budget and scores, by kind and by measure, as tables and model cards print them."""
+    deviation = run.get("realised_deviation")
     facts = {
         "visual tokens": run["visual_tokens"],
         "value groups": run["groups"],
         "eviction": run["eviction"],
         "KV nominal": f"{run['nominal_kv']:.3%}",
-        "KV realised": realised_words(run["realised_kv"], run["realised_deviation"]),
+        "KV realised": f"{run['realised_kv']:.3%}" + ("" if deviation is None else f" ± {deviation:.3%}"),
         "KV bytes, text and index included": share_words(run["kv_bytes"] / run["dense_kv_bytes"]),
     }
+    if run["unread_bytes"]:  # stored in full, and a table says so
+        facts["read per step"] = f"{(run['kv_bytes'] - run['unread_bytes']) / run['dense_kv_bytes']:.1%}"
     groups = grouped(run["kinds"], run["scores"])
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
     metrics = {kind: "f1" if _is_f1(kind, run) else "exact_match" for kind in groups}
@@ -404,7 +355,7 @@ def _arm(run: dict[str, Any]) -> CardColumn:
     return CardColumn(run["arm"], facts, tuple(scores))
 
 
-def _is_f1(kind: str, run: dict[str, Any]) -> bool:
+def _is_f1(kind: str, run: Run) -> bool:
     """Tell whether a kind's scores are the F1 of scenes; records without measures are older, and of scenes."""
     having = {
         own

@@ -25,8 +25,8 @@ from subtoken_train.documents import parse_yaml, real_path
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import shell_words
-from subtoken_train.evaluation.runner.arms import Arm, prepare, with_anchors
-from subtoken_train.evaluation.runner.run import check_modalities, named_tasks
+from subtoken_train.evaluation.runner.arms import Arm, resolve_arms
+from subtoken_train.evaluation.runner.run import named_tasks
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.evictions.thresholds import threshold_file
@@ -142,8 +142,6 @@ class PlannedArm:
     """An arm of a grid.
 
     Attributes:
-        arm: the arm.
-        laid_out: its model's size.
         tokens: of the longest task's nominal prompt, in its compressed region.
         dense: bytes of their dense cache.
         kept: of them, what stays in the model's dtype.
@@ -175,19 +173,12 @@ class DryRun:
 
 
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
-    """Check a grid without weights and without reading its tasks' files.
-
-    Raises:
-        ValueError: what ``run_grid`` would refuse of arms, tasks and settings.
-    """
+    """Check a grid without weights and without reading its tasks' files."""
     tasks = named_tasks(grid)
     pool = LayoutPool(planned)
     absent = [_missing_files(spec) for spec in grid.arms]
-    arms = prepare([_without(spec, found) for spec, found in zip(grid.arms, absent, strict=True)], pool)
-    check_modalities(arms, tasks)
-    notes: list[str] = []
-    if grid.anchors == "auto":
-        arms, notes = with_anchors(arms, pool)
+    specs = [_without(spec, found) for spec, found in zip(grid.arms, absent, strict=True)]
+    arms, notes = resolve_arms(specs, tasks, grid.anchors, pool)
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.untrained]
     wanted += [
         (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {shell_words(path)}")
@@ -384,11 +375,7 @@ def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
 
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:
-    """Return what the recipe of a run (``runs/NAME`` or ``runs/NAME/adapter``) would train; None if it has no recipe.
-
-    Raises:
-        ValueError: the recipe is none.
-    """
+    """Return what the recipe of a run (``runs/NAME``, ``runs/NAME/adapter``) would train; None if it has no recipe."""
     recipe = recipe_of(adapter)
     if recipe is None:
         return None

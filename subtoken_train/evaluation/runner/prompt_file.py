@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, alone
 from subtoken_train.evaluation.tasks.file_rows import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.families.chat_template import Message
+from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.messages import alternating_turns, read_messages
@@ -44,12 +44,13 @@ KEYS = ("id", "prompt", "messages", "image", "images")
 class PromptFile(Task):
     """The lines of a file, without anything to score; image paths stay in its folder unless they may lead out of it.
 
-    ``chat``: whether texts are asked in a chat template.
+    ``chat``: whether texts are asked in a chat template; ``chat_template_kwargs``: its variables.
     """
 
     max_new_tokens: int = 64
     images_outside_folder: bool = False
     chat: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     name = "prompts"
     primary = "answered"
@@ -59,7 +60,8 @@ class PromptFile(Task):
     @property
     def options(self) -> dict[str, Any]:
         """Return the options that change answers."""
-        return {"max_new_tokens": self.max_new_tokens, **({"chat": True} if self.chat else {})}
+        written = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
+        return {"max_new_tokens": self.max_new_tokens, **({"chat": True} if self.chat else {}), **written}
 
     def samples(self) -> list[Sample]:
         """Return one per line, in order; images are looked for, not opened."""
@@ -100,7 +102,8 @@ class PromptFile(Task):
             kind="prompt",
         )
         if self.modality == "text":
-            return replace(sample, messages=tuple(messages) if self.chat or talk is not None else ())
+            asked = tuple(messages) if self.chat or talk is not None else ()
+            return replace(sample, messages=asked, variables=self.chat_template_kwargs)
         *earlier, last = _placed(messages, len(names), place)
         if last.answer is not None:
             raise ValueError(f"{place}: the last message is the assistant's; end with what the user says")
@@ -129,16 +132,15 @@ def answer_file(
     max_new_tokens: int = 64,
     images_outside_folder: bool = False,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
 
     The output is written whole; what lies there is replaced, and the records are in ``records_folder(output)``.
-    A language model with a chat template is asked in it unless the prompts are ``raw``.
+    A language model with a chat template is asked in it unless the prompts are ``raw``; ``chat_template_kwargs`` are
+    its variables.
     ``progress`` is called with (done, left at the start) after every batch.
-
-    Raises:
-        ValueError: a line that cannot be asked, answers of other prompts or settings, or what ``load_arm`` refuses.
     """
     folder = records_folder(output)
     if output.exists() and not folder.is_dir():
@@ -155,9 +157,12 @@ def answer_file(
     with alone(folder, ONE):
         backbone = load_arm(spec, pool)
         check_raw(backbone.family, raw)
-        if not family.sees_images and backbone.family.tokenizer.chat_template and not raw:
-            task = replace(task, chat=True)
+        reads = not family.sees_images and backbone.family.tokenizer.chat_template and not raw
+        variables = checked_variables(backbone.family.tokenizer if reads else None, chat_template_kwargs)
+        if reads:
+            task = replace(task, chat=True, chat_template_kwargs=variables)
             samples = task.samples()
+        samples = [replace(sample, keep_space=raw) for sample in samples]
         cell = Cell(arm, task, samples, folder, batch_size)
         try:
             write_manifest(cell, backbone, ONE)
@@ -184,7 +189,7 @@ def records_folder(output: Path) -> Path:
 def _line(record: SampleRecord) -> str:
     content = {
         "id": record.id,
-        "answer": record.prediction,
+        "answer": str(record.prediction).rstrip(),
         "tokens": record.new_tokens,
         "seconds": round(record.prefill_seconds + record.decode_seconds, 5),
         "kv_bytes": record.kv_bytes,

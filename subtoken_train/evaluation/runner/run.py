@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.arms import Arm, load_arm, prepare, with_anchors
+from subtoken_train.evaluation.runner.arms import Arm, load_arm, resolve_arms
 from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
@@ -37,51 +36,45 @@ def run_grid(
     answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number
     of them. ``counter`` makes the progress display of a cell from its name; ``processes`` have met (``with
     Processes.from_environment()``). Without a device it is this process's GPU, or the CPU.
-
-    Raises:
-        ValueError: arms, tasks, data or settings that are wrong; an unreadable image, when its turn comes; records of
-            other settings in the folder; or a run that is writing into it. What was answered before stays on disk.
     """
     with alone(grid.out, processes):
         tasks = read_tasks(grid)
         pool = ModelPool(processes.device(device))
-        arms = prepare(grid.arms, pool)
-        check_modalities(arms, [task for task, _ in tasks])
-        notes: list[str] = []
-        if grid.anchors == "auto":
-            arms, notes = with_anchors(arms, pool)
+        arms, notes = resolve_arms(grid.arms, [task for task, _ in tasks], grid.anchors, pool)
         folders = []
         for line in [*notes, *too_late(arms, tasks)] if processes.first else ():
             say(line)
         for arm in arms:
             backbone = load_arm(arm.spec, pool)
             for task, samples in tasks:
-                cell = Cell(arm, task, samples, grid.out / arm.facts.name / task.name, grid.batch_size, grid.max_length)
-                if processes.first:
-                    write_manifest(cell, backbone, processes)
-                    _say_unknown(cell, backbone, say)
-                name = f"{arm.facts.name} / {task.name}"
-                cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
-                if processes.first:
-                    _say_emptied(cell, say)
-                    task.write_for_others(cell.folder)
-                folders.append(cell.folder)
+                folder = grid.out / arm.facts.name / task.name
+                cell = Cell(arm, task, samples, folder, grid.batch_size, grid.max_length)
+                run_cell(cell, backbone, processes, say, counter)
+                folders.append(folder)
         return folders
 
 
-def _say_emptied(cell: Cell, say: Say) -> None:
-    """Say how many of the cell's prompts lost a whole region in some layer."""
-    found = [record.emptied for record in cell.finished().values()]
-    if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
-        say(f"{cell.arm.facts.name} / {cell.task.name}: {words}")
+def run_cell(
+    cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None = None
+) -> None:
+    """Answer what is missing of a cell, and say what is odd about it."""
+    name = f"{cell.arm.facts.name} / {cell.task.name}"
+    if processes.first:
+        write_manifest(cell, backbone, processes)
+        _say_unknown(cell, backbone, name, say)
+    cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
+    if processes.first:
+        found = [record.emptied for record in cell.finished().values()]
+        if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
+            say(f"{name}: {words}")
+        cell.task.write_for_others(cell.folder)
 
 
-def _say_unknown(cell: Cell, backbone: CompressedBackbone, say: Say) -> None:
+def _say_unknown(cell: Cell, backbone: CompressedBackbone, name: str, say: Say) -> None:
     """Say what of the cell's prompts and choices its tokenizer does not know."""
     asked = [cell.samples[place] for place in spread(len(cell.samples))]
     texts = ["\n".join([sample.prompt, *sample.choices]) for sample in asked]
-    what = f"{cell.arm.facts.name} / {cell.task.name}"
-    if line := say_unknown(backbone.family.tokenizer, SomeTexts(texts, len(cell.samples)), what):
+    if line := say_unknown(backbone.family.tokenizer, SomeTexts(texts, len(cell.samples)), name):
         say(line)
 
 
@@ -105,12 +98,7 @@ def _one_word_choices(sample: Sample) -> bool:
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
-    """Read the tasks with the samples that are asked.
-
-    Raises:
-        ValueError: a task that does not exist or that this machine cannot score, files that are missing or broken, or a
-            set that is not complete while there is no ``limit``.
-    """
+    """Read the tasks with the samples that are asked."""
     read = []
     for task in named_tasks(grid):
         task.check_requirements()
@@ -123,11 +111,7 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
 
 
 def named_tasks(grid: Grid) -> list[Task]:
-    """Return the tasks with their options, and where their files are; nothing is read.
-
-    Raises:
-        ValueError: a task or an option that does not exist, or options that cannot be served together.
-    """
+    """Return the tasks with their options, and where their files are; nothing is read."""
     tasks = []
     for spec in grid.tasks:
         task = build_task(spec.name, spec.source, **spec.options)
@@ -137,18 +121,3 @@ def named_tasks(grid: Grid) -> list[Task]:
             task.source = next((str(place) for place in places if place.is_dir()), None)
         tasks.append(task)
     return tasks
-
-
-def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
-    """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
-    for arm, task in product(arms, tasks):
-        if task.modality != arm.modality:
-            raise ValueError(
-                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
-                f"{arm.modality}s; run them apart"
-            )
-        if task.options.get("chat") is True and arm.chat_template is False:
-            raise ValueError(
-                f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
-                "leave chat out, or use an instruct model"
-            )

@@ -39,7 +39,6 @@ class Grid:
     Attributes:
         data_root: folder with one folder per task; a task without one there is read from the Hub.
         limit: only the first samples of each task; without it a set that is not complete is refused.
-        batch_size: prompts that share a pass.
         max_length: longest prompt in tokens, visual ones included; None: any.
         anchors: ``auto``: routed arms get the matched token-only anchor that the ledger names, where none of the arms
             is it; ``none``: nothing is added.
@@ -71,11 +70,7 @@ AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is n
 
 
 def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
-    """Return the arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``.
-
-    Raises:
-        ValueError: no mapping, an unknown key, an empty list, a name for several arms, or what ``ArmSpec`` refuses.
-    """
+    """Return the arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``."""
     if not isinstance(content, Mapping):
         raise ValueError(f"an arm must be a mapping, for instance {{adapter: DIR}}; got {content!r}")
     for key in content:
@@ -103,9 +98,6 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid, YAML with ``arms``, ``tasks``, ``out`` and other attributes of ``Grid``, and replace some settings.
 
     An override that is None leaves what the file says.
-
-    Raises:
-        ValueError: no such file, no YAML, or keys or values that a grid does not have.
     """
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
     if not isinstance(content, dict):

@@ -25,7 +25,7 @@ TASKS: Registry[Task] = Registry(
         "chartqa": "image_questions:ChartQA",
         "coco_caption": "captions:CocoCaption",
         "docvqa": "image_questions:DocVQA",
-        "gqa": "gqa:GQA",
+        "gqa": "vqa:GQA",
         "infographicvqa": "image_questions:InfographicVQA",
         "local": "local:Local",
         "local_text": "local:LocalText",
@@ -55,21 +55,17 @@ TASKS: Registry[Task] = Registry(
         "scienceqa": "scienceqa:ScienceQA",
         "seedbench": "image_choices:SEEDBench",
         "textcaps": "captions:TextCaps",
-        "textvqa": "textvqa:TextVQA",
+        "textvqa": "vqa:TextVQA",
         "video_tt": "video:VideoTT",
         "vizwiz": "image_questions:VizWiz",
-        "vqav2": "vqav2:VQAv2",
+        "vqav2": "vqa:VQAv2",
         "wikitext": "wikitext:WikiText",
     },
 )
 
 
 def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
-    """Build a task by its name, with some of its options changed; without a source it is its own Hub id.
-
-    Raises:
-        ValueError: no such task or option, or a value that the task refuses.
-    """
+    """Build a task by its name, with some of its options changed; without a source it is its own Hub id."""
     task = TASKS.find(name)
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]
     hints = get_type_hints(task)

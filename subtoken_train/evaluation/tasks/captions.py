@@ -7,7 +7,6 @@ program, started once per ``compute``.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,10 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
-
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.tasks.file_rows import FileRow
@@ -30,12 +25,7 @@ from subtoken_train.evaluation.tasks.task import Sample
 
 
 def check_tokenizer() -> None:
-    """Raise where captions could not be scored here, so that no model answers in vain.
-
-    Raises:
-        ValueError: pycocoevalcap or Java is missing, or the tokenizer's folder, in which it keeps a file while it
-            works, cannot be written.
-    """
+    """Raise where captions could not be scored here, so that no model answers in vain."""
     check_package("pycocoevalcap", "eval", "CIDEr")
     if shutil.which("java") is None:
         raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")
@@ -87,40 +77,17 @@ class CaptionCider(TaskMetric):
     """
 
     points = frozenset({"cider"})
-    line_bytes: list[Tensor]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("line_bytes", [], dist_reduce_fx="cat")  # texts of any length, as lines of JSON in bytes
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Keep captions with their references."""
-        lines = [
-            json.dumps([prediction, reference["captions"]]) + "\n"
-            for prediction, reference in zip(predictions, references, strict=True)
-        ]
-        content = bytearray("".join(lines).encode())
-        self.line_bytes.append(torch.frombuffer(content, dtype=torch.uint8).to(self.device))
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return the CIDEr of all captions, by ``ptb_tokens``."""
-        content = bytes(dim_zero_cat(self.line_bytes).tolist())
-        rows = [json.loads(line) for line in content.splitlines()]
-        tokens = ptb_tokens([[predicted, *captions] for predicted, captions in rows])
-        mean, _ = cider([some[0] for some in tokens], [some[1:] for some in tokens])
-        return {"cider": torch.tensor(mean, dtype=torch.float64)}
+        tokens = ptb_tokens([[said, *reference["captions"]] for said, reference in self.rows])
+        return {"cider": cider([some[0] for some in tokens], [some[1:] for some in tokens])[0]}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
         """Return the best word overlap with a reference."""
         assert isinstance(prediction, str)
         return max(word_overlap(prediction, caption) for caption in reference["captions"])
-
-    def _sync_dist(self, *arguments: Any, **options: Any) -> None:
-        """Gather states; a process without samples sends bytes too, where torchmetrics would send floats."""
-        if not self.line_bytes:
-            self.line_bytes = [torch.zeros(0, dtype=torch.uint8, device=self.device)]
-        super()._sync_dist(*arguments, **options)
 
 
 CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."

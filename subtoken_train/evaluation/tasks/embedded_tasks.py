@@ -36,8 +36,6 @@ class Recall(Task):
 
     Attributes:
         context_length: tokens of each, by ``tokenizer``.
-        tokenizer: path or Hub id of what measures the context.
-        split: of the English, ``test``, ``dev`` or ``train``.
     """
 
     name = "recall"

@@ -1,6 +1,6 @@
 """Multiple choice about one image as lmms-eval asks and scores it: AI2D, MMStar, RealWorldQA and SEED-Bench.
 
-A task declares its columns and says how a row is asked; the rule that reads its answers stands in ``RULES``. Sources:
+A task is a table row, and methods where it differs; the rule that reads its answers stands in ``RULES``. Sources:
 ``tasks/{ai2d,mmstar,realworldqa,seedbench}`` and ``_task_utils/mcq_extract.py`` of lmms-eval at 75571cfe, with the
 words of its default models.
 """
@@ -8,30 +8,19 @@ words of its default models.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
-from subtoken_train.evaluation.metrics.metric import (
-    GroupedMetric,
-    MeanScores,
-    Prediction,
-    TaskMetric,
-    bits_of,
-    group_key,
-    groups_of,
-)
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean
 from subtoken_train.evaluation.metrics.short_answers import without_punctuation
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.table_files import read_split
-from subtoken_train.evaluation.tasks.task import Sample
 
 _LETTERS = "ABCD"
 _BEGINS = re.compile(r"\s*([A-Z])\.")
@@ -81,7 +70,7 @@ class LetterAccuracy(MeanScores):
         return {"accuracy": float(RULES[reference["task"]](prediction, reference["answer"]))}
 
 
-class MMStarScores(GroupedMetric):
+class MMStarScores(TaskMetric):
     """Right answers to MMStar, whose reference also holds ``l2_category``.
 
     Scores:
@@ -89,17 +78,13 @@ class MMStarScores(GroupedMetric):
         ``lmms_average``: lmms-eval's ``average``, the mean over the 18 axes (``l2_category``) of their accuracies.
     """
 
-    @staticmethod
-    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the axis, and whether the answer is right."""
-        return group_key(reference["l2_category"]), int(placed(prediction, reference["answer"]))
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return scores by name."""
-        keys_N, marks_N = self.kept()
-        axes = groups_of(keys_N, bits_of(marks_N, 1))
-        share_G = axes.count_GM[:, 0].double() / axes.sizes_G
-        return {"accuracy": marks_N.double().mean(), "lmms_average": share_G.mean()}
+        axes: dict[str, list[float]] = defaultdict(list)
+        for prediction, reference in self.rows:
+            axes[reference["l2_category"]].append(self.score(prediction, reference))
+        right = [score for scores in axes.values() for score in scores]
+        return {"accuracy": mean(right), "lmms_average": mean([mean(scores) for scores in axes.values()])}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
@@ -110,31 +95,15 @@ class MMStarScores(GroupedMetric):
 
 @dataclass
 class ImageChoices(ImageQuestions):
-    """A set that says how a row is asked; ids are numbers from 0 where it has no column of ids."""
+    """A set whose answers ``RULES`` reads."""
 
-    primary = "accuracy"
     scored_by: ClassVar[type[TaskMetric]] = LetterAccuracy
     answered = "test"
-    id_column: ClassVar[str | None] = None
-    max_new_tokens: ClassVar[int] = 16
-
-    @abstractmethod
-    def question(self, row: FileRow) -> str:
-        """Return what is asked, options and all."""
-
-    def kind(self, row: FileRow) -> str:
-        """Return what scores are also shown by."""
-        return "question"
+    named: ClassVar[str | None] = None
 
     def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return what the metric reads."""
+        """Return the rule and the answer."""
         return {"task": self.name, "answer": self.answer(row)}
-
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
-        name = number if self.id_column is None else row.values[self.id_column]
-        most, kind = self.max_new_tokens, self.kind(row)
-        return self.ask(row, name, self.question(row), self.reference(row), max_new_tokens=most, kind=kind)
 
 
 @dataclass
@@ -170,8 +139,8 @@ class MMStar(ImageChoices):
     answered = "val"
     columns = ("index", "question", "answer", "category", "l2_category")
     where = "hf download Lin-Chen/MMStar mmstar.parquet --repo-type dataset --local-dir DIR"
-    id_column = "index"
-    max_new_tokens = 1024
+    named = "index"
+    tokens = 1024
 
     def question(self, row: FileRow) -> str:
         """Return the question; lmms-eval's words end without a full stop here."""
@@ -239,7 +208,7 @@ class SEEDBench(ImageChoices):
         "question_type_id",
     )  # fmt: skip
     where = "hf download lmms-lab/SEED-Bench --repo-type dataset --local-dir DIR"
-    id_column = "question_id"
+    named = "question_id"
 
     def question(self, row: FileRow) -> str:
         """Return question and options."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +22,48 @@ LETTER_ANSWER = "\nAnswer with the option's letter from the given choices direct
 
 @dataclass
 class ImageQuestions(Task):
-    """A benchmark of one question and its image a row; a subclass turns a row into a sample."""
+    """A benchmark of one question and its image a row: class attributes say it, and methods where it differs."""
 
     modality = "image"
+    primary = "accuracy"
     answered: ClassVar[str]
     """The split whose answers are public."""
     columns: ClassVar[tuple[str, ...]]
     """Columns that make a sample, beside ``image``."""
     config: ClassVar[str | None] = None
     """The set's configuration; None: its default one."""
+    named: ClassVar[str | None] = "question_id"
+    """Column of ids; None: a sample's id is its place in the files, from 0."""
+    kinds: ClassVar[str | None] = None
+    """Column of what scores are also shown by, or of a list of it; None, or an empty cell: ``question``."""
+    ending: ClassVar[str] = SHORT_ANSWER
+    """Words after the question."""
+    tokens: ClassVar[int] = 16
+    """Cap on an answer."""
 
-    @abstractmethod
     def sample(self, row: FileRow, number: int) -> Sample:
         """Return the sample of one row, whose number in the whole split counts from 0.
 
-        Raises:
-            ValueError: a value is none that the benchmark has; the message names file and row.
+        A value that the benchmark does not have raises a ``ValueError`` that names file and row.
         """
+        name = number if self.named is None else row.values[self.named]
+        text, reference, kind = self.question(row), self.reference(row), self.kind(row)
+        return self.ask(row, name, text, reference, max_new_tokens=self.tokens, kind=kind)
+
+    def question(self, row: FileRow) -> str:
+        """Return what is asked, options and all."""
+        return row.text("question") + self.ending
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        """Return what the metric reads."""
+        return self.people(row)
+
+    def kind(self, row: FileRow) -> str:
+        """Return what scores are also shown by."""
+        given = None if self.kinds is None else row.values[self.kinds]
+        if not given:
+            return "question"
+        return str(given[0]) if isinstance(given, list) else row.text(str(self.kinds))
 
     def samples(self) -> Sequence[Sample]:
         """Return all samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
@@ -104,7 +128,7 @@ UNANSWERABLE = "\nWhen the provided information is insufficient, respond with 'U
 class ChartQA(ImageQuestions):
     """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions.
 
-    The test set, whose answers are public. It has no ids: a sample's is its place in the files, from 0.
+    The test set, whose answers are public.
     """
 
     name = "chartqa"
@@ -113,50 +137,45 @@ class ChartQA(ImageQuestions):
     primary = "relaxed_accuracy"
     scored_by = RelaxedAccuracy
     answered = "test"
+    named = None
     columns = ("type", "question", "answer")
+    ending = SINGLE_WORD
     where = "hf download lmms-lab/ChartQA --repo-type dataset --local-dir DIR"
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
-        answer, label = self.answer(row), row.values["type"]
-        if label not in CHART_KINDS:
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        """Return answer and kind."""
+        return {"answer": self.answer(row), "kind": self.kind(row)}
+
+    def kind(self, row: FileRow) -> str:
+        """Return who wrote the question."""
+        if (label := row.values["type"]) not in CHART_KINDS:
             raise ValueError(f"{row.place}: type {label!r}; allowed: {', '.join(CHART_KINDS)}")
-        kind = CHART_KINDS[label]
-        return self.ask(row, number, row.text("question") + SINGLE_WORD, {"answer": answer, "kind": kind}, kind=kind)
+        return CHART_KINDS[label]
 
 
 @dataclass
-class PageQuestions(ImageQuestions):
-    """A validation set of ``lmms-lab/DocVQA``; the test sets are scored by the challenge's server alone."""
+class DocVQA(ImageQuestions):
+    """DocVQA (Mathew et al., arXiv:2007.00398): scanned pages of industry documents.
 
+    The validation set; the test set is scored by the challenge's server alone.
+    """
+
+    name = "docvqa"
     hub_id = "lmms-lab/DocVQA"
+    rows = 5349
     primary = "lmms_anls"
     scored_by = ANLS
     answered = "validation"
-    kinds: ClassVar[str]
-    """Column of the question's labels; its kind is the first of them."""
-
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
-        kinds, text = row.values[self.kinds], row.text("question") + SHORT_ANSWER
-        kind = str(kinds[0]) if kinds else "question"
-        return self.ask(row, row.values["questionId"], text, self.people(row), max_new_tokens=32, kind=kind)
-
-
-@dataclass
-class DocVQA(PageQuestions):
-    """DocVQA (Mathew et al., arXiv:2007.00398): scanned pages of industry documents."""
-
-    name = "docvqa"
-    rows = 5349
     config = "DocVQA"
+    named = "questionId"
     kinds = "question_types"
+    tokens = 32
     columns = ("questionId", "question", "answers", "question_types")
     where = "hf download lmms-lab/DocVQA --repo-type dataset --local-dir DIR --include 'DocVQA/validation-*'"
 
 
 @dataclass
-class InfographicVQA(PageQuestions):
+class InfographicVQA(DocVQA):
     """InfographicVQA (arXiv:2104.12756); the words that a text detector found are not given to the model."""
 
     name = "infographicvqa"
@@ -178,39 +197,42 @@ class VizWiz(ImageQuestions):
     name = "vizwiz"
     hub_id = "lmms-lab/VizWiz-VQA"
     rows = 4319
-    primary = "accuracy"
     scored_by = SoftAccuracy
     answered = "val"
+    kinds = "category"
+    tokens = 128
     columns = ("question_id", "question", "answers", "category")
     where = "hf download lmms-lab/VizWiz-VQA --repo-type dataset --local-dir DIR --include 'data/val-*'"
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
-        text = row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
-        kind = row.values["category"] or "question"
-        return self.ask(row, row.values["question_id"], text, self.people(row), max_new_tokens=128, kind=kind)
+    def question(self, row: FileRow) -> str:
+        """Return what is asked."""
+        return row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
 
 
 @dataclass
 class OCRBench(ImageQuestions):
     """OCRBench (Liu et al., arXiv:2305.07895): reading text, questions about it, forms, and formulas by hand.
 
-    ``accuracy`` times 1,000 is the benchmark's score. A sample's id is its place in the files, from 0.
+    ``accuracy`` times 1,000 is the benchmark's score.
     """
 
     name = "ocrbench"
     hub_id = "echo840/OCRBench"
     rows = 1000
-    primary = "accuracy"
     scored_by = ContainsAnswer
     answered = "test"
+    named = None
+    kinds = "question_type"
+    tokens = 128
     columns = ("dataset", "question", "question_type", "answer")
     where = "hf download echo840/OCRBench --repo-type dataset --local-dir DIR"
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
+    def question(self, row: FileRow) -> str:
+        """Return the question alone."""
+        return row.text("question").strip()
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        """Return the accepted texts, and whether they are formulas."""
         if not row.values["answer"]:
             raise self.without_answer(row)
-        reference = {"answers": row.texts("answer"), "formula": row.values["dataset"] == "HME100k"}
-        kind = row.text("question_type")
-        return self.ask(row, number, row.text("question").strip(), reference, max_new_tokens=128, kind=kind)
+        return {"answers": row.texts("answer"), "formula": row.values["dataset"] == "HME100k"}

@@ -32,11 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from subtoken_train.errors import check_package
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
 from subtoken_train.evaluation.tasks.long_context import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
@@ -183,10 +180,10 @@ class LongBenchScores(MeanScores):
         """Return the answer's score in its set."""
         return {reference["set"]: longbench_score(prediction, reference)}
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return the mean over the sets that were asked, and each set's."""
         means = super().compute()
-        return {"score": torch.stack([*means.values()]).mean(), **means} if means else {}
+        return {"score": mean([*means.values()]), **means} if means else {}
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:

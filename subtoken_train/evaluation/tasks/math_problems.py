@@ -73,7 +73,6 @@ class MathProblems(Task):
 
     Attributes:
         chat: ask in the tokenizer's chat template, which may let a model think first; one without it is refused.
-        max_new_tokens: cap on an answer.
     """
 
     chat: bool = field(default=False, kw_only=True)

@@ -189,7 +189,6 @@ class MathVista(ImageQuestions):
     name = "mathvista"
     hub_id = "AI4Math/MathVista"
     rows = 1_000
-    primary = "accuracy"
     scored_by = MathVistaAccuracy
     answered = "testmini"
     columns = ("pid", "question", "choices", "unit", "precision", "answer", "question_type", "answer_type")

@@ -38,7 +38,6 @@ class MMBench(ImageQuestions):
     name = "mmbench"
     hub_id = "lmms-lab/MMBench"
     rows = 4329
-    primary = "accuracy"
     scored_by = MMBenchScores
     answered = "dev"
     config = "en"

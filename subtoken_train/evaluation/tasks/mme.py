@@ -3,8 +3,6 @@
 Read from lmms-eval's Parquet form, or from the benchmark's own folders: ``SUBTASK/NAME.txt`` (question, tab, answer)
 and the image beside it, or in ``questions_answers_YN/`` and ``images/``. Answers are read as MME's own program
 (``eval_tool/calculation.py``) and lmms-eval (``tasks/mme/utils.py``) read them.
-
-Legend: N samples, G pairs.
 """
 
 from __future__ import annotations
@@ -15,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from subtoken_train.evaluation.metrics.metric import GroupedMetric, Prediction, bits_of, group_key, groups_of
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric, mean
 from subtoken_train.evaluation.tasks.file_rows import FileRow, read_lines
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
@@ -31,7 +26,7 @@ MME_SUBTASKS = MME_PERCEPTION + MME_COGNITION
 _READINGS = ("official", "lmms")
 
 
-class MMEScores(GroupedMetric):
+class MMEScores(TaskMetric):
     """Accuracy, and the benchmark's points.
 
     A reference holds ``answer`` (yes, no), ``category`` (a subtask) and ``pair``, the image's name; the two questions
@@ -53,29 +48,22 @@ class MMEScores(GroupedMetric):
         + [f"official_{name}" for name in MME_SUBTASKS]
     )
 
-    @staticmethod
-    def marked(prediction: str, reference: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the key of one image's pair, whether both readings are right, and the subtask."""
-        category, answer = reference["category"], reference["answer"]
-        right = (official_answer(prediction) == answer) + 2 * (begun_answer(prediction) == answer)
-        return group_key(f"{category}/{reference['pair']}"), right + 4 * MME_SUBTASKS.index(category)
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return scores by name; points of subtasks without a whole pair are left out."""
-        keys_N, marks_N = self.kept()
-        right_N2, subtask_N = bits_of(marks_N, 2), marks_N >> 2
-        accuracy_2 = right_N2.double().mean(dim=0)
-        scores = {"accuracy": accuracy_2[1], "official_accuracy": accuracy_2[0]}
-        by_subtask = {
-            name: _points(keys_N[subtask_N == number], right_N2[subtask_N == number])
-            for number, name in enumerate(MME_SUBTASKS)
-        }
-        found = {name: points_2 for name, points_2 in by_subtask.items() if points_2 is not None}
+        pairs: dict[str, dict[str, list[tuple[bool, bool]]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
+        for text, reference in self.rows:
+            right = tuple(read(text) == reference["answer"] for read in (official_answer, begun_answer))
+            pairs[reference["category"]][reference["pair"]].append(right)
+        official, lmms = zip(*(right for own in pairs.values() for two in own.values() for right in two), strict=True)
+        scores = {"accuracy": mean(lmms), "official_accuracy": mean(official)}
+        found = {name: points for name, own in pairs.items() if (points := _points([*own.values()])) is not None}
         for total, names in (("perception", MME_PERCEPTION), ("cognition", MME_COGNITION)):
             if own := [found[name] for name in names if name in found]:
-                points_2 = torch.stack(own).sum(dim=0)
-                scores |= {f"{reading}_{total}": points_2[i] for i, reading in enumerate(_READINGS)}
-        return scores | {f"official_{name}": points_2[0] for name, points_2 in found.items()}
+                scores |= {
+                    f"{reading}_{total}": sum(column)
+                    for reading, column in zip(_READINGS, zip(*own, strict=True), strict=True)
+                }
+        return scores | {f"official_{name}": points[0] for name, points in found.items()}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
@@ -99,14 +87,13 @@ def _within_four(text: str) -> str:
     return next((answer for answer in ("yes", "no") if answer in text[:4]), "other")
 
 
-def _points(keys_N: Tensor, right_N2: Tensor) -> Tensor | None:
+def _points(pairs: Sequence[Sequence[tuple[bool, bool]]]) -> tuple[float, ...] | None:
     """Return the points of one subtask in both readings; None where it has no whole pair."""
-    groups = groups_of(keys_N, right_N2)
-    whole_G = groups.sizes_G == 2
-    if not whole_G.any():
+    whole = [pair for pair in pairs if len(pair) == 2]
+    if not whole:
         return None
-    accuracy_2 = groups.count_GM[whole_G].double().mean(dim=0) / 2
-    return 100 * (accuracy_2 + groups.all_GM[whole_G].double().mean(dim=0))
+    readings = zip(*(zip(*pair, strict=True) for pair in whole), strict=True)  # a reading -> its marks, two a pair
+    return tuple(100 * (mean([*map(mean, marks)]) + mean([*map(all, marks)])) for marks in readings)
 
 
 YES_OR_NO = " Please answer yes or no."
@@ -121,7 +108,6 @@ class MME(ImageQuestions):
     name = "mme"
     hub_id = "lmms-lab/MME"
     rows = 2374
-    primary = "accuracy"
     scored_by = MMEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")

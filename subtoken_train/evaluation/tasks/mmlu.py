@@ -29,7 +29,6 @@ class MMLU(Task):
     The few-shot prefix is what may be compressed: the question and the letters' likelihoods come after it.
 
     Attributes:
-        num_fewshot: examples before the question, 0 to 5.
         style: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
             "about" and keeps the space around a question.
     """
@@ -109,7 +108,7 @@ def _csv_rows(path: Path) -> list[FileRow]:
 
 
 def _unified(row: FileRow) -> FileRow:
-    """Return a row as the Parquet form has it; an answer that is none is -1."""
+    """Return a row as the Parquet form has it; an answer that is no letter or number is -1."""
     answer = row.text("answer").strip()
     number = LETTERS.find(answer) if answer in tuple(LETTERS) else int(answer) if answer.isdecimal() else -1
     return row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number)

@@ -120,7 +120,6 @@ class MMMU(ImageQuestions):
     name = "mmmu"
     hub_id = "lmms-lab/MMMU"
     rows = 900
-    primary = "accuracy"
     scored_by = MMMUAccuracy
     answered = "validation"
     columns = ("id", "question", "options", "answer", "question_type")

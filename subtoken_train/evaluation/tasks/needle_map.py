@@ -79,7 +79,7 @@ class NeedleMap(LongContext):
     where = "It needs no files: its texts are made when it is asked; haystack names a text of yours to hide needles in"
 
     def __post_init__(self) -> None:
-        """Refuse lengths and depths that are none, or twice the same."""
+        """Refuse lengths and depths that are out of range, missing or repeated."""
         super().__post_init__()
         for option, least, most in (("lengths", 1, MAX_TOKENS), ("depths", 0, 1)):
             given = getattr(self, option)

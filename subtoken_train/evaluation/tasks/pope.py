@@ -4,8 +4,6 @@ Read from lmms-eval's Parquet form, or from the benchmark's own ``coco_pope_*.js
 Both have 3,000 questions in each of three categories. LLaVA-1.5's paper used a random file of 2,910; the paper of this
 package, the 9,000. Answers are read as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval (``tasks/pope/utils.py``) read
 them.
-
-Legend: C categories, R readings (LLaVA, lmms-eval), P predictions (no, yes, other), L labels (no, yes).
 """
 
 from __future__ import annotations
@@ -15,18 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric, mean
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.table_files import parquet_files, read_split
 from subtoken_train.evaluation.tasks.task import Sample
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")
-_NO, _YES, _OTHER = range(3)
-_ANSWERS = {"no": _NO, "yes": _YES}
 
 
 class POPEScores(TaskMetric):
@@ -48,37 +41,21 @@ class POPEScores(TaskMetric):
     fraction of nothing is 0.
     """
 
-    counts_CRPL: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        counts = torch.zeros(len(POPE_CATEGORIES), 2, 3, 2, dtype=torch.int64)
-        self.add_state("counts_CRPL", counts, dist_reduce_fx="sum")
-
-    def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
-        """Count generated answers."""
-        for prediction, reference in zip(predictions, references, strict=True):
-            assert isinstance(prediction, str)
-            category, label = POPE_CATEGORIES.index(reference["category"]), _ANSWERS[reference["label"]]
-            self.counts_CRPL[category, 0, _ANSWERS[first_sentence_answer(prediction)], label] += 1
-            self.counts_CRPL[category, 1, _ANSWERS.get(bare_answer(prediction), _OTHER), label] += 1
-
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, float]:
         """Return scores by name."""
-        counts_CRPL = self.counts_CRPL.double()
-        counts_RPL = counts_CRPL.sum(dim=0)
-        scores = _fractions(counts_RPL[0])
-        scores["yes_rate"] = _ratio(counts_RPL[0, _YES].sum(), counts_RPL[0].sum())
+        llava = [(first_sentence_answer(text), reference["label"]) for text, reference in self.rows]
+        lmms = [(bare_answer(text), reference["label"]) for text, reference in self.rows]
+        scores = {**_fractions(llava), "yes_rate": _share([said == "yes" for said, _ in llava])}
         f1 = []
-        for name, counts_PL in zip(POPE_CATEGORIES, counts_CRPL[:, 0], strict=True):
-            if counts_PL.sum() > 0:
-                own = _fractions(counts_PL)
-                scores |= {f"accuracy_{name}": own["accuracy"], f"f1_{name}": own["f1"]}
-                f1.append(own["f1"])
-        scores["llava_f1"] = torch.stack(f1 or [torch.zeros(())]).mean()
-        scores |= {f"lmms_{name}": value for name, value in _fractions(counts_RPL[1]).items()}
-        scores["lmms_yes_ratio"] = _ratio(counts_RPL[1, :, _YES].sum(), counts_RPL[1].sum())
-        return scores
+        for name in POPE_CATEGORIES:
+            own = [pair for pair, (_, of) in zip(llava, self.rows, strict=True) if of["category"] == name]
+            if own:
+                found = _fractions(own)
+                scores |= {f"accuracy_{name}": found["accuracy"], f"f1_{name}": found["f1"]}
+                f1.append(found["f1"])
+        scores["llava_f1"] = _share(f1)
+        scores |= {f"lmms_{name}": value for name, value in _fractions(lmms).items()}
+        return {**scores, "lmms_yes_ratio": _share([label == "yes" for _, label in lmms])}
 
     @staticmethod
     def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
@@ -102,19 +79,20 @@ def bare_answer(text: str) -> str:
     return text.lower().strip()
 
 
-def _fractions(counts_PL: Tensor) -> dict[str, Tensor]:
-    true_yes, false_yes, false_no = counts_PL[_YES, _YES], counts_PL[_YES, _NO], counts_PL[_NO, _YES]
-    precision, recall = _ratio(true_yes, true_yes + false_yes), _ratio(true_yes, true_yes + false_no)
+def _fractions(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return the scores of answers with their labels; only "yes" and "no" count as answers."""
+    precision = _share([label == "yes" for said, label in pairs if said == "yes"])
+    recall = _share([said == "yes" for said, label in pairs if label == "yes" and said in ("yes", "no")])
     return {
-        "accuracy": _ratio(true_yes + counts_PL[_NO, _NO], counts_PL.sum()),
+        "accuracy": _share([said == label for said, label in pairs]),
         "precision": precision,
         "recall": recall,
-        "f1": _ratio(2 * precision * recall, precision + recall),
+        "f1": 2 * precision * recall / (precision + recall) if precision + recall else 0.0,
     }
 
 
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    return part / whole if whole > 0 else torch.zeros_like(part)
+def _share(marks: Sequence[float]) -> float:
+    return mean(marks) if marks else 0.0
 
 
 IMAGES = "val2014"
@@ -127,7 +105,6 @@ class POPE(ImageQuestions):
     name = "pope"
     hub_id = "lmms-lab/POPE"
     rows = 9000
-    primary = "accuracy"
     scored_by = POPEScores
     answered = "test"
     columns = ("question_id", "question", "answer", "category")

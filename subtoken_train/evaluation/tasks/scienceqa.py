@@ -28,7 +28,6 @@ class ScienceQA(ImageQuestions):
     name = "scienceqa"
     hub_id = "lmms-lab/ScienceQA"
     rows = SUBSETS["img"]
-    primary = "accuracy"
     scored_by = ScienceQAScores
     answered = "test"
     columns = ("question", "choices", "answer", "hint", "subject")

@@ -6,14 +6,12 @@ Errors name file and line; images stay encoded in their place.
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Image, List, load_dataset
@@ -25,6 +23,9 @@ from subtoken_train.documents import check_regular
 from subtoken_train.evaluation.tasks.file_rows import CUT_OFF, FileRow, check_columns, task_source
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.online import hub_asked, silence
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 SHORT = 64
 """Characters; a cell with so few is no base64 image (VLMEvalKit's rule)."""
@@ -40,79 +41,54 @@ def read_table(
     """Read the rows of a CSV or TSV file in UTF-8; all values are text.
 
     It must have ``columns``; others are read, too. Without ``header`` it has exactly these, in order. Base64 images of
-    the column ``image`` become ``EncodedImage``: their text is not kept in memory. Text that is too short for an image
-    stays.
-
-    Raises:
-        ValueError: the file is missing or not UTF-8, lacks a column, or a row has another number of cells.
+    the column ``image`` become ``EncodedImage``; text that is too short for an image stays.
     """
-    needed = (*columns, image) if image else columns
+    limit = csv.field_size_limit(sys.maxsize)  # cells as long as images; the limit is the whole process's
     try:
         check_regular(path)
-        with _long_cells():
-            lines = _cells(path, delimiter)
-            first = next(lines, None) if header else (0, "", columns)
-            if first is None:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = _cells(path, csv.reader(file, delimiter=delimiter, strict=True))
+            names = list(columns) if not header else next((cells for _, cells in lines), None)
+            if names is None:
                 raise ValueError(f"{path} is empty; {CUT_OFF}")
-            names = list(first[2])
-            check_columns(str(path), needed, names)
-            return [_row(path, delimiter, names, image, *line) for line in lines]
+            check_columns(str(path), (*columns, image) if image else columns, names)
+            return [_row(place, names, cells, image) for place, cells in lines]
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason})") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
-def _cells(path: Path, delimiter: str) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """Yield offset, place and cells of each row; skip empty lines."""
-    with path.open("rb") as file:
-        reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
-        while True:
-            offset, place = file.tell(), f"{path}, line {reader.line_num + 1}"
-            try:
-                cells = next(reader, None)
-            except csv.Error as error:
-                raise ValueError(f"{place}: {error}; {CUT_OFF}") from None
-            if cells is None:
-                return
-            if cells:
-                yield offset, place, cells
+def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
+    """Yield place and cells of each row; skip empty lines."""
+    while True:
+        place = f"{path}, line {reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{place}: {error}; {CUT_OFF}") from None
+        if cells is None:
+            return
+        if cells:
+            yield place, cells
 
 
-def _lines(file: BinaryIO) -> Iterator[str]:
-    return (line.decode().removeprefix("\ufeff") for line in file)
-
-
-def _row(
-    path: Path, delimiter: str, names: list[str], image: str | None, offset: int, place: str, cells: Sequence[str]
-) -> FileRow:
+def _row(place: str, names: list[str], cells: list[str], image: str | None) -> FileRow:
     if len(cells) != len(names):
         raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
     values: dict[str, Any] = dict(zip(names, cells, strict=True))
     if image and len(values[image]) > SHORT:
-        values[image] = EncodedImage(partial(_decoded_cell, path, offset, delimiter, names.index(image), place), place)
+        values[image] = EncodedImage(partial(_decoded, values[image], place), place)
     return FileRow(values, place)
 
 
-def _decoded_cell(path: Path, offset: int, delimiter: str, column: int, place: str) -> bytes:
-    """Return the image that is base64 text in the row that starts at byte ``offset``."""
-    with path.open("rb") as file, _long_cells():
-        file.seek(offset)
-        cell = next(csv.reader(_lines(file), delimiter=delimiter))[column]
+def _decoded(cell: str, place: str) -> bytes:
     try:
         return base64.b64decode(cell, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise ValueError(f"image {place} is not base64 text ({error}); {CUT_OFF}") from None
-
-
-@contextmanager
-def _long_cells() -> Iterator[None]:
-    """Allow cells as long as images; the library's limit is for the whole process, so it is put back."""
-    limit = csv.field_size_limit(sys.maxsize)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
 
 
 _ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
@@ -139,9 +115,6 @@ def read_split(
 
     ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
     ``check_complete`` names them.
-
-    Raises:
-        ValueError: there is no such split, configuration or column, a file is truncated, or a download failed.
     """
     source = task_source(task)
     label = split if config is None else f"{config}, {split}"

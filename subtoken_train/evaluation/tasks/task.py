@@ -47,6 +47,7 @@ class Sample:
         keep_space: the answer is kept with the space around it.
         messages: text tasks: the conversation that is asked, in the tokenizer's chat template where there is one, in
             place of ``prompt``.
+        variables: given to that template.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Sample:
     prefix_characters: int | None = None
     keep_space: bool = False
     messages: tuple[Message, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -116,9 +118,8 @@ class Task(ABC):
     def samples(self) -> Sequence[Sample]:
         """Return all samples in the order of the files; images are not opened.
 
-        Raises:
-            ValueError: a file is missing, truncated or malformed, an id is there twice, or the split has no answers;
-                the message names file and line.
+        Files that are missing or malformed, an id that is there twice, or a split without answers raise a
+        ``ValueError`` that names file and line.
         """
 
     def metric(self) -> TaskMetric:

@@ -67,9 +67,6 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
 
     Rows come by their ``index``; the references hold the columns. Versions of VLMEvalKit that want ``.xlsx`` need it
     converted.
-
-    Raises:
-        ValueError: there is no record, or a prediction is no text.
     """
     rows = []
     for record in records:

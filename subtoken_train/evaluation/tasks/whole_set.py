@@ -17,12 +17,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9
 
 
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
-    """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold.
-
-    Raises:
-        ValueError: there is no sample, or another number than ``task.expected_rows`` and no limit or a higher one;
-            missing shards are named.
-    """
+    """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
     if not samples:
         raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
     found, expected = len(samples), task.expected_rows
@@ -51,12 +46,7 @@ def missing_shards(folder: Path) -> list[str]:
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:
-    """Check every sample, of a task of one's own too.
-
-    Raises:
-        ValueError: an id is there twice, a prompt has not one placeholder per image, a context is longer than its
-            prompt, or image files are missing.
-    """
+    """Check every sample, of a task of one's own too."""
     unique_ids((sample.id, f"task {task.name}, sample {n:,}") for n, sample in enumerate(samples, 1))
     for sample in samples:
         written = sample.prompt.count(_PLACEHOLDER) if task.modality == "image" else len(sample.images)

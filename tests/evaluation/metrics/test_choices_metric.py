@@ -1,6 +1,8 @@
 """Which option an answer names, and MMBench's and ScienceQA's scores."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics.choices import (
     LETTERS,
@@ -55,7 +57,7 @@ def test_reference_answers(shared):
 def scores_of(rows):
     metric = MMBenchScores()
     metric.update([prediction for prediction, _ in rows], [reference for _, reference in rows])
-    return {name: value.item() for name, value in metric.compute().items()}
+    return metric.compute()
 
 
 def reference(index, answer, options):
@@ -193,10 +195,22 @@ def test_reference_items(shared):
     metric.update([item["pred"] for item in items], references)
     scores = metric.compute()
     # one question more was never answered, and their program counts it as wrong
-    assert scores["accuracy"].item() * len(items) == pytest.approx(
-        sum(case["correct"] for case in aggregates), abs=1e-6
-    )
+    assert scores["accuracy"] * len(items) == pytest.approx(sum(case["correct"] for case in aggregates), abs=1e-6)
     if len(aggregates) == 1:
-        assert f"IMG-Accuracy: {100 * scores['llava_image_accuracy'].item():.2f}%" in aggregates[0]["stdout"]
+        assert f"IMG-Accuracy: {100 * scores['llava_image_accuracy']:.2f}%" in aggregates[0]["stdout"]
     lmms = sum(item["lmms_exact_match"] for item in items) / len(items)
-    assert scores["lmms_accuracy"].item() == pytest.approx(lmms, abs=1e-6)
+    assert scores["lmms_accuracy"] == pytest.approx(lmms, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("ABZ")), min_size=1, max_size=20))
+def test_circular_is_never_above_vanilla_of_whole_groups(rows):
+    """Every question has two rows, so a question counts for both scores alike."""
+    metric = MMBenchScores()
+    rows = dict(rows).items()
+    for question, letter in rows:
+        for rotation in (0, 1_000_000):
+            reference = {"index": question + rotation, "answer": "A", "options": {"A": "cat", "B": "dog"}}
+            metric.update(["A" if rotation else letter], [reference])
+    scores = metric.compute()
+    assert scores["circular"] <= scores["accuracy"]
+    assert scores["circular"] == sum(letter == "A" for _, letter in rows) / len(rows)

@@ -1,7 +1,6 @@
 """RULER's string match: both programs' figures, and the mean over tasks."""
 
 import pytest
-import torch
 
 from subtoken_train.evaluation.metrics.string_match import RulerMatch, ruler_score
 from tests.support.vqa_cases import reference_cases
@@ -35,7 +34,7 @@ def test_aggregate_of_the_golden(golden):
             [row["predicted_answer"] for row in items],
             [{"task": row["task"], "answers": row["answer"]} for row in items],
         )
-        scores = {name: float(value) for name, value in metric.compute().items()}
+        scores = metric.compute()
         tasks = aggregate["ruler"]
         assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
         assert scores.keys() == {"string_match", "kvpress_string_match", *tasks}
@@ -55,4 +54,4 @@ def test_parts_and_control_characters():
 def test_tasks_weigh_alike_whatever_their_size():
     metric = RulerMatch()
     metric.update(["1", "2", "x"], [{"task": "vt", "answers": ["1"]}] * 2 + [{"task": "qa_1", "answers": ["x"]}])
-    assert metric.compute()["string_match"] == torch.tensor(0.75, dtype=torch.float64)
+    assert metric.compute()["string_match"] == 0.75

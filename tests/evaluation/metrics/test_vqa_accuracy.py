@@ -124,7 +124,7 @@ def test_textvqa_reference(shared):
     assert start == len(items) > 0
     metric = SoftAccuracy()
     metric.update([case["pred"] for case in items], [{"answers": case["gt_answers"]} for case in items])
-    assert metric.compute()["accuracy"].item() == mean_of(scores)
+    assert metric.compute()["accuracy"] == mean_of(scores)
 
 
 def test_vizwiz_reference(shared):
@@ -167,4 +167,4 @@ def test_reference(shared):
         assert figures == {name: pytest.approx(expected(case), abs=1e-6) for name, expected in READINGS.items()}, case
         metric.update([case["pred"]], [reference])
     for name, value in metric.compute().items():
-        assert value.item() == mean_of([READINGS[name](case) for case in cases])
+        assert value == mean_of([READINGS[name](case) for case in cases])

@@ -21,7 +21,7 @@ def scores_of(answers, labels, categories):
     metric = POPEScores()
     references = [{"label": label, "category": name} for label, name in zip(labels, categories, strict=True)]
     metric.update(answers, references)
-    return {name: value.item() for name, value in metric.compute().items()}
+    return metric.compute()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_real_answers_of_llava(shared):
 def mme_scores_of(rows):
     metric = MMEScores()
     metric.update([row["pred"] for row in rows], [reference_of(row) for row in rows])
-    return {name: value.item() for name, value in metric.compute().items()}
+    return metric.compute()
 
 
 def reference_of(row):

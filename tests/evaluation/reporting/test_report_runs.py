@@ -19,8 +19,8 @@ def test_scores_are_computed_anew(tmp_path):
     (arm,) = read_results([tmp_path])
     run = arm.runs["pope"][None]
     assert run.scores["accuracy"] == pytest.approx(0.75)
-    assert run.scores_n.sum() == 30  # the records say 0.123 each
-    assert len(run.ids) == run.manifest.rows
+    assert run.samples.score.sum() == 30  # the records say 0.123 each
+    assert len(run.samples) == run.manifest.rows
     assert run.is_mean
     assert run.cost.shares["with_index"] == 1
     assert run.cost.shares["prompt"] == 1
@@ -76,8 +76,8 @@ def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
     path = place / "samples-0-of-1.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     run = read_results([tmp_path])[0].runs["pope"][None]
-    assert len(run.ids) == 39
-    assert len(run.ids) < run.manifest.rows
+    assert len(run.samples) == 39
+    assert len(run.samples) < run.manifest.rows
 
 
 def test_runs_that_do_not_belong_together(tmp_path):

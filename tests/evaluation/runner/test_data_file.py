@@ -17,13 +17,14 @@ from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.runner.data_file import (
-    RunRecord,
     answer_records,
     measure_names,
     paired,
     read_scores,
+    run_of,
     verdict_words,
-    write_record,
+    write_runs,
+    written_run,
 )
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
@@ -69,35 +70,33 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage).eval()
     answers = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
-    record = RunRecord.of("arm", backbone, answers, b"")
-    assert record.nominal_kv == pytest.approx(nominal)
-    assert record.realised_kv == pytest.approx(nominal)
-    assert (record.visual_tokens, record.groups) == ("16/64", "S16K4 linear")
+    run = run_of("arm", backbone, answers, b"")
+    assert run["nominal_kv"] == pytest.approx(nominal)
+    assert run["realised_kv"] == pytest.approx(nominal)
+    assert (run["visual_tokens"], run["groups"]) == ("16/64", "S16K4 linear")
     whole = backbone.family.shape.token_bytes
-    assert record.dense_kv_bytes == sum(r.dense_kv_bytes for r in answers.records)
+    assert run["dense_kv_bytes"] == sum(r.dense_kv_bytes for r in answers.records)
     text = sum(r.dense_kv_bytes - r.region_dense_bytes for r in answers.records)
-    assert record.kv_bytes == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
+    assert run["kv_bytes"] == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
 
 
 def test_routers_that_keep_every_group_are_no_routing(tiny_family, questions):
     routing = RoutingConfig(num_groups=16, kept_groups=16)
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25).eval()
-    record = RunRecord.of(
-        "arm", backbone, answer_records(backbone, InstructionRecords(questions), max_new_tokens=1), b""
-    )
-    assert (record.groups, record.nominal_kv, record.realised_kv) == ("-", 0.25, 0.25)
+    run = run_of("arm", backbone, answer_records(backbone, InstructionRecords(questions), max_new_tokens=1), b"")
+    assert (run["groups"], run["nominal_kv"], run["realised_kv"]) == ("-", 0.25, 0.25)
 
 
 def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
     compression, backbone = Compression(FirstVisual(), 0.25, kv_dtype="int8"), compress(tiny_family).eval()
     limits = {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
     answers = answer_records(backbone, InstructionRecords(questions), **limits, compression=compression)
-    record = RunRecord.of("arm", backbone, answers, b"")
-    assert (record.nominal_kv, record.realised_kv, record.eviction) == (1, 0.25, "first_visual 0.25 int8")
+    run = run_of("arm", backbone, answers, b"")
+    assert (run["nominal_kv"], run["realised_kv"], run["eviction"]) == (1, 0.25, "first_visual 0.25 int8")
     unrounded = answer_records(
         backbone, InstructionRecords(questions), **limits, compression=Compression(FirstVisual(), 0.25)
     )
-    assert record.kv_bytes < 0.3 * unrounded.total("kv_bytes")
+    assert run["kv_bytes"] < 0.3 * unrounded.total("kv_bytes")
     assert unrounded.realised == 0.25
 
 
@@ -106,15 +105,14 @@ def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp
     method = build_eviction("keydiff")
     settings = Compression(method, threshold=Threshold(-0.35, 4)), Compression(method, 0.5)
     answers = [answer_records(backbone, InstructionRecords(questions), **limits, compression=x) for x in settings]
-    by_threshold, by_share = (RunRecord.of("arm", backbone, each, b"") for each in answers)
-    assert by_share.realised_deviation is None
-    assert "realised_deviation" not in by_share.content()
-    deviation = by_threshold.realised_deviation
+    by_threshold, by_share = (run_of("arm", backbone, each, b"") for each in answers)
+    assert "realised_deviation" not in written_run(by_share)
+    deviation = by_threshold["realised_deviation"]
     assert deviation > 0
     path = tmp_path / "runs.json"
-    write_record({"runs": [by_threshold.content(data="questions")]}, path)
+    write_runs([written_run(by_threshold, data="questions")], path)
     facts = read_scores(path, "arm").own.facts
-    assert facts["KV realised"] == f"{by_threshold.realised_kv:.3%} ± {deviation:.3%}"
+    assert facts["KV realised"] == f"{by_threshold['realised_kv']:.3%} ± {deviation:.3%}"
 
 
 def test_what_an_answers_tokens_are_worth(tiny_family, questions):

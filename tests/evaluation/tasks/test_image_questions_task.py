@@ -57,7 +57,7 @@ def test_shards_in_order_with_closed_images(tmp_path, name):
     scores = metric.compute()
     assert next(iter(scores)) == task.primary
     terms = [metric.score("x", sample.reference) for sample in samples]
-    assert scores[task.primary].item() == pytest.approx(sum(terms) / 4)
+    assert scores[task.primary] == pytest.approx(sum(terms) / 4)
     assert task.name == name
     assert task.where.count("hf download " + task.hub_id) == 1
 
@@ -145,7 +145,7 @@ def test_charts(tmp_path):
     assert (second.max_new_tokens, task.expected_rows) == (16, 2500)
     metric = task.metric()
     metric.update(["14", "39"], [first.reference, second.reference])
-    scores = {name: value.item() for name, value in metric.compute().items()}
+    scores = metric.compute()
     assert scores == {"relaxed_accuracy": 1, "human": 1, "augmented": 1}
 
 
@@ -212,4 +212,4 @@ def test_all_real_questions_of_docvqa(shared, tmp_path):
     assert [sample.reference for sample in samples] == [{"answers": line["answer"]} for line in lines]
     metric = task.metric()
     metric.update([sample.reference["answers"][-1] for sample in samples], [sample.reference for sample in samples])
-    assert metric.compute()["lmms_anls"].item() == 1
+    assert metric.compute()["lmms_anls"] == 1

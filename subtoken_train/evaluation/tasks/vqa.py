@@ -1,0 +1,230 @@
+"""GQA, TextVQA and VQAv2: questions about photographs that people answered, in the Hub's form and in their own.
+
+TextVQA's own form is LLaVA's: ``llava_textvqa_val_v051_ocr.jsonl`` (of its eval.zip), whose lines hold the whole
+prompt, with ``TextVQA_0.5.1_val.json`` for the answers, joined by image and question in lower case, because the lines
+have no question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitalise the question (and lower the
+rest of it); GQA's questions and images are two configurations of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from subtoken_train.datasets.image_sources import inside
+from subtoken_train.evaluation.metrics.short_answers import ExactMatch
+from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy, VQAv2Accuracy
+from subtoken_train.evaluation.tasks.file_rows import (
+    FileRow,
+    find_file,
+    read_entries,
+    read_jsonl,
+    read_named,
+    unique_ids,
+)
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.table_files import read_split
+from subtoken_train.typed import shown
+
+GQA_QUESTIONS = "testdev_balanced_questions.json"
+GQA_IMAGES = "images"
+TEXTVQA_QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
+TEXTVQA_ANSWERS = "TextVQA_0.5.1_val.json"
+TEXTVQA_IMAGES = "train_images"
+OCR_LINE = "Reference OCR token: "
+VQAV2_QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
+VQAV2_ANSWERS = "v2_mscoco_val2014_annotations.json"
+VQAV2_IMAGES = "val2014"
+
+
+@dataclass
+class GQA(ImageQuestions):
+    """GQA (Hudson & Manning, arXiv:1902.09506): the balanced questions of testdev.
+
+    The kind is ``binary`` (the answer is yes or no) or ``open``.
+    """
+
+    name = "gqa"
+    hub_id = "lmms-lab/GQA"
+    rows = 12_578
+    scored_by = ExactMatch
+    answered = "testdev"
+    named = "id"
+    columns = ("id", "imageId", "question", "answer")
+    where = (
+        "Parquet: hf download lmms-lab/GQA --repo-type dataset --local-dir DIR --include 'testdev_balanced_*/*'. "
+        f"GQA's own form, unpacked in DIR: {GQA_QUESTIONS} of https://downloads.cs.stanford.edu/nlp/data/gqa/"
+        f"questions1.2.zip, and {GQA_IMAGES}/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
+    )
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        """Return the answer."""
+        return {"answer": self.answer(row)}
+
+    def kind(self, row: FileRow) -> str:
+        """Return ``binary`` or ``open``."""
+        return "binary" if self.answer(row) in ("yes", "no") else "open"
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """Return GQA's own file, and where its images are."""
+        if not (folder / GQA_QUESTIONS).is_file():
+            return None
+        entries = read_named(folder / GQA_QUESTIONS, ("imageId", "question", "answer"))
+        paths = {name: folder / GQA_IMAGES / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
+        return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
+
+    def parquet_rows(self) -> list[FileRow]:
+        """Return the questions, joined with the other configuration's images."""
+        questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
+        pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")
+        unique_ids((str(row.values["id"]), row.place) for row in pictures)
+        images = {row.values["id"]: row.values["image"] for row in pictures}
+        for row in questions:
+            if row.values["imageId"] not in images:
+                raise ValueError(f"{row.place}: image {row.values['imageId']} is not in testdev_balanced_images")
+        return [row.with_values(image=images[row.values["imageId"]]) for row in questions]
+
+
+@dataclass
+class TextVQA(ImageQuestions):
+    """TextVQA (Singh et al., arXiv:1904.08920), validation: questions about text in photographs.
+
+    Attributes:
+        ocr: put the words that a text detector found in the image into the prompt, as LLaVA-1.5's results have it (and
+            very probably the paper's); without them the score is lower by a lot, so say which.
+    """
+
+    name = "textvqa"
+    hub_id = "lmms-lab/textvqa"
+    rows = 5000
+    scored_by = SoftAccuracy
+    answered = "validation"
+    tokens = 128
+    columns = ("question_id", "question", "answers", "ocr_tokens")
+    where = (
+        "Parquet: hf download lmms-lab/textvqa --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
+        f"LLaVA's form, all in DIR: {TEXTVQA_QUESTIONS} (folder textvqa of eval.zip, "
+        "https://drive.google.com/file/d/1atZSBBrAX54yYpxtVVW33zFvcnaHeFPy), "
+        f"https://dl.fbaipublicfiles.com/textvqa/data/{TEXTVQA_ANSWERS}, and {TEXTVQA_IMAGES}/ of "
+        "https://dl.fbaipublicfiles.com/textvqa/images/train_val_images.zip"
+    )
+
+    ocr: bool = True
+
+    def question(self, row: FileRow) -> str:
+        """Return what is asked; a row of LLaVA's files holds it as ``text``."""
+        if "text" in row.values:
+            return row.text("text")
+        tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
+        return row.text("question").capitalize() + tokens + SHORT_ANSWER
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """Join LLaVA's two files."""
+        if not any((folder / name).is_file() for name in (TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS)):
+            return None
+        questions = read_jsonl(find_file(self, folder, TEXTVQA_QUESTIONS), ("question_id", "image", "text"))
+        path = find_file(self, folder, TEXTVQA_ANSWERS)
+        known = _annotations(path)
+        rows = []
+        for row in questions:
+            question, text = self._llava_prompt(row)
+            image = row.values["question_id"]
+            waiting = known.get((image, question.lower()))
+            if not waiting:
+                raise ValueError(
+                    f"{row.place}: {path} has no (further) answers for question {question!r} of image {image!r}; "
+                    "the two files must be of the same split"
+                )
+            source = inside(folder / TEXTVQA_IMAGES, str(row.values["image"]))
+            rows.append(waiting.popleft().with_values(text=text, image=source))
+        return rows
+
+    def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
+        """Return the question alone, and what is asked."""
+        question, *rest = row.text("text").split("\n")
+        tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
+        if not tokens and (self.ocr or len(rest) != 1):
+            raise ValueError(
+                f"{row.place}: a text must have a line each for the question, '{OCR_LINE}...' and how to answer "
+                f"(the second may be absent with ocr=False); got {row.values['text']!r}"
+            )
+        return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
+
+
+def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
+    """Group annotations by image and question; one that was put twice has two, in order (LLaVA: both get the last)."""
+    found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
+    rows = read_entries(path, "data", ("image_id", "question", "question_id"))
+    unique_ids((str(row.values["question_id"]), row.place) for row in rows)
+    for row in rows:
+        found[row.values["image_id"], row.text("question").lower()].append(row)
+    return found
+
+
+@dataclass
+class VQAv2(ImageQuestions):
+    """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
+
+    The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
+    values of ``split`` have no public answers (LLaVA's table shows test-dev) and are refused.
+    """
+
+    name = "vqav2"
+    hub_id = "lmms-lab/VQAv2"
+    rows = 214_354
+    primary = "llava_accuracy"
+    scored_by = VQAv2Accuracy
+    answered = "validation"
+    kinds = "answer_type"
+    columns = ("question_id", "question", "answers", "answer_type")
+    where = (
+        "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
+        "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
+        "v2_Questions_Val_mscoco.zip, .../v2_Annotations_Val_mscoco.zip, http://images.cocodataset.org/zips/val2014.zip"
+    )
+
+    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
+
+    split: str = "validation"
+
+    def __post_init__(self) -> None:
+        """Refuse a split without public answers by a ``ValueError``."""
+        super().__post_init__()
+        if self.split != self.answered:
+            raise ValueError(
+                f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
+            )
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """Join the challenge's two files."""
+        if not any((folder / name).is_file() for name in (VQAV2_QUESTIONS, VQAV2_ANSWERS)):
+            return None
+        paths = find_file(self, folder, VQAV2_QUESTIONS), find_file(self, folder, VQAV2_ANSWERS)
+        questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
+        annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
+        for asked, path, others in ((questions, paths[1], annotations), (annotations, paths[0], questions)):
+            if strangers := asked.keys() - others.keys():
+                first = asked[min(strangers)]
+                raise ValueError(
+                    f"{first.place}: question {min(strangers)} is not in {path}; the two must be of the same split"
+                )
+        rows = []
+        for name, row in questions.items():
+            image = folder / VQAV2_IMAGES / f"COCO_{VQAV2_IMAGES}_{_number(row, 'image_id'):012}.jpg"
+            rows.append(annotations[name].with_values(question=row.values["question"], image=image))
+        return rows
+
+
+def _by_id(rows: list[FileRow]) -> dict[int, FileRow]:
+    unique_ids((str(row.values["question_id"]), row.place) for row in rows)
+    return {_number(row, "question_id"): row for row in rows}
+
+
+def _number(row: FileRow, column: str) -> int:
+    value = row.values[column]
+    if type(value) is not int:
+        raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")
+    return value
