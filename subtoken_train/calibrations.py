@@ -127,9 +127,6 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
         path: the file, from the current folder on, as an adapter's; a setting may hold anything, so texts alone pass.
         method: whose it must be.
         kind: its numbers.
-
-    Raises:
-        ValueError: no such file, or it is another method's, newer, or holds other keys, types or ranges than it should.
     """
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"{method} calibration is {shown(path)}; it must name a file")

@@ -31,12 +31,7 @@ class InvalidYAML(ValueError):
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
-    """Read a regular file as UTF-8.
-
-    Raises:
-        ValueError: no regular file (a folder, a pipe, a device), too large, or not UTF-8.
-        OSError: it is not there or cannot be read.
-    """
+    """Read a regular file as UTF-8."""
     size = check_regular(path)
     if size > max_bytes:
         raise ValueError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
@@ -44,12 +39,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def check_regular(path: str | Path) -> int:
-    """Return the size of a regular file in bytes; opening a pipe would wait for a writer.
-
-    Raises:
-        ValueError: a folder, a pipe, a socket or a device, or a path that leads nowhere.
-        FileNotFoundError: it is not there.
-    """
+    """Return the size of a regular file in bytes; opening a pipe would wait for a writer."""
     try:
         status = Path(path).stat()
     except FileNotFoundError as error:
@@ -89,9 +79,6 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
         text: one document; bytes are UTF-8.
         place: file, and line where there are many, for messages.
         constants: whether NaN and Infinity, which are no JSON, are numbers.
-
-    Raises:
-        ValueError: broken, a key twice in one object, nested deeper than ``MAX_DEPTH``, or a number without end.
     """
     text = text if isinstance(text, str) else decoded(text, place)
     try:
@@ -149,12 +136,7 @@ def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Parse one YAML document; tags of its own are refused.
-
-    Raises:
-        ValueError: broken, several documents, a key twice in one mapping, an alias that holds itself, nested deeper
-            than ``MAX_DEPTH``, or more than ``MAX_NODES`` nodes once aliases are written out.
-    """
+    """Parse one YAML document; tags of its own are refused."""
     try:
         loader = _PlainLoader(text, place)
         node = loader.get_single_node()
@@ -195,11 +177,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def check_file_name(name: str, place: str) -> str:
-    """Return a name that is to become a file's or folder's; refuse one that could lead elsewhere.
-
-    Raises:
-        ValueError: empty, ``.`` or ``..``, longer than 200 bytes, or with separators or control characters.
-    """
+    """Return a name that is to become a file's or folder's; refuse one that could lead elsewhere."""
     if (
         name.strip(". ") == ""
         or set(name) & set("/\\")

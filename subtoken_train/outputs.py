@@ -47,11 +47,7 @@ class WritingError(OSError):
 
 
 def check_new(paths: Iterable[Path], overwrite: bool) -> None:
-    """Raise ``ValueError`` if one of the files is there, unless it is to be replaced.
-
-    Raises:
-        OSError: as ``check_place``.
-    """
+    """Raise ``ValueError`` if one of the files is there, unless it is to be replaced."""
     for path in paths:
         check_file(path)
         if not overwrite and os.path.lexists(path):
@@ -60,11 +56,7 @@ def check_new(paths: Iterable[Path], overwrite: bool) -> None:
 
 
 def check_place(target: Path) -> None:
-    """Find out before any work whether a file or folder can be written: what ``stage`` makes is made, and gone again.
-
-    Raises:
-        OSError: as ``room_for``; also a name that is too long.
-    """
+    """Find out before any work whether a file or folder can be written: make what ``stage`` makes, and remove it."""
     try:
         with suppress(_OnlyTriedError), stage(target) as temporary:
             temporary.touch()
@@ -101,11 +93,7 @@ def write_whole(path: Path, content: str | bytes | memoryview, overwrite: bool =
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append a text to a file and wait until it is on the disk; after an error the file is as long as it was.
-
-    Raises:
-        OSError: it could not be written; the file is named.
-    """
+    """Append a text to a file and wait until it is on the disk; after an error the file is as long as it was."""
     with room_for(path), path.open("ab", buffering=0) as file:
         before, left = os.fstat(file.fileno()).st_size, memoryview(text.encode())
         try:
@@ -124,10 +112,6 @@ def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     Parents are made. A link that lies at ``path`` is replaced, not followed. After an error, or whatever ends the
     process, what was at ``path`` is there; see ``stage`` for what is left. Without ``overwrite`` a file that came in
     the meantime stays.
-
-    Raises:
-        ValueError: a folder, a pipe or a device lies at ``path``; or, without ``overwrite``, anything.
-        OSError: the disk is full, or the folder cannot be written; ``path`` is named.
     """
     check_file(path)
     with stage(path) as temporary:
@@ -155,11 +139,7 @@ def _claim(written: Path, path: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which takes the name ``folder`` once the block has ended; see ``whole_file``.
-
-    Raises:
-        OSError: something is there (``FileExistsError``), the disk is full, or the folder cannot be written.
-    """
+    """Yield a folder to write into, which takes the name ``folder`` once the block has ended; see ``whole_file``."""
     with stage(folder) as temporary:
         temporary.mkdir()
         yield temporary
@@ -174,9 +154,6 @@ def stage(target: Path) -> Iterator[Path]:
 
     The stage, what is left in it, and parents that were made for it and are empty are gone afterwards. Stages that
     killed writers to this target left are removed first.
-
-    Raises:
-        OSError: as ``room_for``.
     """
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
@@ -280,12 +257,6 @@ def take_lock(path: Path, seconds: float = -1) -> FileLock:
     Args:
         path: of the lock's own file.
         seconds: to wait; -1: as long as it takes.
-
-    Raises:
-        Timeout: another process has it.
-
-    Warns:
-        SubTokenWarning: the file system has no locks; it goes on without.
     """
     lock = FileLock(path)
     try:
@@ -317,11 +288,7 @@ def _is_staged(name: object) -> bool:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a new folder and its parents; returns those that were made, inner ones first.
-
-    Raises:
-        FileExistsError: it is there.
-    """
+    """Make a new folder and its parents; returns those that were made, inner ones first."""
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir()

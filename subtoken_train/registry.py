@@ -69,11 +69,7 @@ class Registry(MutableMapping[str, type[T]]):
         return found
 
     def find(self, name: str) -> type[T]:
-        """Return a class by its name.
-
-        Raises:
-            ValueError: there is none of this name, or the package that brings it is at fault.
-        """
+        """Return a class by its name."""
         if name not in self:
             raise unknown_name(self.kind, name, self)
         return self[name]

@@ -34,11 +34,7 @@ def resource_root() -> Path:
 
 
 def resource(relative: str) -> Path:
-    """Return the path of a shipped file, e.g. ``data/digits/digits.npz``.
-
-    Raises:
-        FileNotFoundError: the installation is incomplete.
-    """
+    """Return the path of a shipped file, e.g. ``data/digits/digits.npz``."""
     path = resource_root() / relative
     if not path.exists():
         raise FileNotFoundError(f"{relative} is missing from this installation (looked in {resource_root()})")
@@ -59,11 +55,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_text(path: Path, max_bytes: int = 2**20) -> str:
-    """Return the text of a recipe's file, or of a shipped name: its base with the settings of its line.
-
-    Raises:
-        ValueError: the file cannot be read, see ``documents.read_text``.
-    """
+    """Return the text of a recipe's file, or of a shipped name: its base with the settings of its line."""
     folder = resource_root() / "recipes"
     row = None if path.exists() or path.parent.resolve() != folder.resolve() else read_names(folder).get(path.stem)
     if row is not None:
@@ -91,11 +83,7 @@ def find_recipe(given: str | Path) -> Path | None:
 
 
 def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
-    """Return the file that a user means, see ``find_recipe``.
-
-    Raises:
-        ValueError: there is none; the message says ``kind`` and the nearest shipped name.
-    """
+    """Return the file that a user means, see ``find_recipe``."""
     if (path := find_recipe(given)) is not None:
         return path
     near = get_close_matches(Path(given).stem, [shipped.stem for shipped in recipe_files().values()], n=1, cutoff=0.5)

@@ -28,10 +28,6 @@ def typed(kind: type[T], content: object, place: str) -> T:
             unions of them, and dataclasses.
         content: what a file holds.
         place: file and key, for messages.
-
-    Raises:
-        ValueError: no mapping, unknown or missing keys, a value of another type, a number that is not finite, or what
-            the dataclass itself refuses.
     """
     assert dataclasses.is_dataclass(kind)
     if not isinstance(content, dict):
@@ -55,9 +51,6 @@ def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owne
         options: what a file says of them.
         place: key of the options, for messages.
         owner: the method, for messages.
-
-    Raises:
-        ValueError: as ``typed``, or the method has no settings.
     """
     if options and (kind is None or not dataclasses.fields(kind)):
         names = first_names([str(name) for name in options])
@@ -106,11 +99,7 @@ def _in_range(value: Any) -> bool:
 
 
 def checked(hint: Any, value: Any, place: str) -> Any:
-    """Return a value as the type of ``hint``: lists become tuples, and whole numbers floats, where it asks for them.
-
-    Raises:
-        ValueError: it is of another type.
-    """
+    """Return a value as the type of ``hint``: lists become tuples, and whole numbers floats, where it asks for them."""
     origin, inner = _parts(hint)
     if hint is Any:
         return value
@@ -131,11 +120,7 @@ def checked(hint: Any, value: Any, place: str) -> Any:
 
 
 def chosen(hints: dict[str, Any], content: object, place: str) -> dict[str, Any]:
-    """Read the keys of a mapping that ``hints`` name, each as its type; other keys are ignored.
-
-    Raises:
-        ValueError: no mapping, a key that is missing, or a value of another type.
-    """
+    """Read the keys of a mapping that ``hints`` name, each as its type; other keys are ignored."""
     if not isinstance(content, dict):
         raise ValueError(f"{place} is {shown(content)}; it must be a group of keys")
     _check_there([name for name in hints if name not in content], place)

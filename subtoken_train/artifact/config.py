@@ -39,11 +39,7 @@ _DTYPES = ("F32", "F16", "BF16")
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes of a file's tensors, by name; only its header is read.
-
-    Raises:
-        ValueError: the file is missing or no whole safetensors file, or a tensor is no fp32, fp16 or bf16.
-    """
+    """Return the shapes of a file's tensors, by name; only its header is read."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
     try:
@@ -64,10 +60,6 @@ def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
 
     Returns:
         The tensors, in the dtype of ``expected``.
-
-    Raises:
-        ValueError: the file is missing, truncated, or its tensors differ or hold NaN or infinity; the message names the
-            file and the first offenders.
     """
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
@@ -200,12 +192,7 @@ class AdapterConfig:
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read a folder's configuration and check that its other files agree; no weight is read.
-
-    Raises:
-        ValueError: ``subtoken_config.json`` is missing, broken or newer, holds other keys, types or ranges than it
-            should, or contradicts ``adapter_config.json`` or the tensors' shapes.
-    """
+    """Read a folder's configuration and check that its other files agree; no weight is read."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
@@ -271,11 +258,7 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
 
 
 def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
-    """Compare what an unmerged folder says with peft's files: settings of both LoRAs, and the ranks of their tensors.
-
-    Raises:
-        ValueError: a file is missing, broken, or says something else.
-    """
+    """Compare what an unmerged folder says with peft's files: settings of both LoRAs, and their tensors' ranks."""
     model_type, backbone = config.identity.model_type, config.backbone.path
     try:
         pattern = named_family(model_type).lora_pattern

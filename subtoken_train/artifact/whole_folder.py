@@ -147,10 +147,6 @@ def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Ite
 
     It lies in a stage (``outputs.stage``). An old folder is renamed to ``NAME.replaced-`` and the stage's token before,
     and removed after; what a killed process left of that is settled first, or by the next call.
-
-    Raises:
-        ValueError: see ``check_target``.
-        OSError: the disk is full, or the folder cannot be written; ``folder`` is named.
     """
     _settle(folder, layout)
     check_target(folder, overwrite, layout)

@@ -63,9 +63,6 @@ def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, 
 
     It has the processor of a local folder, and none where ``config`` names a Hub id: nothing is asked of the Hub where
     the architecture is known here.
-
-    Raises:
-        ValueError: as ``layout_family``; a quantised backbone, whose weights are not drawn.
     """
     if config.quantization != "none":
         raise ValueError(

@@ -62,9 +62,6 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
     """The parts of a prompt of ``length`` tokens.
 
     None: one image and the paper's text, or a text of 2,048 tokens (of half the positions, where there are fewer).
-
-    Raises:
-        ValueError: too short for one image, or for a context.
     """
     if family.image_token_id is None:
         length = (

@@ -21,9 +21,6 @@ def chosen_samples(indices: Tensor, batch: int) -> Tensor:
     Args:
         indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
         batch: samples that there are.
-
-    Raises:
-        ValueError: none is named, or one that is not there.
     """
     try:
         chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
@@ -35,11 +32,7 @@ def chosen_samples(indices: Tensor, batch: int) -> Tensor:
 
 
 def repeated_samples(batch: int, repeats: int) -> Tensor:
-    """Repeat every sample ``repeats`` times in a row, int64 [batch * repeats].
-
-    Raises:
-        ValueError: fewer than one copy.
-    """
+    """Repeat every sample ``repeats`` times in a row, int64 [batch * repeats]."""
     if repeats < 1:
         raise ValueError(f"every sample is repeated once or more, not {repeats} times")
     return torch.arange(batch).repeat_interleave(repeats)

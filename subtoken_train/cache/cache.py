@@ -80,11 +80,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             )
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Append states to a layer, see ``PackedLayer``.
-
-        Raises:
-            ValueError: a model appends by itself: it knows neither where the next token stands nor how to read a layer.
-        """
+        """Append states to a layer, see ``PackedLayer``."""
         if not self.appends:
             raise ValueError(
                 "a packed cache is read and continued by the SubTokenModel that made it, not by transformers' own "
@@ -121,9 +117,6 @@ class PackedCache(Cache):  # type: ignore[misc]
         """Return a cache of the same prompts that grows by itself and never changes this one.
 
         The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
-
-        Raises:
-            ValueError: see ``check_holds_prompt``.
         """
         self.check_holds_prompt()
         own = PackedCache(len(self.layers))

@@ -248,12 +248,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number).
-
-        Raises:
-            ValueError: a positive number, as transformers' own layers refuse it, or more than the tail holds; the
-                prompt is packed and cannot be shortened. Always, where tokens are evicted while decoding.
-        """
+        """Drop the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number)."""
         if self.eviction_state is not None:
             raise ValueError(
                 "eviction_every lets tokens go for good: a cache cannot be taken back to an earlier one; leave it out "
@@ -272,11 +267,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.shorten(-tokens_to_remove)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples ``indices``, in that order: of this layer alone.
-
-        Raises:
-            ValueError: no samples, or samples that are not there.
-        """
+        """Keep the samples ``indices``, in that order: of this layer alone."""
         if self.is_initialized:
             self.select(chosen_samples(indices, len(self.keys)))
 
@@ -290,11 +281,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.select(repeated_samples(len(self.keys), repeats))
 
     def offload(self) -> None:
-        """Refuse to leave the device.
-
-        Raises:
-            ValueError: always; attention reads the packed pieces where they lie.
-        """
+        """Refuse to leave the device."""
         raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
 
     def prefetch(self) -> None:

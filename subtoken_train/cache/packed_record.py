@@ -37,11 +37,7 @@ class TensorReader:
         self._left = dict(tensors)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
-        """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given.
-
-        Raises:
-            ValueError: it is missing, of another dtype or shape, or holds NaN or infinity.
-        """
+        """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given."""
         if name not in self._left:
             raise ValueError(f"tensor {name} is missing")
         tensor = self._left.pop(name)
@@ -283,9 +279,6 @@ def packed_cache(
         tensors: by name, on the CPU.
         shape: what the model's cache is like.
         devices: where every layer's tensors go; the positions go to the first.
-
-    Raises:
-        ValueError: tensors that the record does not call for, that are missing, or that cannot be a cache of ``shape``.
     """
     if len(record.layers) != len(shape.windows):
         raise ValueError(f"it has {len(record.layers)} layers, and the model {len(shape.windows)}")

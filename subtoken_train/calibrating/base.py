@@ -87,11 +87,7 @@ def _digest(path: str) -> str:
 
 
 def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
-    """Return the first stretches of a text file, each a context with its last token once more after it.
-
-    Raises:
-        ValueError: see ``load_rows`` and ``read_blocks``.
-    """
+    """Return the first stretches of a text file, each a context with its last token once more after it."""
     if not Path(path).is_file():
         raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
     source = CorpusSource(path)
@@ -170,9 +166,6 @@ class Calibrator(ABC):
 
         ``identity`` is as adapters record it, ``data`` as ``prompts`` takes it; ``show`` sees the prompts
         that were read, ``show_layers`` the layers that were learned after them.
-
-        Raises:
-            ValueError: data that does not fit the backbone, or has nothing to calibrate with.
         """
         self.check(backbone)
         source = self.prompts(backbone.family, data)

@@ -83,7 +83,6 @@ class NeedleCalibrator(HeadCalibrator):
         super().check(backbone)
 
     def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
-        """See ``HeadCalibrator.needles``: the longest run of the context through a token of the answer."""
         rows, marks = [], []
         for ids_N, labels_N, regions_N in zip(batch.input_ids_BN, batch.labels_BN, batch.regions_BN, strict=True):
             label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
@@ -94,7 +93,6 @@ class NeedleCalibrator(HeadCalibrator):
         return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
 
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
-        """See ``HeadCalibrator.weight``: as many of a row's weights count as its needle has tokens, the largest."""
         tokens_B1W = needle_BWN.sum(-1)[:, None]
         weight_BHWK, place_BHWK = looked_BHWN.topk(max(1, int(tokens_B1W.max())))
         hit_BHWK = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, place_BHWK)

@@ -116,7 +116,6 @@ class BearableCuts(DecoderReducer):
 
     @property
     def stage(self) -> Stage:
-        """Between decoder layers."""
         return "decoder"
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:

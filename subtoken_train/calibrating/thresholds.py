@@ -43,9 +43,6 @@ class ThresholdCalibrator(Calibrator):
         window: last positions that stay whatever they score.
         scope: what competes, see ``Compression``.
         protocol: ``query_aware``, or ``context_first``: contexts are scored before their questions are seen.
-
-    Raises:
-        ValueError: a method without absolute scores, or numbers outside of their ranges.
     """
 
     name: ClassVar[str] = "threshold"

@@ -132,7 +132,6 @@ class NotingKVzip(KVzip):
         return found
 
     def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
-        """See ``KVzip.weighed``."""
         if not self.normalise:
             return largest_BHC
         return largest_BHC * self.weights[view.layer].gather(-1, index_BC[:, None].expand_as(largest_BHC))
@@ -159,9 +158,6 @@ def kvzip_examples(backbone: CompressedBackbone, contexts: Batch, normalise: boo
         backbone: in evaluation mode, with ``use_packed_attention``.
         contexts: of prompts alone.
         normalise: see ``ScorerCalibrator``.
-
-    Raises:
-        ValueError: the model gives NaN or infinity.
     """
     compression = Compression(NotingKVzip(normalise=normalise), 0.5)
     compression.check(backbone.family)
@@ -220,7 +216,6 @@ class RidgeFit(Fit):
         self.moments: dict[int, Moments] = {}
 
     def add(self, layer: int, input_nD: Tensor, target_nh: Tensor) -> None:
-        """See ``Fit.add``."""
         if not len(input_nD):
             return
         inputs, targets = input_nD.double().cpu(), target_nh.double().cpu()
@@ -235,7 +230,6 @@ class RidgeFit(Fit):
             self.moments[layer] = Moments(len(inputs), sums, products)
 
     def nets(self, show: Progress | None = None) -> list[list[Tensor]]:
-        """See ``Fit.nets``; it takes seconds, of which nothing is shown."""
         return [self._net(self.moments[layer]) for layer in sorted(self.moments)]
 
     def _net(self, own: Moments) -> list[Tensor]:
@@ -262,13 +256,11 @@ class NetFit(Fit):
         self.examples: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, layer: int, input_nD: Tensor, target_nh: Tensor) -> None:
-        """See ``Fit.add``."""
         chosen_n = torch.randperm(len(input_nD), generator=self.draw)[: self.settings.positions].to(input_nD.device)
         if len(chosen_n):
             self.examples.setdefault(layer, []).append((input_nD[chosen_n].cpu(), target_nh[chosen_n].cpu()))
 
     def nets(self, show: Progress | None = None) -> list[list[Tensor]]:
-        """See ``Fit.nets``."""
         found = []
         for layer in sorted(self.examples):
             inputs, targets = (

@@ -60,10 +60,6 @@ def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Ca
         backbone: of a family that ``check_foldable`` lets pass; in evaluation mode, without routers, reducer and LoRA.
         batches: of prompts.
         show: sees how many were read.
-
-    Raises:
-        ValueError: there are no prompts, the model gives NaN or infinity, or it is another model afterwards, because
-            something lies between its values and ``o_proj``: it is of no use then.
     """
     read = iter(batches)
     first = next(read, None)
@@ -100,11 +96,7 @@ class ValueMoments:
         self.counts[layer] = self.counts.get(layer, 0) + value_hnd.shape[1]
 
     def means(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return the means of all layers, [h, d, d] in fp64.
-
-        Raises:
-            ValueError: one is NaN or infinity; ``dtype`` is the model's, which may be the reason.
-        """
+        """Return the means of all layers, [h, d, d] in fp64."""
         found = [self.sums[layer] / self.counts[layer] for layer in sorted(self.sums)]
         if not all(bool(are_finite(each)) for each in found):
             raise no_numbers("while its values were read", dtype)

@@ -62,7 +62,6 @@ class VisualCalibrator(HeadCalibrator):
         super().check(backbone)
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:
-        """See ``Calibrator.prompts``: scenes that are drawn."""
         if data not in (None, SCENES):
             raise ValueError(f"data {data!r}: sparsemm draws {SCENES!r}, whose places it knows; leave it out")
         return PromptSource(SCENES, self._scenes(family))
@@ -74,7 +73,6 @@ class VisualCalibrator(HeadCalibrator):
             yield move_data_to_device(collate(records), family.device)
 
     def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
-        """See ``HeadCalibrator.needles``: the visual tokens of the cell that a token of the answer tells of."""
         rows, marks = [], []
         of_cells = torch.stack([cell_tokens(cell, *visual_grid(family, batch)) for cell in range(len(PLACES))])
         for labels_N, regions_N in zip(batch.labels_BN, batch.regions_BN, strict=True):
@@ -88,7 +86,6 @@ class VisualCalibrator(HeadCalibrator):
         return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
 
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
-        """See ``HeadCalibrator.weight``: 1 over the needle's tokens where a row's largest weight is on one of them."""
         largest_BHW1 = looked_BHWN.argmax(-1, keepdim=True)
         hit_BHW = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, largest_BHW1)[..., 0]
         return hit_BHW / needle_BWN.sum(-1).clamp(min=1)[:, None]

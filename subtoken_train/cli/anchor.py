@@ -28,10 +28,6 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     The keep ratio is r (1 + K/S) / 2, and ``matches`` is r: the reducer rounds the arm's own count up to whole tokens.
     Where the lower layers stay whole, or something is stored once per sample, it is solved from the ledger of one
     prompt.
-
-    Raises:
-        ValueError: the recipe routes nothing, drops no group, or has no reducer that could; stage 1 of a stage-2 recipe
-            cannot be read.
     """
     module = cli.model
     routing, reducer = module.routing_config, module.reducer_config
@@ -66,11 +62,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
 
 
 def anchor_words(argv: list[str]) -> list[str]:
-    """The command line that trains the anchor of a command line's recipe.
-
-    Raises:
-        ValueError: see ``anchor_settings``.
-    """
+    """The command line that trains the anchor of a command line's recipe."""
     from subtoken_train.cli.recipe import RecipeCLI
 
     settings = anchor_settings(RecipeCLI(read_source(argv)))
@@ -80,11 +72,7 @@ def anchor_words(argv: list[str]) -> list[str]:
 
 
 def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
-    """Write the recipe of an anchor to a file, or into a folder as ``NAME_anchor.yaml``; returns where it went.
-
-    Raises:
-        ValueError: see ``anchor_settings``, or the file is there.
-    """
+    """Write the recipe of an anchor to a file, or into a folder as ``NAME_anchor.yaml``; returns where it went."""
     target = destination / f"{source.stem}{SUFFIX}.yaml" if destination.is_dir() else destination
     check_new([target], overwrite)
     write_whole(target, anchor_text(source, target), overwrite)

@@ -67,11 +67,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
 
 
 def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
-    """Load an adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, as the options say.
-
-    Raises:
-        ValueError: what ``ArmSpec`` or ``SubTokenModel`` refuses.
-    """
+    """Load an adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, as the options say."""
     from subtoken_train.inference.arm_spec import ArmSpec
 
     return ArmSpec(adapter=adapter, **arm_options(args), written="flag").load(device)

@@ -50,9 +50,6 @@ def source_of(args: Namespace, shrink: Shrink) -> BenchmarkSource:
     Args:
         args: one of ``adapter``, ``config`` and ``model``, and the options of ``arm_flags``.
         shrink: what is taken off a backbone that is drawn at random.
-
-    Raises:
-        ValueError: names, files or settings that do not exist or do not fit each other.
     """
     source = _recipe(args, shrink) if args.config else _adapter(args) if args.adapter else _backbone(args, shrink)
     source.compression.check(source.layout.family)

@@ -125,11 +125,7 @@ def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iter
 
 
 def document_line(family: Family, data: CorpusDataModule) -> str:
-    """Shortest, median and longest document of those that come first, and what a block takes.
-
-    Raises:
-        ValueError: all documents together do not fill one block, which fit refuses.
-    """
+    """Shortest, median and longest document of those that come first, and what a block takes."""
     texts, total = data.some_texts(family.tokenizer)
     texts = texts[:MOST]
     if not texts:

@@ -256,11 +256,7 @@ _THERE: dict[str, Callable[[], bool]] = {
 
 
 def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> None:
-    """Everything that ``fit`` asks of a recipe, and of its model laid out, on any machine; offline, no data are read.
-
-    Raises:
-        ValueError: what ``fit`` would say.
-    """
+    """Check all that ``fit`` asks of a recipe and of its model laid out, on any machine; offline, no data are read."""
     kind, trainer, data = _strategy(cli), cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)

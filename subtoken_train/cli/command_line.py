@@ -80,11 +80,7 @@ class Words:
 
 
 def split_words(argv: list[str]) -> Words:
-    """Tell recipes, options and flags apart.
-
-    Raises:
-        ValueError: an option before ``--config``, which the recipe would silently override.
-    """
+    """Tell recipes, options and flags apart."""
     configs: list[str] = []
     options: list[tuple[str, str | None]] = []
     stray: list[str] = []

@@ -39,11 +39,7 @@ _FIRST = 3  # missing images printed per folder
 
 
 def check_llava665k(root: Path, missing_list: Path | None) -> str:
-    """Print where the parts come from and what is there; returns the last line.
-
-    Raises:
-        ValueError: the records are not the public file's, or images are missing.
-    """
+    """Print where the parts come from and what is there; returns the last line."""
     width = max(map(len, MIX665K_SOURCES))
     print(f"LLaVA-v1.5 instruction data below {root}:")
     for part, source in MIX665K_SOURCES.items():
@@ -59,20 +55,12 @@ def check_llava665k(root: Path, missing_list: Path | None) -> str:
 
 
 def check_images(file: Path, root: Path, missing_list: Path | None) -> str:
-    """The same for the images of any data file.
-
-    Raises:
-        ValueError: see ``InstructionRecords``, or images are missing.
-    """
+    """The same for the images of any data file."""
     return _check_images(_index(file, root), missing_list)
 
 
 def check_wikitext103(root: Path) -> str:
-    """Print the rows of each split; returns the last line.
-
-    Raises:
-        ValueError: files are missing, are no Parquet, or hold other numbers of rows than the public ones.
-    """
+    """Print the rows of each split; returns the last line."""
     folder = root / WIKITEXT
     command = f"hf download Salesforce/wikitext --include '{WIKITEXT}/*' --repo-type dataset --local-dir {root}"
     print(f"WikiText-103 (raw) below {folder}:\n  {command}\n")
@@ -139,9 +127,6 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
             its texts itself.
         options: ``key=value`` each, values in YAML.
         limit: samples that a run will ask for; with one the set need not be whole, and only they are checked.
-
-    Raises:
-        ValueError: files are missing or broken, or the set is not complete and has fewer samples than ``limit``.
     """
     import datasets
 

@@ -37,9 +37,6 @@ def environment() -> dict[str, str | int | None]:
     """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
 
     ``kernel`` is the path that decoding takes here (``kernels/choice.py``), taking a driver for a device.
-
-    Raises:
-        ValueError: a path is forced that cannot run.
     """
     return {
         "subtoken_train": __version__,

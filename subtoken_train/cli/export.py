@@ -97,11 +97,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
-    """Push a folder that is safely on disk, and say where it is; or how to try again.
-
-    Raises:
-        ValueError: the push failed; the folder stays, and the message ends with the command ``retry``.
-    """
+    """Push a folder that is safely on disk, and say where it is; or how to try again."""
     from subtoken_train.artifact.hub import push_folder
 
     try:
@@ -144,11 +140,7 @@ class Source:
 
 
 def find_source(path: Path) -> Source:
-    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint.
-
-    Raises:
-        ValueError: neither a run, nor a complete checkpoint of one, nor an adapter folder.
-    """
+    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter")
     for adapter in (path, path / "adapter"):

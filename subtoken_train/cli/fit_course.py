@@ -39,12 +39,7 @@ from subtoken_train.training.trained_tensors import check_resumable, finished_pa
 
 
 def check_held(cli: Any) -> None:
-    """Refuse to replace a folder (with ``--overwrite`` alone) that holds what the run reads.
-
-    Raises:
-        ValueError: data, images, backbone, stage 1's adapter or a recipe lies in the run's folder. The run's own
-            ``recipe.yaml`` may.
-    """
+    """Refuse to replace a folder (with ``--overwrite`` alone) that holds what the run reads."""
     folder: Path = cli.output_dir
     if cli.place == folder:
         return
@@ -98,11 +93,7 @@ _MAX_LISTED = 4
 
 
 def compare_recipes(saved: Path, now: str) -> str:
-    """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters.
-
-    Raises:
-        ValueError: they differ in what the checkpoint restores or presupposes, or the saved one cannot be read.
-    """
+    """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters."""
     before, after = dict(_flat(read_recipe(saved))), dict(_flat(yaml.safe_load(now)))
     differing = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     decisive = [key for key in differing if _is_decisive(key) and before.get(key, _MISSING) is not _MISSING]
@@ -156,11 +147,7 @@ def picture_of_run(folder: Path) -> bytes | None:
 
 
 def draw_run(folder: Path) -> bytes | None:
-    """A PNG of a run's course, None where no loss was logged.
-
-    Raises:
-        ValueError: logs that are none.
-    """
+    """A PNG of a run's course, None where no loss was logged."""
     courses = logged(folder)
     losses = {words: courses[name] for name, words in _LOSSES.items() if name in courses}
     if not losses:
@@ -188,9 +175,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor's.
 
     The anchor of ``runs/NAME`` is ``runs/NAME_anchor``; an anchor is drawn beside its routed run.
-
-    Raises:
-        ValueError: recipe or logs of the other one are none.
     """
     if _SCORE not in courses:
         return {}
@@ -224,11 +208,7 @@ def checkpoint_to_resume(checkpoints: Path) -> Path:
 
 
 def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
-    """Make the run's folder, once all that a user can get wrong has come out.
-
-    Raises:
-        ValueError: recipe, backbone, data and checkpoint do not fit each other, or see ``RunFolder.open``.
-    """
+    """Make the run's folder, once all that a user can get wrong has come out."""
     saved, note = cli.output_dir / RECIPE_FILE, ""
     if resume:
         note = compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""

@@ -57,11 +57,7 @@ class GridFits:
 
 
 def grid_fits(given: str) -> GridFits:
-    """Return the fits of a grid's arms, read from its file alone.
-
-    Raises:
-        ValueError: no such grid, or an adapter that nothing makes.
-    """
+    """Return the fits of a grid's arms, read from its file alone."""
     path = named_recipe(given, "grid")
     fits = GridFits(path.stem)
     adapters = dict.fromkeys(str(arm.adapter) for arm in read_grid(path).arms if arm.adapter is not None)
@@ -103,11 +99,7 @@ def _add(fits: GridFits, adapter: str, asker: str) -> SweepRun | None:
 
 
 def fits_needs(fits: GridFits) -> list[Needs]:
-    """Return what each run needs, its model laid out, so that one that can never train is refused before the first.
-
-    Raises:
-        ValueError: a recipe that fit would refuse.
-    """
+    """Return what each run needs, its model laid out, so that one that can never train is refused before the first."""
     each = []
     for run in fits.runs:
         try:

@@ -66,9 +66,6 @@ def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chos
     """Return the backbone that ``given`` means (``llava7b``, a Hub id, a folder), or one that suits the data.
 
     One that is at hand and does not know the words of ``texts`` is named in a warning.
-
-    Raises:
-        ValueError: there is no such backbone, or it is of the other kind.
     """
     if given is None:
         return _default(sees, texts)
@@ -169,12 +166,7 @@ def chat_tokenizer(path: str) -> Any:
 
 
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
-    """Tokens of the longest record, images included, and the positions of the embedded backbone; no image is opened.
-
-    Raises:
-        ValueError: a record cannot be encoded, or cannot be trained on because what must stay whole has more tokens
-            than the backbone has positions.
-    """
+    """Tokens of the longest record, images included, and the positions of the embedded backbone; no image is opened."""
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
     positions, longest, blank = position_bound(family.decoder.config) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
@@ -200,12 +192,7 @@ _HALVINGS = 2
 
 
 def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the recipe of one's own data, and what follows from the data, a line each; records will lie below ``out``.
-
-    Raises:
-        ValueError: too little text for one block, a conversation that a backbone without a chat template cannot learn,
-            or a record too long for the embedded backbone.
-    """
+    """Return the recipe of one's own data, and what follows from it, a line each; records will lie below ``out``."""
     content = deepcopy(chosen.recipe)
     content["output_dir"] = f"runs/{name}"
     content["model"]["backbone"]["path"] = chosen.path
@@ -283,11 +270,7 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
 
 
 def _chat_sizes(data: OwnData, chosen: Chosen) -> dict[str, int]:
-    """Sizes that cut no chat which the backbone has positions for; the usual ones where its template is not at hand.
-
-    Raises:
-        ValueError: the template refuses a conversation, or it is too long up to its first answer.
-    """
+    """Sizes that cut no chat which the backbone has positions for; the usual ones where its template is not at hand."""
     sizes = dict(_BLOCK)
     if chat_tokenizer(chosen.path) is None:
         return sizes

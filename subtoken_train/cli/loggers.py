@@ -80,11 +80,7 @@ def csv_parts(folder: Path) -> list[Path]:
 
 
 def logged(folder: Path) -> dict[str, dict[int, float]]:
-    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's.
-
-    Raises:
-        ValueError: a log with something else than numbers.
-    """
+    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's."""
     course: dict[str, dict[int, float]] = {}
     for part in csv_parts(folder):
         check_regular(part)

@@ -153,11 +153,7 @@ def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: 
 
 
 def recipe_needs(recipe: RecipeSource | Path) -> Needs:
-    """Return what a recipe needs, without reading data or asking a server.
-
-    Raises:
-        ValueError: what ``check --offline`` would say.
-    """
+    """Return what a recipe needs, without reading data or asking a server."""
     cli = RecipeCLI(["--config", str(recipe)] if isinstance(recipe, Path) else recipe)
     check_fetched(str(cli.model.backbone_config.path))
     parts = lay_out(cli.model, offline=True)

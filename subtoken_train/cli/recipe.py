@@ -147,11 +147,7 @@ def _holds_none(hint: Any) -> bool:
 
 
 def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
-    """Refuse what the parser lets pass: an unknown key that holds nothing, and an empty list in place of a group.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse what the parser lets pass: an unknown key that holds nothing, and an empty list in place of a group."""
     keys = set(keys)
     groups = _groups(keys)
     for name, value in content.items():
@@ -194,9 +190,6 @@ class RecipeCLI(LightningCLI):
 
     Attributes:
         place: where the run is written first: ``output_dir``, or beside it where another run is to be replaced.
-
-    Raises:
-        ValueError: see ``recipe_source.read_source``; values of a wrong type, unknown keys, numbers out of range.
     """
 
     def __init__(self, source: list[str] | RecipeSource) -> None:

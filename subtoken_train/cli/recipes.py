@@ -52,11 +52,7 @@ def first_comment(path: Path) -> str:
 
 
 def list_recipes(words: Sequence[str] = ()) -> None:
-    """Print the name and the first comment line of each recipe that has all ``words``, whatever their case, by folder.
-
-    Raises:
-        ValueError: no recipe has them.
-    """
+    """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
     lines = {name: first_comment(path) for name, path in recipe_files().items()}
     chosen = {
         name: line for name, line in lines.items() if all(word.lower() in f"{name} {line}".lower() for word in words)
@@ -71,11 +67,7 @@ def list_recipes(words: Sequence[str] = ()) -> None:
 
 
 def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
-    """Copy a recipe to a file, or into a folder, and return the new file.
-
-    Raises:
-        ValueError: the file exists and ``overwrite`` is off.
-    """
+    """Copy a recipe to a file, or into a folder, and return the new file."""
     target = destination / source.name if destination.is_dir() else destination
     check_new([target], overwrite)
     if not target.parent.is_dir():

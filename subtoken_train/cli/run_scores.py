@@ -22,9 +22,6 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
 
     Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
     per kind where the records name several.
-
-    Raises:
-        ValueError: data that are missing or wrong, or an attention that cannot read packed caches.
     """
     check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)

@@ -107,11 +107,7 @@ def train_all(runs: list[SweepRun]) -> int:
 
 
 def check_all(runs: list[SweepRun]) -> None:
-    """Parse every run before the first one starts.
-
-    Raises:
-        ValueError: what ``fit`` would say to one of them, or a finished run of another recipe in its folder.
-    """
+    """Parse every run before the first one starts."""
     from subtoken_train.cli.recipe_source import read_recipe, read_source
 
     sources = [read_source(one.fit_arguments()[1:]) for one in runs]
@@ -169,11 +165,7 @@ _RESERVED = ("output_dir", *FLAGS)
 
 
 def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[SweepRun]:
-    """Every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest.
-
-    Raises:
-        ValueError: a setting without a value, a key that is given twice, or one that the sweep sets itself.
-    """
+    """Every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest."""
     axes = dict[str, list[str]]()
     for setting in settings:
         key, values = parse_setting(setting)
@@ -194,11 +186,7 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
 
 
 def parse_setting(setting: str) -> tuple[str, list[str]]:
-    """``KEY=A,B`` as the key and its values; commas inside brackets or braces separate nothing.
-
-    Raises:
-        ValueError: no key, no value or an empty one, or a key that the sweep sets itself.
-    """
+    """``KEY=A,B`` as the key and its values; commas inside brackets or braces separate nothing."""
     key, equals, text = setting.partition("=")
     key = key.strip().removeprefix("--")
     values, depth = [""], 0

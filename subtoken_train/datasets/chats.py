@@ -69,11 +69,7 @@ class ChatLimits:
 
 
 def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:
-    """Yield the chats of some conversations (rows of ``corpus.load_rows``) in order.
-
-    Raises:
-        ValueError: see ``chat_sample``.
-    """
+    """Yield the chats of some conversations (rows of ``corpus.load_rows``) in order."""
     if not limits.asking:
         raise ValueError("data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more")
     for row in rows:
@@ -81,11 +77,7 @@ def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLi
 
 
 def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> TextSample:
-    """Return a conversation (a row of ``corpus.load_rows``) as a sample.
-
-    Raises:
-        ValueError: the template refuses it, its prompt or its context is too long, or no token of it is learnt.
-    """
+    """Return a conversation (a row of ``corpus.load_rows``) as a sample."""
     tokenizer, conversation = family.tokenizer, json.loads(row["conversation"])
     try:
         messages = chat_messages(conversation)
@@ -126,11 +118,7 @@ def _places(messages: Sequence[Message]) -> list[int]:
 
 
 def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
-    """Return the chats of a corpus, ``cached``, by the fields of ``TextSample``.
-
-    Raises:
-        ValueError: see ``iterate_chats``.
-    """
+    """Return the chats of a corpus, ``cached``, by the fields of ``TextSample``."""
     tokenizer = family.tokenizer
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write
     name = fingerprint(rows, source, tokenizer, tokenizer.get_chat_template(), specials, *astuple(limits))

@@ -102,10 +102,6 @@ def encode(
         max_length: tokens kept (visual ones included); the rest is cut at the right.
         images: the record's images and videos, in order.
         generation: leave the last answer out and label nothing that must be there.
-
-    Raises:
-        ValueError: images and image tokens disagree, an answer holds image tokens, the cut would reach a prompt that
-            must stay whole, or no token is left to learn from.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):

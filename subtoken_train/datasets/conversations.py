@@ -41,9 +41,6 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
         row: a record in any form.
         unread: gets the fields that nobody reads (``check_fields``); None: they were looked at before.
         as_document: whether it is for a language model: its system text is then a turn of its own, the first.
-
-    Raises:
-        ValueError: what it says cannot be trained on; the message counts from 1.
     """
     if not isinstance(row, dict):
         return row
@@ -87,11 +84,7 @@ _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES
 
 
 def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt.
-
-    Raises:
-        ValueError: a system text and the question behind it, which are one text here, are learnt differently.
-    """
+    """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt."""
     text, spans = "", []
     for number, turn in enumerate(used_turns({"conversations": _system_asked(row["conversations"])})):
         if number:
@@ -128,11 +121,7 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
 
 
 def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
-    """Return the switches that a record has for its messages, beside them.
-
-    Raises:
-        ValueError: it says that nothing is learnt, that its answer is a bad one, or what cannot be obeyed.
-    """
+    """Return the switches that a record has for its messages, beside them."""
     if _SAID_BESIDE.isdisjoint(row):
         return [None] * messages
     for name in LABELS:
@@ -158,11 +147,7 @@ def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
 
 
 def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | None, number: int) -> dict[str, Any]:
-    """Return a turn with ``loss`` where it is not learnt.
-
-    Raises:
-        ValueError: its switches contradict each other, or a question is to be learnt.
-    """
+    """Return a turn with ``loss`` where it is not learnt."""
     own = read_switch(message, f"message {number}")
     if own is not None and beside is not None and own != beside:
         raise ValueError(f"message {number} has a switch of its own and another beside the messages; keep one")
@@ -234,11 +219,7 @@ def is_picture(part: dict[str, Any]) -> bool:
 
 
 def _is_text_part(part: Any, number: int) -> bool:
-    """Return whether a part is a text; otherwise it is a picture.
-
-    Raises:
-        ValueError: it is neither, or both.
-    """
+    """Return whether a part is a text; otherwise it is a picture."""
     if isinstance(part, dict):
         text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
         if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
@@ -275,9 +256,6 @@ def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, An
     """Return the turns, the first of them the system's where it says anything.
 
     Its ``loss`` is None where what stands beside the messages is learnt and the message is not.
-
-    Raises:
-        ValueError: a system message is no text, or stands elsewhere.
     """
     told = [{"value": beside}] if beside else []
     if turns[0]["from"] == "system":

@@ -95,11 +95,7 @@ class CorpusSource:
 
 
 def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
-    """Open the raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised.
-
-    Raises:
-        ValueError: the file or data set is missing or unreadable, or has no such configuration, split or column.
-    """
+    """Open the raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
@@ -180,11 +176,7 @@ def _conversation_rows(source: CorpusSource) -> Dataset:
 
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
-    """Yield the documents of ``rows`` in order; those of white space alone are left out.
-
-    Raises:
-        ValueError: a document holds a NUL, or nothing that can be seen, or is not to be learnt.
-    """
+    """Yield the documents of ``rows`` in order; those of white space alone are left out."""
     documents: Iterable[Document]
     if source.documents == "wikitext":
         documents = map(Document, _articles(row[source.column] or "" for row in rows))
@@ -201,11 +193,7 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
 
 
 def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Document:
-    """Return the document of one row, which is learnt whole.
-
-    Raises:
-        ValueError: the row says that it is weighed or not learnt.
-    """
+    """Return the document of one row, which is learnt whole."""
     said = f"{source.name}, document {number}: it"
     if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
         raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
@@ -213,11 +201,7 @@ def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Doc
 
 
 def _conversation_document(row: dict[str, Any]) -> Document:
-    """Return a conversation as a document.
-
-    Raises:
-        ValueError: see ``conversations.conversation_document``.
-    """
+    """Return a conversation as a document."""
     try:
         return Document(*conversation_document(json.loads(row["conversation"])))
     except ValueError as error:
@@ -225,11 +209,7 @@ def _conversation_document(row: dict[str, Any]) -> Document:
 
 
 def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
-    """Yield ``block_length`` tokens at a time; see the head of this file for what a block holds.
-
-    Raises:
-        ValueError: the tokenizer has no EOS.
-    """
+    """Yield ``block_length`` tokens at a time; see the head of this file for what a block holds."""
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
@@ -254,11 +234,7 @@ def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: 
 
 
 def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
-    """Make one pass over a corpus: the blocks of its documents.
-
-    Raises:
-        ValueError: the corpus has fewer tokens than one block, or a document is none.
-    """
+    """Make one pass over a corpus: the blocks of its documents."""
     empty = True
     for block in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
         empty = False
@@ -276,9 +252,6 @@ def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_len
     """Return all blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
 
     Its columns are those of ``PackedBlock``.
-
-    Raises:
-        ValueError: see ``read_blocks``.
     """
 
     def generate() -> Iterator[dict[str, Any]]:

@@ -74,9 +74,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         streaming: read the training corpus on the fly.
         as_asked: learn of each chat the last answer alone, right behind the prompt with which a model is asked for it.
         chat_template_kwargs: variables for the chat template, as ``enable_thinking``; ask with the same ones.
-
-    Raises:
-        ValueError: a size below 1, lengths that leave no token to read or none to predict, or workers of a stream.
     """
 
     def __init__(

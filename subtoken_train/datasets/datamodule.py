@@ -79,10 +79,6 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
         Returns:
             The folders of the training file's images.
-
-        Raises:
-            ValueError: images are missing: how many, and what lists them; or a record has a video and ``family`` takes
-                none, or an image and ``reducer`` takes none.
         """
         found: list[FolderImages] = []
         for records in (self._val, self._train):

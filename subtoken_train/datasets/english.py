@@ -34,11 +34,7 @@ _SHORTEST = 6  # words of a paragraph that counts as prose
 
 @lru_cache(maxsize=1)
 def topics() -> dict[str, str]:
-    """Return topic names and texts of the snapshot, sorted by name.
-
-    Raises:
-        ValueError: the file is not the committed one.
-    """
+    """Return topic names and texts of the snapshot, sorted by name."""
     packed = resource(SNAPSHOT).read_bytes()
     if (found := hashlib.sha256(packed).hexdigest()) != SNAPSHOT_SHA256:
         raise ValueError(f"{SNAPSHOT} has the SHA-256 {found}, not {SNAPSHOT_SHA256}; restore the committed file")
@@ -47,22 +43,14 @@ def topics() -> dict[str, str]:
 
 
 def documents(split: str) -> list[str]:
-    """Return the documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line.
-
-    Raises:
-        ValueError: another split.
-    """
+    """Return the documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line."""
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
 
 
 def write_english(folder: str | Path, overwrite: bool = False) -> None:
-    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line; ``test.txt``: all of it.
-
-    Raises:
-        ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
-    """
+    """Write ``train.jsonl``, ``dev.jsonl`` and ``test.jsonl``: ``{"text": document}`` a line; ``test.txt`` whole."""
     with whole_folder(Path(folder), overwrite, _FILES) as partial:
         for split in SPLITS:
             lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(split)]

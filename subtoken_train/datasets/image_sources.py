@@ -73,9 +73,6 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
         folder: where names start; it may itself be a link.
         name: from a file that somebody else wrote.
         outside: whether it may lead out all the same.
-
-    Raises:
-        ValueError: it leads out.
     """
     path = folder / name
     if not outside:
@@ -163,9 +160,6 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
         source: a file or encoded bytes.
         record_id: of the record that names it, for messages.
         max_pixels: width times height that is decoded at most.
-
-    Raises:
-        ValueError: the file is missing or no regular one, this is not a readable image, or it is too large.
     """
     of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
     place = source.place if isinstance(source, EncodedImage) else source

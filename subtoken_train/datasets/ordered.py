@@ -55,11 +55,7 @@ class AccumulationWindows:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
-        """Yield (micro-batch, labelled tokens of its window, micro-batches of its window).
-
-        Raises:
-            ValueError: the loader starts inside a window: the gradients of its first part are in no checkpoint.
-        """
+        """Yield (micro-batch, labelled tokens of its window, micro-batches of its window)."""
         if self.first() % self.size:
             raise ValueError(
                 f"training would start with micro-batch {self.first()} of the epoch, inside an accumulation window of "
@@ -119,9 +115,6 @@ class ResumableSampler(DistributedSampler[int]):
         consumed: returns the batches that training has consumed so far.
         sizes: (images, characters of text) of every record, [R, 2]; None: all records are of one kind.
         by_length: group by size as well; needs ``sizes``.
-
-    Raises:
-        ValueError: there are fewer records than one global batch holds, or the seed is negative.
     """
 
     def __init__(
@@ -270,9 +263,6 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         val_batch_size: validation records per process and step; default: ``batch_size``.
         num_workers: processes that make batches beside training; 0: in the training process.
         seed: of the shuffling.
-
-    Raises:
-        ValueError: a size below 1, or a number out of range.
     """
 
     def __init__(
@@ -293,18 +283,10 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
     @abstractmethod
     def read(self, training: bool = True) -> None:
-        """Parse and check the data, once; a command calls it before it touches the run's folder.
-
-        Raises:
-            ValueError: the data are missing or wrong.
-        """
+        """Parse and check the data, once; a command calls it before it touches the run's folder."""
 
     def check_images(self, family: type[Family], reducer: Reducer) -> list[FolderImages]:
-        """Look for the images that the records of ``read`` name; a command calls it before it builds the model.
-
-        Raises:
-            ValueError: images are missing, or ``family`` or ``reducer`` does not take what the records show.
-        """
+        """Look for the images that the records of ``read`` name; a command calls it before it builds the model."""
         return []
 
     @abstractmethod
@@ -373,11 +355,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self.read(training=stage == "fit")
 
     def train_dataloader(self) -> AccumulationWindows:
-        """Load shuffled, full batches only, from where training stands, annotated with their accumulation window.
-
-        Raises:
-            ValueError: the records do not fill one batch, or a checkpoint counts another order of the data.
-        """
+        """Load shuffled, full batches only, from where training stands, annotated with their accumulation window."""
         assert self.trainer is not None
         assert self._train is not None
         sampler = self.training_order(
@@ -415,11 +393,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return int(total.processed)
 
     def keep_order(self, order: dict[str, int]) -> None:
-        """Note what the order depends on for the next checkpoint.
-
-        Raises:
-            ValueError: the checkpoint that is resumed counts in another order.
-        """
+        """Note what the order depends on for the next checkpoint."""
         for name, saved in self._resumed_order.items():
             if order.get(name) != saved:  # a count of batches would mean another place in the data
                 raise ValueError(

@@ -56,12 +56,7 @@ class OwnFolder:
 
 
 def look_into(folder: Path) -> OwnFolder:
-    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out.
-
-    Raises:
-        ValueError: it is no folder, holds nothing that could be data, or too much.
-        OSError: it, or a folder in it, cannot be read.
-    """
+    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
     if not folder.exists():
         command = fetch_command(folder)
         hint = f"get it: {command}" if command else "name the folder of your data"
@@ -140,11 +135,7 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 
 def read_texts(own: OwnFolder) -> list[str]:
-    """Read the text files of a folder.
-
-    Raises:
-        ValueError: one is too large, is not UTF-8 or is no file; all are too large together, or empty.
-    """
+    """Read the text files of a folder."""
     texts, total = [], 0
     for name in own.texts:
         text = read_text(own.path / name).removeprefix("\ufeff")
@@ -213,11 +204,7 @@ class PictureNames:
                 self._by_name[called].append(name)
 
     def placed(self, record: OwnRecord) -> OwnRecord:
-        """Return the record with the paths of its images from the folder; an image that is not found keeps its name.
-
-        Raises:
-            ValueError: a name leads out of the folder, or could mean several images.
-        """
+        """Return the record with the paths of its images from the folder; an image that is not found keeps its name."""
         names = image_names(record.row)
         if not names:
             return record
@@ -260,11 +247,7 @@ def _within(folder: Path, name: str, place: str) -> str:
 
 
 def check_pictures(folder: Path, names: list[str], show: Callable[[int, int], None]) -> int:
-    """Open images, evenly spread where there are many; returns how many.
-
-    Raises:
-        ValueError: one is no image that can be read, or too large.
-    """
+    """Open images, evenly spread where there are many; returns how many."""
     some = spread(len(names))
     for done, place in enumerate(some, 1):
         open_image(folder / names[place])
@@ -308,9 +291,6 @@ def split_by(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[st
         groups: what belongs together, by a name.
         seed: another one deals anew.
         what: a group in words, for the message.
-
-    Raises:
-        ValueError: fewer than three groups.
     """
     if len(groups) < len(SPLITS):
         raise ValueError(f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least")
@@ -404,10 +384,6 @@ def read_own(
         columns: see ``read_own_table``.
         seed: of the split.
         show: told (done, total) while images are opened.
-
-    Raises:
-        ValueError: the folder is empty or mixed, or what it holds is broken, missing or too much.
-        OSError: something cannot be read.
     """
     own = look_into(folder)
     data = _read(own, _table(own, table), columns, seed, show)

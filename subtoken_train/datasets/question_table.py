@@ -79,9 +79,6 @@ def read_own_table(path: Path, chosen: dict[str, str | None], folder: Path | Non
         path: the file.
         chosen: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
         folder: the folder of the data, for messages; default: the file's own.
-
-    Raises:
-        ValueError: it is too large, no table, lacks a column, or a line of it breaks the format.
     """
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(

@@ -75,9 +75,6 @@ class RecallTask:
         context_length: tokens of the context, BOS included.
         num_facts: facts in it.
         num_questions: facts asked, at most ``num_facts``.
-
-    Raises:
-        ValueError: the counts do not fit each other, the names, or the context.
     """
 
     def __init__(self, tokenizer: Any, context_length: int = 512, num_facts: int = 24, num_questions: int = 8) -> None:

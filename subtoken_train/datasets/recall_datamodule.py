@@ -30,9 +30,6 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         val_batch_size: validation samples per process and step; default: ``batch_size``.
         num_workers: processes that make batches beside training; 0: in the training process.
         seed: of the samples and their order.
-
-    Raises:
-        ValueError: a size below 1, or counts that do not fit each other or the context.
     """
 
     def __init__(

@@ -154,9 +154,6 @@ def check_fields(place: Place, found: Mapping[str, Any], unread: set[str], said:
         found: its fields.
         unread: gets the names that are read by nobody; those of messages and parts with their place before them.
         said: how a message calls it, for instance ``message 2``.
-
-    Raises:
-        ValueError: a field that changes what is learnt or seen, and is not read here.
     """
     if _usual(place).issuperset(found):
         return
@@ -206,11 +203,7 @@ def _is_on(value: Any) -> bool:
 
 
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
-    """Return whether a message is to be learnt, by its own ``SWITCHES``; None where it has none.
-
-    Raises:
-        ValueError: a switch that is neither on nor off, or two that differ.
-    """
+    """Return whether a message is to be learnt, by its own ``SWITCHES``; None where it has none."""
     if _SWITCHES.isdisjoint(found):
         return None
     values = {name: switched(name, found[name], said) for name in SWITCHES if found.get(name) is not None}
@@ -220,11 +213,7 @@ def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
 
 
 def switched(name: str, value: Any, said: str) -> bool:
-    """Return one switch as a truth.
-
-    Raises:
-        ValueError: it is neither on nor off.
-    """
+    """Return one switch as a truth."""
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     raise ValueError(

@@ -44,9 +44,6 @@ def open_records(path: Path) -> pa.Table:
     ``pictures`` (images and videos that it names), ``videos`` (those among them), ``images`` (names of images, frames
     and folders of frames, ``clip/``), ``unread`` (fields that nobody reads), ``in_texts`` (files of media that texts
     alone name).
-
-    Raises:
-        ValueError: the file is missing, is not valid or holds no record, or a record breaks the format.
     """
     if not path.exists():
         raise absent("data file", path)
@@ -99,9 +96,6 @@ def checked_record(row: Any, place: str, unread: set[str], as_document: bool = F
         place: where, for messages.
         unread: gets the names of its fields that nobody reads.
         as_document: see ``llava_form`` and ``record_problem``.
-
-    Raises:
-        ValueError: it breaks the format, or has a field that changes what is learnt or seen and is not read.
     """
     try:
         made = llava_form(row, unread, as_document)

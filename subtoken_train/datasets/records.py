@@ -74,10 +74,6 @@ class InstructionRecords(Dataset[Record]):
         path: ``.jsonl`` (one record a line), another name (one JSON list), or a kind of ``row_files``.
         image_folder: where image paths start; default: the file's own folder.
         images_outside_folder: whether they may lead out of it, see ``inside``.
-
-    Raises:
-        ValueError: the file is missing, is not valid JSON or holds no record, or a record breaks the format, or names
-            a picture of the folder in a text alone.
     """
 
     def __init__(
@@ -99,11 +95,7 @@ class InstructionRecords(Dataset[Record]):
         return len(self._table)
 
     def __getitem__(self, index: int) -> Record:
-        """Read one record.
-
-        Raises:
-            ValueError: an image lies outside of the image folder.
-        """
+        """Read one record."""
         row = self._row(index)
         turns = turns_of(row)
         name = record_id(row, index)
@@ -177,11 +169,7 @@ class InstructionRecords(Dataset[Record]):
 
 
 def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
-    """Return the records of a file that must be what it was.
-
-    Raises:
-        ValueError: it was changed in the meantime.
-    """
+    """Return the records of a file that must be what it was."""
     if file_state(arguments[0]) != state:
         raise ValueError(f"{arguments[0]} was changed while it was in use; start again")
     return InstructionRecords(*arguments)

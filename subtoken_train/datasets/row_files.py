@@ -50,11 +50,7 @@ def first_of_set(name: str) -> str:
 
 
 def files_of_set(path: Path) -> list[Path]:
-    """Return all files of the set that one belongs to, or that ``save_to_disk`` left in a folder.
-
-    Raises:
-        ValueError: one is missing, or a folder holds no set.
-    """
+    """Return all files of the set that one belongs to, or that ``save_to_disk`` left in a folder."""
     if path.is_dir():
         if files := sorted(path.glob("data-*-of-*.arrow")):
             return files_of_set(files[0])
@@ -70,11 +66,7 @@ def files_of_set(path: Path) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """Yield what the rows of a file, or set of files, hold.
-
-    Raises:
-        ValueError: see ``scan_records`` and ``columnar_rows``.
-    """
+    """Yield what the rows of a file, or set of files, hold."""
     for file in files_of_set(path):
         yield from columnar_rows(file) if file_kind(file) in COLUMNAR else scan_records(file)
 
@@ -83,9 +75,6 @@ def scan_records(path: Path) -> Iterator[Any]:
     """Yield all records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
 
     What gzip packed is read as what is inside.
-
-    Raises:
-        ValueError: the text is not UTF-8, not JSON, or not a list, or it is of the other kind; the line is named.
     """
     check_regular(path)
     return _scan_lines(path) if file_kind(path) == ".jsonl" else _ListScanner(path).scan()
@@ -219,12 +208,7 @@ def _not_utf8(path: Path, byte: int) -> ValueError:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a regular file; what gzip packed is unpacked in memory.
-
-    Raises:
-        ValueError: no regular file, damaged, or more than ``MAX_UNPACKED`` bytes once it is unpacked.
-        OSError: it cannot be read.
-    """
+    """Open a regular file; what gzip packed is unpacked in memory."""
     check_regular(path)
     if path.suffix.lower() != ZIPPED:
         return path.open("rb")
@@ -241,11 +225,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet or Arrow file as JSON's values, some at a time.
-
-    Raises:
-        ValueError: it is broken, or a column holds bytes.
-    """
+    """Yield the rows of a Parquet or Arrow file as JSON's values, some at a time."""
     from datasets import ClassLabel, Features
 
     check_regular(path)
@@ -300,9 +280,6 @@ def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], features: dict[s
         generate: yields rows; not called where they are kept.
         features: the columns of a row, as ``datasets`` describes them.
         name: of all that the rows depend on.
-
-    Raises:
-        ValueError: what ``generate`` raises, or what was kept is broken, or the cache cannot be locked.
     """
     from datasets import Dataset, Features, config
     from datasets.exceptions import DatasetGenerationError

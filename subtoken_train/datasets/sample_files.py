@@ -11,11 +11,7 @@ from subtoken_train.resources import resource
 
 
 def write_samples(folder: str | Path, overwrite: bool = False) -> None:
-    """Copy the shipped ``data/samples``: two pictures, three texts, and folders as a user of ``init`` may have them.
-
-    Raises:
-        ValueError: the folder exists and ``overwrite`` is off, or it holds other files.
-    """
+    """Copy the shipped ``data/samples``: two pictures, three texts, and folders as a user of ``init`` may have them."""
     source = resource("data/samples")
     names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
     ours = re.compile("|".join(map(re.escape, (*names, DATA_MARKER))))

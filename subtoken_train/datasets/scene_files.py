@@ -36,9 +36,6 @@ def write_scenes(
         test: test records.
         seed: of every record; the files are a pure function of it.
         overwrite: replace an existing scenes folder.
-
-    Raises:
-        ValueError: the folder exists and ``overwrite`` is off, or it holds files that are not scenes.
     """
     with whole_folder(Path(folder), overwrite, _SCENES) as partial:
         for split, count in zip(SPLITS, (train, dev, test), strict=True):

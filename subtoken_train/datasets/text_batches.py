@@ -118,9 +118,6 @@ def chat_split(
         starts: the characters that tokens begin with.
         prompt: with what is ``asked``.
         asking: see above.
-
-    Raises:
-        ValueError: the tokenizer tells no characters.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")
@@ -131,11 +128,7 @@ def chat_split(
 
 
 def padding_id(tokenizer: object) -> int:
-    """Return the tokenizer's pad token, or its EOS where it has none.
-
-    Raises:
-        ValueError: it has neither.
-    """
+    """Return the tokenizer's pad token, or its EOS where it has none."""
     for name in ("pad_token_id", "eos_token_id"):
         if (token := getattr(tokenizer, name, None)) is not None:
             return int(token)

@@ -77,9 +77,6 @@ def refuse_files(names: Iterable[tuple[str, str]], folder: Path) -> None:
     Args:
         names: what ``files_named`` found, each with the place of the text, for messages.
         folder: where images lie.
-
-    Raises:
-        ValueError: there is such a file.
     """
     for name, place in names:
         if _lies_in(folder, name):

@@ -58,11 +58,7 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def frames_in(folder: Path) -> list[Path]:
-    """Return the images of a folder by name.
-
-    Raises:
-        ValueError: there is none, or ``folder`` is a video's file.
-    """
+    """Return the images of a folder by name."""
     if not folder.is_dir() and (problem := refuse_video_file(str(folder))):
         raise ValueError(problem)
     names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
@@ -86,9 +82,6 @@ def open_video(
         record_id: of the record that names them, for messages.
         max_pixels: width times height of all frames together that are decoded at most.
         max_frames: frames that are opened at most.
-
-    Raises:
-        ValueError: see ``frames_in``, ``open_image`` and ``Video``; or all frames together are too large.
     """
     of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
     try:

@@ -26,11 +26,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an IPv4 address, and does not listen yet.
-
-    Raises:
-        ValueError: the port is taken or not for this user, or the address is none of this machine.
-    """
+    """Return a socket that is bound to an IPv4 address, and does not listen yet."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
@@ -50,11 +46,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
-    """Inside the block the page is at the address given; what was uploaded and drawn is removed afterwards.
-
-    Raises:
-        ValueError: the port was taken in the meantime, or this machine does not reach the page there.
-    """
+    """Inside the block the page is at the address given; what was uploaded and drawn is removed afterwards."""
     with TemporaryDirectory(prefix="subtoken_demo_") as folder:
         # before Gradio is imported, which reads them; a port is tried on GRADIO_SERVER_NAME, whatever launch is told
         os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder, GRADIO_SERVER_NAME=host)

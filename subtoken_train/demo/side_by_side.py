@@ -113,10 +113,6 @@ class SideBySide:
     The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
     several askers wait for each other. Without ``backbone`` it is where the adapters say; without ``adapter`` it is the
     one side, and itself under the page's compression the other. ``device`` is as ``ModelPool`` takes it.
-
-    Raises:
-        ValueError: no such adapter, an anchor on another backbone or of no adapter, an adapter in the place of a
-            backbone, or neither.
     """
 
     def __init__(

@@ -268,11 +268,7 @@ Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]
 
 
 def use_packed_attention(config: Any) -> None:
-    """Let a decoder's layers read packed storage; what they were loaded with still runs their prompts.
-
-    Raises:
-        ValueError: eager attention, which builds the N x N matrix, or another one that transformers does not register.
-    """
+    """Let a decoder's layers read packed storage; what they were loaded with still runs their prompts."""
     name = str(config._attn_implementation)
     if name.startswith(PREFIX):
         return

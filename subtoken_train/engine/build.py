@@ -80,11 +80,7 @@ def build(
 
 
 def start_warm(compressed: CompressedBackbone) -> None:
-    """Let routers start as the nets of the file that ``RoutingConfig.warm_start`` names; without one, nothing is done.
-
-    Raises:
-        ValueError: the file is none, another backbone's, or of nets with two layers.
-    """
+    """Let routers start as the nets of the file that ``RoutingConfig.warm_start`` names, if it names one."""
     bank, family = compressed.bank, compressed.family
     if bank is None or bank.config.warm_start is None:
         return

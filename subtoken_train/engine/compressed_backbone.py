@@ -160,9 +160,6 @@ class CompressedBackbone(nn.Module):
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
             inputs: sees what every layer projects, before ``observer`` sees its attention.
-
-        Raises:
-            ValueError: in evaluation mode and without a cache, NaN or infinity in what the last layer gives.
         """
         assert not self._detached, "this backbone's family was handed on to another"
         acts = self.reducer.stage != "none" and (self.reducer.acts or force_gather)

@@ -249,11 +249,7 @@ def _layer(
 
 @torch.no_grad()
 def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> Again:
-    """Return the scores that a second pass over a batch's contexts gives; empty where the method needs none.
-
-    Raises:
-        ValueError: the pass runs in chunks, whose memory a second pass would not keep.
-    """
+    """Return the scores that a second pass over a batch's contexts gives; empty where the method needs none."""
     whole, method = run.rows, reducer.scorer
     before_BN = _context_rows(whole.regions_BM)
     regions_BN = whole.regions_BM.masked_fill(~before_BN, Region.PADDING)
@@ -297,9 +293,6 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
 
     Returns:
         By layer, ``RoutingState.chosen``.
-
-    Raises:
-        ValueError: the pass runs in chunks, whose memory another pass would not keep.
     """
     if run.chunks is not None:
         raise ValueError(

@@ -90,11 +90,7 @@ class Diagnosis:
 
 
 def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosis:
-    """Run batches of prompts, of any size, through a routed arm in evaluation mode, and count.
-
-    Raises:
-        ValueError: a token-only arm, or no prompt has anything to route.
-    """
+    """Run batches of prompts, of any size, through a routed arm in evaluation mode, and count."""
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
     if backbone.bank.config.budget == "bytes":

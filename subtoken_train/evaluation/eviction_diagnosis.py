@@ -100,7 +100,6 @@ class WatchedLayer(PackedLayer):
     active_B: Tensor | None = None
 
     def attend(self, query_BHqd: Tensor, scale: float) -> Tensor:
-        """See ``PackedLayer.attend``."""
         if self.active_B is not None:
             assert self.entries is not None
             tail = self.own_keys(self.keys[:, :, : self.tail_length])
@@ -151,10 +150,6 @@ def watch_generation(
     """Generate up to ``new_tokens`` after each prompt with its whole cache; what every layer's entries were worth.
 
     A token counts once it is read again: the last one generated does not, nor does end-of-text.
-
-    Raises:
-        ValueError: an eviction that lets nothing go, has a threshold or acts while tokens are decoded; what
-            ``open_prompts`` refuses.
     """
     assert compression.eviction is not None
     if compression.eviction.reads:
@@ -233,11 +228,7 @@ def diagnose_eviction(
     protocol: Protocol,
     new_tokens: int,
 ) -> list[PromptLayer]:
-    """Return a row for every prompt and layer, after up to ``new_tokens`` generated ones; batches may be of any size.
-
-    Raises:
-        ValueError: the eviction does not fit the backbone or the prompts, or nothing is generated after any prompt.
-    """
+    """Return a row for every prompt and layer, after up to ``new_tokens`` generated ones."""
     rows = []
     for batch in batches:
         layers = watch_generation(backbone, batch, compression, protocol, new_tokens)

@@ -80,10 +80,6 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
     Args:
         notation: a name of ``EVICTIONS``, or ``ada(critical(expected_attention))``.
         options: settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the method.
-
-    Raises:
-        ValueError: no such method or setting, one that several have or that is given twice, or one that the method
-            refuses.
     """
     names = _known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -100,11 +96,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
 
 
 def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
-    """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without.
-
-    Raises:
-        ValueError: no such method.
-    """
+    """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without."""
     names = _known_names(notation)
     found = {}
     for name in names:
@@ -203,11 +195,7 @@ DEEPEST = 8
 
 
 def notation_names(notation: str) -> tuple[str, ...]:
-    """Names of a notation, the outermost wrapper's first and the method's last; whether they exist is not asked.
-
-    Raises:
-        ValueError: no text, parentheses that do not match, more than ``DEEPEST`` names, or a name that stands twice.
-    """
+    """Names of a notation, the outermost wrapper's first and the method's last; whether they exist is not asked."""
     shown, example = clipped(repr(notation), 60), "write a method, or wrappers around one: ada(critical(snapkv))"
     if not isinstance(notation, str):
         raise ValueError(f"eviction {shown} must be text; {example}")
@@ -229,9 +217,5 @@ def notation_names(notation: str) -> tuple[str, ...]:
 
 
 def innermost(notation: str) -> str:
-    """The method that scores, without what is around it.
-
-    Raises:
-        ValueError: see ``notation_names``.
-    """
+    """The method that scores, without what is around it."""
     return notation_names(notation)[-1]

@@ -44,10 +44,6 @@ class Ada(Wrapper):
         safeguard: ``floor`` (kvpress) or ``blend`` (the paper).
         normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (the release):
             heads that look at few entries win more. For scores of 0 or more.
-
-    Raises:
-        ValueError: see ``Wrapper``; an alpha outside of [0, 1], an unknown safeguard, or a base whose heads share a
-            set.
     """
 
     name: ClassVar[str] = "ada"

@@ -92,7 +92,6 @@ class AirCache(Eviction):
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

@@ -55,9 +55,6 @@ class CAKE(Eviction):
         gamma: weight of the variance in an entry's score.
         tau1: the larger, the less the entropy counts in a layer's preference.
         tau2: the larger, the less the variance counts.
-
-    Raises:
-        ValueError: a window that is neither, an even kernel, a negative weight, or a tau that is not above 0.
     """
 
     name: ClassVar[str] = "cake"
@@ -78,12 +75,10 @@ class CAKE(Eviction):
 
     @property
     def online(self) -> Online:
-        """See ``Eviction.online``."""
         return Online(rows=self.window if isinstance(self.window, int) else None)
 
     @property
     def across_layers(self) -> bool:
-        """Return True: layers share the budget."""
         return True
 
     def score(self, view: View) -> Scores:

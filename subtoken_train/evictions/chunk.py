@@ -33,9 +33,6 @@ class ChunkKV(Wrapper):
 
     Attributes:
         length: entries of a chunk.
-
-    Raises:
-        ValueError: see ``Wrapper``; a length below 1, or a base whose heads keep different numbers of entries.
     """
 
     name: ClassVar[str] = "chunk"

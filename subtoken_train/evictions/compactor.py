@@ -91,9 +91,6 @@ class Compactor(Eviction):
             at a quarter and an eighth of the cache, masked 99.0 and 67.6), but an
             entry's score then depends on how much is missing to a whole chunk.
         seed: of the sketch.
-
-    Raises:
-        ValueError: a number outside its range, or a negative factor.
     """
 
     name: ClassVar[str] = "compactor"

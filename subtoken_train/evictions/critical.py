@@ -43,9 +43,6 @@ class CriticalKV(Wrapper):
     Attributes:
         first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.
         epsilon: added to scores in stage 2, 0 or more: entries without attention go by their norm alone.
-
-    Raises:
-        ValueError: see ``Wrapper``; a share outside of [0, 1], a negative epsilon, or chunks as a base.
     """
 
     name: ClassVar[str] = "critical"

@@ -39,9 +39,6 @@ class CUR(Eviction):
         sinks: first entries of the prompt that always stay, inside the budget.
         leverage: ``product`` or ``mean`` of a key's and a value's, or one of them.
         local: entries of a window; 0: squared norms of the whole prompt compete as they are.
-
-    Raises:
-        ValueError: a negative number of sinks or of a window's entries, or an unknown word.
     """
 
     name: ClassVar[str] = "cur"

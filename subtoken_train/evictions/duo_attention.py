@@ -77,9 +77,6 @@ class DuoAttention(Eviction):
         calibration: file of the heads' alphas; None: read off every prompt.
         sinks: first entries of the prompt that a streaming head keeps; None: as the calibration was made, else 128.
         recent: last competing entries that it keeps; None: as the calibration was made, else 256.
-
-    Raises:
-        ValueError: negative sinks, no recent entry, or a file that is no calibration of this method.
     """
 
     name: ClassVar[str] = "duo_attention"
@@ -97,7 +94,6 @@ class DuoAttention(Eviction):
 
     @cached_property
     def calibrated(self) -> Calibration[HeadAlphas] | None:
-        """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadAlphas)
 
     @property
@@ -121,7 +117,6 @@ class DuoAttention(Eviction):
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: heads of all layers share the budget."""
         return True
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

@@ -33,9 +33,6 @@ class Elastic(Eviction):
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
         recent: last entries that always stay, inside the budget where they compete.
-
-    Raises:
-        ValueError: a negative number of either.
     """
 
     name: ClassVar[str] = "elastic"

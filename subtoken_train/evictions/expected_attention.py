@@ -39,9 +39,6 @@ class ExpectedAttention(Eviction):
         covariance: of the queries, counts; otherwise their mean alone.
         value_norm: scores are multiplied by the norm of the value.
         epsilon: added to the expected attention before that; it does nothing where ``value_norm`` is off.
-
-    Raises:
-        ValueError: no future position or too many, a negative number of sinks or a negative epsilon.
     """
 
     name: ClassVar[str] = "expected_attention"
@@ -63,7 +60,6 @@ class ExpectedAttention(Eviction):
 
     @property
     def absolute(self) -> Scale:
-        """See ``Eviction.absolute``: logs of what an entry is expected to add to a head's output."""
         return Scale(log=True)
 
     def score(self, view: View) -> Scores:

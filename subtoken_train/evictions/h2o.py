@@ -39,9 +39,6 @@ class H2O(Eviction):
             and 1 a share of the budget, which is ``recent_share`` by the name that it has in other methods.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
-
-    Raises:
-        ValueError: a share outside [0, 1], a window that is neither, or an unknown reduction.
     """
 
     name: ClassVar[str] = "h2o"
@@ -60,7 +57,6 @@ class H2O(Eviction):
 
     @property
     def online(self) -> Online | None:
-        """See ``Eviction.online``."""
         return Online()
 
     def score(self, view: View) -> Scores:

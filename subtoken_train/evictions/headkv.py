@@ -71,9 +71,6 @@ class HeadKV(SnapKV):
     Attributes:
         calibration: file of the heads' scores; needed.
         floor: share of the budget beside the windows that all heads divide equally, in [0, 1]; 1 leaves them equal.
-
-    Raises:
-        ValueError: see ``SnapKV``; or a file that is no calibration of this method, or a floor outside of [0, 1].
     """
 
     name: ClassVar[str] = "headkv"
@@ -94,11 +91,9 @@ class HeadKV(SnapKV):
 
     @cached_property
     def calibrated(self) -> Calibration[HeadScores] | None:
-        """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadScores)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """See ``Eviction.check_shape``; nothing is known of a backbone without a file."""
         self._numbers()
 
     def _numbers(self) -> HeadScores:
@@ -111,12 +106,10 @@ class HeadKV(SnapKV):
 
     @property
     def absolute(self) -> None:
-        """None: it is its division of a budget."""
         return None
 
     @property
     def across_layers(self) -> bool:
-        """Return True: heads of all layers share the budget."""
         return True
 
     def score(self, view: View) -> Scores:

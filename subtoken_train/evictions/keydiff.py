@@ -34,7 +34,6 @@ class KeyDiff(Eviction):
 
     @property
     def absolute(self) -> Scale:
-        """See ``Eviction.absolute``: minus cosines."""
         return Scale(low=-1.0, high=1.0)
 
     def score(self, view: View) -> Scores:

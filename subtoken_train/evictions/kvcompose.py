@@ -94,21 +94,17 @@ class KVCompose(Eviction):
 
     @property
     def online(self) -> Online | None:
-        """See ``Eviction.online``; None where heads would keep different numbers of entries, or halves are left out."""
         return Online() if self.structured and self.composite and self.adaptive else None
 
     @property
     def may_empty(self) -> bool:
-        """See ``Eviction.may_empty``."""
         return not self.lower_bound
 
     @property
     def reads_question(self) -> bool:
-        """See ``Eviction.reads_question``."""
         return self.task == "aware"
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
-        """See ``Eviction.second_pass``."""
         unasked_B = unasked(regions_BN)
         return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
 
@@ -121,7 +117,6 @@ class KVCompose(Eviction):
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: all layers are one pool, unless each has its own budget."""
         return self.adaptive
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

@@ -108,11 +108,7 @@ class TokenScorers(CalibratedNumbers):
 
 
 def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Read tensors that stand one after another.
-
-    Raises:
-        ValueError: other bytes than these shapes take, or NaN or infinity among them.
-    """
+    """Read tensors that stand one after another."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     try:
         held = base64.b64decode(text, validate=True)
@@ -150,9 +146,6 @@ class KVzap(Eviction):
         last: last entries of the prompt, and while tokens are decoded of all, that always stay; they count in the
             budget where they compete.
         lower_bound: entries that every head keeps, where it has them; 0 may leave a head none of what competes.
-
-    Raises:
-        ValueError: a file that is no calibration of this method, a number below 0, or another word.
     """
 
     name: ClassVar[str] = "kvzap"
@@ -171,7 +164,6 @@ class KVzap(Eviction):
 
     @cached_property
     def calibrated(self) -> Calibration[TokenScorers] | None:
-        """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, TokenScorers)
 
     @cached_property
@@ -180,7 +172,6 @@ class KVzap(Eviction):
         return {}
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """See ``Eviction.check_shape``; nothing is known of a backbone without a file."""
         self._numbers()
 
     def _numbers(self) -> TokenScorers:
@@ -193,22 +184,18 @@ class KVzap(Eviction):
 
     @property
     def online(self) -> Online:
-        """See ``Eviction.online``; no query is read."""
         return Online(rows=0)
 
     @property
     def absolute(self) -> Scale:
-        """See ``Eviction.absolute``: the nets give logs of attention."""
         return Scale()
 
     @property
     def may_empty(self) -> bool:
-        """See ``Eviction.may_empty``."""
         return not self.lower_bound
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: with a pool of all layers."""
         return self.pool == "global"
 
     def score(self, view: View) -> Scores:

@@ -61,10 +61,6 @@ class KVzip(Eviction):
             (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
         lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none of
             what competes.
-
-    Raises:
-        ValueError: fewer than 1 token a chunk, numbers below 0, other words, or whole heads with a budget
-            for each of them.
     """
 
     name: ClassVar[str] = "kvzip"
@@ -91,17 +87,14 @@ class KVzip(Eviction):
 
     @property
     def absolute(self) -> Scale | None:
-        """See ``Eviction.absolute``: logs of attention; none of whole heads (``level``)."""
         return Scale(log=True, high=0.0) if self.level == "token" else None
 
     @property
     def may_empty(self) -> bool:
-        """See ``Eviction.may_empty``."""
         return not self.lower_bound
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: with a pool of all layers."""
         return self.pool == "global"
 
     def score(self, view: View) -> Scores:
@@ -111,7 +104,6 @@ class KVzip(Eviction):
         return Scores(scores_BhN, torch.zeros_like(outside_BN))
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
-        """See ``Eviction.second_pass``: every sample."""
         return torch.ones_like(regions_BN[:, 0], dtype=torch.bool)
 
     def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:

@@ -37,9 +37,6 @@ class LagKV(Eviction):
         sinks: first entries of the prompt that always stay, inside the budget.
         lag: entries of a partition.
         cross_scoring: entries of all partitions compete by their scores, not by ranks within their own.
-
-    Raises:
-        ValueError: a negative number of sinks, or a partition of fewer than 2 entries.
     """
 
     name: ClassVar[str] = "lagkv"

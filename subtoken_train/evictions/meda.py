@@ -45,12 +45,10 @@ class MEDA(LookM):
 
     @property
     def online(self) -> None:
-        """None: the entropies are a prompt's."""
         return None
 
     @property
     def across_layers(self) -> bool:
-        """Return True: layers share the budget."""
         return True
 
     def score(self, view: View) -> Scores:

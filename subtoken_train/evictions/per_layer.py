@@ -32,9 +32,6 @@ class PerLayer(Wrapper):
     Attributes:
         shares: a number for every layer, 0 or more; only their ratios count. Written ``4:3:2:1`` on a command line. A
             layer keeps at least one entry, and no more than it has: what it cannot take goes to the others.
-
-    Raises:
-        ValueError: see ``Wrapper``; no shares, negative ones, all 0, or another number of them than layers.
     """
 
     name: ClassVar[str] = "per_layer"
@@ -56,7 +53,6 @@ class PerLayer(Wrapper):
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: the shares are of all layers."""
         return True
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:

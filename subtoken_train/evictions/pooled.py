@@ -24,18 +24,13 @@ from subtoken_train.view.scores import Candidates, Scores
 
 @dataclass(frozen=True)
 class Pooled(Wrapper):
-    """A budget for all layers and heads together (layers alone, where the heads of the base share a set).
-
-    Raises:
-        ValueError: see ``Wrapper``.
-    """
+    """A budget for all layers and heads together (layers alone, where the heads of the base share a set)."""
 
     name: ClassVar[str] = "pooled"
     heads_differ: ClassVar[bool] = True
 
     @property
     def across_layers(self) -> bool:
-        """Return True: what a layer keeps depends on all others."""
         return True
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

@@ -75,9 +75,6 @@ class PrefixKV(Elastic):
 
     Attributes:
         calibration: file of the layers' shares, which then hold for every prompt; None: every prompt's own prefixes.
-
-    Raises:
-        ValueError: see ``Elastic``; or a file that is no calibration of this method.
     """
 
     name: ClassVar[str] = "prefixkv"
@@ -91,12 +88,10 @@ class PrefixKV(Elastic):
 
     @cached_property
     def calibrated(self) -> Calibration[LayerShares] | None:
-        """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, LayerShares)
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: layers share the budget."""
         return True
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

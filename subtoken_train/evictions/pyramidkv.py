@@ -35,9 +35,6 @@ class PyramidKV(SnapKV):
         budgets: ``exact``: the original's line, all layers together keep exactly the budget. ``original``: with the
             released code's whole-number step; keeps more than the budget unless layers - 1 divides the line's fall.
             ``kvpress``: the line runs through whole budgets, the window inside; off by what rounding leaves.
-
-    Raises:
-        ValueError: see ``SnapKV``; or beta below 1, or an unknown convention.
     """
 
     name: ClassVar[str] = "pyramidkv"
@@ -53,17 +50,14 @@ class PyramidKV(SnapKV):
 
     @property
     def absolute(self) -> None:
-        """None: it is its division of a budget."""
         return None
 
     @property
     def online(self) -> None:
-        """None: a pyramid is cut from layers of equal length, and after the first cut they have none."""
         return None
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: the pyramid is of all layers."""
         return True
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

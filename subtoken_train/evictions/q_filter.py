@@ -65,9 +65,6 @@ class QFilter(Eviction):
 
     Attributes:
         calibration: file of the directions; None: those of the prompt's own queries.
-
-    Raises:
-        ValueError: a file that is no calibration of this method.
     """
 
     name: ClassVar[str] = "q_filter"
@@ -79,7 +76,6 @@ class QFilter(Eviction):
 
     @cached_property
     def calibrated(self) -> Calibration[HeadDirections] | None:
-        """See ``Eviction.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadDirections)
 
     def score(self, view: View) -> Scores:

@@ -71,9 +71,7 @@ class QuestSteps(Eviction):
         return competing_counts(candidates)
 
     def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        """See ``Eviction.keep``: all entries."""
         return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
 
     def pages(self, layer: int) -> tuple[int, int] | None:
-        """See ``Eviction.pages``."""
         return None if layer < self.dense_layers else (self.page_size, self.least_pages)

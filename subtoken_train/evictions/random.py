@@ -33,7 +33,6 @@ class RandomEviction(Eviction):
 
     @property
     def absolute(self) -> Scale:
-        """See ``Eviction.absolute``: a threshold of 0.75 keeps a quarter."""
         return Scale(low=0.0, high=1.0)
 
     def score(self, view: View) -> Scores:

@@ -48,9 +48,6 @@ class SimLayerKV(Eviction):
         recent: last entries in scope that it keeps: a whole number, or, between 0 and 1, their share of the layer's
             budget, rounded down, 1 at least.
         rows: last rows of the prompt whose attention says which layers are lazy; the paper's prefill variant takes 32.
-
-    Raises:
-        ValueError: negative sinks, no row, or a recent window that is neither.
     """
 
     name: ClassVar[str] = "simlayerkv"
@@ -68,17 +65,14 @@ class SimLayerKV(Eviction):
 
     @property
     def observing_rows(self) -> int:
-        """See ``Eviction.observing_rows``."""
         return self.rows
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``."""
         return True
 
     @property
     def absolute(self) -> Scale | None:
-        """See ``Eviction.absolute``: shares of attention."""
         return Scale(low=0.0, high=1.0) if isinstance(self.recent, int) else None
 
     def score(self, view: View) -> Scores:

@@ -51,9 +51,6 @@ class SnapKV(Eviction):
         rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head, unless ``critical``
             adds its epsilon, or a threshold decides, which needs ``mean``.
         group: over the query heads of a key-value head, ``mean`` or ``max``.
-
-    Raises:
-        ValueError: a window that is neither, an even kernel or one below 1, or an unknown word.
     """
 
     name: ClassVar[str] = "snapkv"
@@ -75,17 +72,14 @@ class SnapKV(Eviction):
 
     @property
     def online(self) -> Online | None:
-        """See ``Eviction.online``."""
         return Online(rows=self.window if isinstance(self.window, int) else None)
 
     @property
     def observing_rows(self) -> int | None:
-        """See ``Eviction.observing_rows``: the window."""
         return self.window if isinstance(self.window, int) else None
 
     @property
     def absolute(self) -> Scale | None:
-        """See ``Eviction.absolute``: logs of mean attention; sums grow with the rows that observe, which vary."""
         return Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
 
     def score(self, view: View) -> Scores:

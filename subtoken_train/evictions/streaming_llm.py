@@ -27,9 +27,6 @@ class StreamingLLM(Eviction):
 
     Attributes:
         sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
-
-    Raises:
-        ValueError: a negative number of sinks.
     """
 
     name: ClassVar[str] = "streaming_llm"
@@ -43,7 +40,6 @@ class StreamingLLM(Eviction):
 
     @property
     def online(self) -> Online:
-        """See ``Eviction.online``: it reads no query."""
         return Online(rows=0)
 
     def score(self, view: View) -> Scores:

@@ -79,9 +79,6 @@ class Threshold:
         value: what a score must reach, as the method's scale reads it: of attention its natural logarithm, -4 is 1.8 %.
         window: last positions so far that stay whatever they score.
         record: where it was found; None: nothing is known of the share that stays.
-
-    Raises:
-        ValueError: a value that is not finite, which keeps all or nothing, or a window that is no count.
     """
 
     value: float
@@ -237,9 +234,6 @@ def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
     Args:
         prompts: one or more, with something in scope.
         keep: mean over the prompts of what stays, in (0, 1).
-
-    Raises:
-        ValueError: what stays whatever it scores takes all of that, so that nothing else would stay.
     """
     safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
     sizes = [len(each.scores_n) for each in prompts]
@@ -265,9 +259,6 @@ def written_threshold(written: object) -> Threshold | None:
     Args:
         written: ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}``,
             whose threshold may name a file too.
-
-    Raises:
-        ValueError: no number and no file, another key, or a window beside a file, which has its own.
     """
     if (file := threshold_file(written)) is not None:
         return Threshold.read(file)
@@ -278,11 +269,7 @@ def written_threshold(written: object) -> Threshold | None:
 
 
 def threshold_file(written: object) -> str | None:
-    """Return the file that a written threshold names, unread; None where it names none, or is no threshold.
-
-    Raises:
-        ValueError: see ``written_threshold``.
-    """
+    """Return the file that a written threshold names, unread; None where it names none, or is no threshold."""
     if isinstance(written, str) and re.match(r"threshold\b", written.strip()):
         named = written.strip().removeprefix("threshold")
         if not named.startswith(":") or named == ":":

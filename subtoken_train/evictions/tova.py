@@ -39,12 +39,10 @@ class TOVA(Eviction):
 
     @property
     def online(self) -> Online:
-        """See ``Eviction.online``."""
         return Online(rows=1)
 
     @property
     def absolute(self) -> Scale:
-        """See ``Eviction.absolute``: logs of attention."""
         return Scale(log=True, high=0.0)
 
     def score(self, view: View) -> Scores:

@@ -85,7 +85,6 @@ class VLCache(Eviction):
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``: layers share the budget, unless each has its own."""
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

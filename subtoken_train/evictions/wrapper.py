@@ -27,9 +27,6 @@ class Wrapper(Eviction):
 
     Attributes:
         base: the method that it is put around.
-
-    Raises:
-        ValueError: a base that leaves nothing to wrap, since it overrides ``keep`` or keeps everything (``reads``).
     """
 
     heads_differ: ClassVar[bool] = False
@@ -65,63 +62,49 @@ class Wrapper(Eviction):
 
     @property
     def reads_question(self) -> bool:
-        """See ``Eviction.reads_question``."""
         return self.base.reads_question
 
     @property
     def calibrated(self) -> Calibration[Any] | None:
-        """See ``Eviction.calibrated``."""
         return self.base.calibrated
 
     @property
     def absolute(self) -> None:
-        """None: wrappers say how a budget is spent, and a threshold is none."""
         return None
 
     @property
     def online(self) -> None:
-        """None: wrappers are made for prompts, whose heads hold the same entries."""
         return None
 
     @property
     def may_empty(self) -> bool:
-        """See ``Eviction.may_empty``."""
         return self.base.may_empty
 
     @property
     def across_layers(self) -> bool:
-        """See ``Eviction.across_layers``."""
         return self.base.across_layers
 
     @property
     def observing_rows(self) -> int | None:
-        """See ``Eviction.observing_rows``."""
         return self.base.observing_rows
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """See ``Eviction.check_shape``."""
         self.base.check_shape(num_layers, num_kv_heads, head_dim)
 
     def score(self, view: View) -> Scores:
-        """See ``Eviction.score``."""
         return self.base.score(view)
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
-        """See ``Eviction.second_pass``."""
         return self.base.second_pass(regions_BN)
 
     def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
-        """See ``Eviction.tasks``."""
         return self.base.tasks(regions_BN)
 
     def score_task(self, view: TaskView) -> Tensor:
-        """See ``Eviction.score_task``."""
         return self.base.score_task(view)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """See ``Eviction.counts``."""
         return self.base.counts(scores, candidates)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """See ``Eviction.at_budget``."""
         return self.base.at_budget(scores, competes_BN, count_Bh)

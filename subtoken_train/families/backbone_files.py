@@ -46,11 +46,7 @@ _TOWER = re.compile("vision|visual|tower")
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
-    """Read the names, shapes and dtypes of a folder's weights, as tensors on the meta device.
-
-    Raises:
-        ValueError: there are no safetensors, a file is cut off or its header is none, or a name is there twice.
-    """
+    """Read the names, shapes and dtypes of a folder's weights, as tensors on the meta device."""
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
         header = _header(path)
@@ -61,11 +57,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's weights, in transformers' order of preference.
-
-    Raises:
-        ValueError: there are none; pickles alone, which may hold code.
-    """
+    """Return the files of a folder's weights, in transformers' order of preference."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -232,10 +224,6 @@ def check_local_files(folder: Path) -> None:
     """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
 
     Weights are not opened. The tokenizer's large vocabulary is its own reader's to check. Warns of answers without end.
-
-    Raises:
-        ValueError: broken, deep or doubled JSON; an index that names files elsewhere or none; peft's configuration,
-            which transformers would follow to another model.
     """
     configs: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*config.json")):

@@ -87,9 +87,6 @@ class LlavaChat:
             marker: text of one image placeholder.
             bos: the tokenizer's first token.
             eos: its end-of-turn token.
-
-        Raises:
-            ValueError: ``plain``, and other than one turn, or an answer to other than one image.
         """
         if self.template == "plain":
             return _plain(turns, marker, bos)

@@ -58,9 +58,6 @@ def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
     Args:
         tokenizer: one with a template, or None: texts are not written in one.
         given: by name; None: none.
-
-    Raises:
-        ValueError: there is no template, or it reads no variable of that name.
     """
     if given is None or given == {}:
         return {}
@@ -94,9 +91,6 @@ def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any)
         tokenizer: one with a template.
         messages: ``role`` and ``content`` each.
         options: further ones of ``apply_chat_template``.
-
-    Raises:
-        ValueError: the template cannot be filled, or does not end.
     """
     with _bounded():
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
@@ -112,9 +106,6 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
         tokenizer: one with a template.
         messages: the last one is the user's, or an assistant's that is to be gone on with: nothing follows it.
         variables: given to the template, which may not know them.
-
-    Raises:
-        ValueError: the template cannot be filled, or leaves out what is said.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] == "user", **variables}
@@ -135,9 +126,6 @@ def answer_opening(tokenizer: Any) -> str:
 
     Args:
         tokenizer: one with a template; it may know no thinking.
-
-    Raises:
-        ValueError: the template cannot be filled, or leaves out what the user says.
     """
     said = [{"role": "user", "content": "?"}]
     opening = _after(tokenizer, said, add_generation_prompt=True, enable_thinking=False)
@@ -158,10 +146,6 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
         tokenizer: one with a template.
         messages: at least one.
         variables: given to the template, which may not know them.
-
-    Raises:
-        ValueError: the template cannot be filled, leaves out what is said, or rewrites an answer, so that its place
-            is not found.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -202,9 +186,6 @@ def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: 
         tokenizer: one with a template.
         messages: the last one is the assistant's.
         variables: given to the template, which may not know them.
-
-    Raises:
-        ValueError: see ``rendered_conversation`` and ``rendered_prompt``.
     """
     prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
     rendered = rendered_conversation(tokenizer, messages, **variables)
@@ -237,11 +218,7 @@ def _system_end(messages: Sequence[Message], places: Sequence[tuple[int, int]], 
 
 
 def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: Any) -> list[tuple[int, int]]:
-    """Return where each message's content begins and ends in a conversation's text.
-
-    Raises:
-        ValueError: the template leaves a content out, or rewrites one that is not the system's.
-    """
+    """Return where each message's content begins and ends in a conversation's text."""
     forms = [_forms(tokenizer, each["content"]) for each in messages]
     found = _tried(tokenizer, messages, text, {number: form[0] for number, form in enumerate(forms)}, **options)
     for number, message in enumerate(messages):

@@ -77,9 +77,6 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
     Args:
         config: a model's configuration; what its text model says counts.
         mrope: whether a row's position is a place in a grid, in which a window has no length.
-
-    Raises:
-        ValueError: a layer attends in a way that is not served, or keeps no keys and values, see the message.
     """
     text = config.get_text_config(decoder=True)
     if getattr(text, "num_hidden_layers", None) is None:
@@ -268,11 +265,7 @@ class DecoderStack:
 
     @torch.no_grad()
     def output_weight(self, layer: int) -> Tensor:
-        """Return a layer's ``o_proj`` weight with any LoRA on it, dequantised, [D, H * d] in fp32.
-
-        Raises:
-            ValueError: a weight that is quantised by other means than ``nf4`` and ``int8``.
-        """
+        """Return a layer's ``o_proj`` weight with any LoRA on it, dequantised, [D, H * d] in fp32."""
         projection = self.decoder.layers[layer].self_attn.o_proj
         base = getattr(projection, "base_layer", projection)
         if not is_readable(base):

@@ -136,11 +136,7 @@ class Family(DecoderStack, ABC):
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return the text that replaces ``marker`` for one picture: its placeholders and the words around them.
-
-        Raises:
-            ValueError: a video, for a family that takes none.
-        """
+        """Return the text that replaces ``marker`` for one picture: its placeholders and the words around them."""
         if isinstance(picture, Video):
             raise self.no_video()
         return marker * self.visual_tokens((picture.height, picture.width), together)
@@ -156,11 +152,7 @@ class Family(DecoderStack, ABC):
         raise AssertionError("refused before the family is built")
 
     def video_frames(self, batch: Batch) -> list[list[Frames]]:
-        """Return the tokens of each sample's videos.
-
-        Raises:
-            ValueError: a sample shows an image.
-        """
+        """Return the tokens of each sample's videos."""
         pictures, found = iter(self.picture_frames(batch)), []
         for record, count in zip(batch.record_ids, batch.images_per_sample_B.tolist(), strict=True):
             found.append([video for video in islice(pictures, count) if video is not None])
@@ -190,9 +182,6 @@ class Family(DecoderStack, ABC):
         Args:
             given: its output, some of whose names may be missing, and ``input_ids``.
             visual_BN: placeholders of visual tokens in the prompts, bool.
-
-        Raises:
-            ValueError: the pixels have another form than the family's processor gives them.
         """
         pixels = given.get("pixel_values")
         if pixels is not None and pixels.dim() != 4:
@@ -247,11 +236,7 @@ class Family(DecoderStack, ABC):
         return image
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Cap the pixels of an image.
-
-        Raises:
-            ValueError: the family has one image size, or the cap is too small.
-        """
+        """Cap the pixels of an image."""
         raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
 
     @property
@@ -282,11 +267,7 @@ class Family(DecoderStack, ABC):
 
     @torch.no_grad()
     def place(self, batch: Batch, features_TD: Tensor | None, keep_BN: Tensor | None = None) -> Tensor:
-        """Return input embeddings [B, N, D] with ``features`` at the image tokens (of ``keep_BN``, if given), in order.
-
-        Raises:
-            ValueError: the tower made more or fewer features than there are image tokens.
-        """
+        """Return embeddings [B, N, D] with ``features`` at the image tokens (of ``keep_BN``, if given), in order."""
         embeds_BND: Tensor = self.token_states(batch.input_ids_BN)
         if features_TD is None:
             return embeds_BND

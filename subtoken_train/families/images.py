@@ -42,11 +42,7 @@ class PixelError(ValueError):
 
 
 def to_rgb(image: Any, name: str) -> Image.Image:
-    """Return the pixels of an image that somebody opened, see ``rgb_pixels``.
-
-    Raises:
-        ValueError: it is no image of PIL's, or its pixels cannot be read; the message starts with ``name``.
-    """
+    """Return the pixels of an image that somebody opened, see ``rgb_pixels``."""
     if not isinstance(image, Image.Image):
         raise ValueError(f"{name} is not an image; open it with PIL first")
     try:
@@ -65,10 +61,6 @@ def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
     Args:
         image: of PIL's.
         name: what warnings call it.
-
-    Raises:
-        PixelError: it has no pixel, or some that are no numbers.
-        Exception: whatever Pillow's readers raise for a damaged file.
     """
     if 0 in image.size:
         raise PixelError("it has no pixels")
@@ -157,9 +149,6 @@ class Video:
     Attributes:
         frames: the same as RGB images.
         fps: the same.
-
-    Raises:
-        ValueError: there is no frame, frames have several sizes, one is no image, or ``fps`` is no positive number.
     """
 
     frames: tuple[Image.Image, ...]
@@ -220,9 +209,6 @@ def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image
 
     Returns:
         The image itself when it is square already, else a new one. An odd bar is one pixel wider on the right/bottom.
-
-    Raises:
-        ValueError: see ``check_square``.
     """
     width, height = image.size
     check_square(height, width)

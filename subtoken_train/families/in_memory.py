@@ -34,10 +34,6 @@ def family_in_memory(model: Any, processor: Any) -> Family:
             fp16 or bf16, without LoRA and not quantised.
         processor: the one that was published with it: its tokenizer for a language model, its processor (tokenizer and
             image processor) for a model that sees images.
-
-    Raises:
-        ValueError: it is another object, of a family that is not served, with code of its own, in training mode, with
-            NaN among its weights; or a processor that is not the model's.
     """
     family = _served(model)
     name = type(model).__name__

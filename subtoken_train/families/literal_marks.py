@@ -93,9 +93,6 @@ def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
         tokenizer: any.
         text: what people write.
         kept: tokens that stay.
-
-    Raises:
-        ValueError: the tokenizer's special tokens have too many characters to have stand-ins.
     """
     specials = _specials(tokenizer)
     text = specials.pattern.sub(
@@ -173,9 +170,6 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     Args:
         tokenizer: a fast one, or one whose characters nobody asks for.
         text: with placeholders of pictures, and stand-ins for what is text.
-
-    Raises:
-        ValueError: the tokenizer cannot do without its tokens.
     """
     specials = _specials(tokenizer)
     if not _STAND_IN.search(text):

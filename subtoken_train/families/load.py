@@ -61,9 +61,6 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
         layout: the backbone without weights.
         config: how it will be loaded.
         free: free bytes of each GPU.
-
-    Raises:
-        ValueError: the GPUs together do not hold it.
     """
     needed, room = _weight_bytes(layout, config), [int(WEIGHTS * each) for each in free]
     if len(room) < 2 or needed <= room[0]:
@@ -126,11 +123,6 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
         reducer: what will act on it.
         memory: bytes of weights that each GPU may take, to spread the layers over several
             (``spread_memory``); None: the whole is loaded on one device.
-
-    Raises:
-        ValueError: ``reducer`` does not fit it, which is said before weights are read; unknown path, model type, dtype
-            or quantization; broken or incomplete files, or NaN among the weights; bitsandbytes or flash-attn is asked
-            for and missing; the layers do not fit into ``memory``.
     """
     check_backbone(config)
     with _asked(config):
@@ -146,11 +138,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
 
 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
-    """Load the model alone, frozen, in evaluation mode, quantised if asked for.
-
-    Raises:
-        ValueError: as ``load_family``.
-    """
+    """Load the model alone, frozen, in evaluation mode, quantised if asked for."""
     model_config = check_weights(family, config)
     quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
@@ -194,9 +182,6 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
 
     Returns:
         The configuration.
-
-    Raises:
-        ValueError: no safetensors, a file that is cut off, tensors that are missing or have other shapes.
     """
     model_config, folder = _read_config(config), Path(resolve(config.path))
     if not folder.is_dir():
@@ -294,11 +279,7 @@ def family_class(config: BackboneConfig) -> type[Family]:
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
-    """Return a layout that can encode records: the same with its tokenizer and image processor.
-
-    Raises:
-        ValueError: the processor is not at hand.
-    """
+    """Return a layout that can encode records: the same with its tokenizer and image processor."""
     with _asked(config):
         return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
 
@@ -428,11 +409,7 @@ _UNSERVED = {
 
 
 def named_family(model_type: str) -> type[Family]:
-    """Return the family of a model type: of any other causal language model of transformers, ``TextFamily``.
-
-    Raises:
-        ValueError: transformers has no language model of this type, or it attends in another way.
-    """
+    """Return the family of a model type: of any other causal language model of transformers, ``TextFamily``."""
     if (why := _UNSERVED.get(model_type)) is not None:
         raise ValueError(f"{model_type} is not supported: {why}, or another backbone that sees images")
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -46,9 +46,6 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
 
     Returns:
         The ``PeftModel`` around ``family.model`` (which keeps working, adapters included).
-
-    Raises:
-        ValueError: the backbone's modules are not named as the family expects.
     """
     config = _peft_config(settings, family.adapted)
     family.model.requires_grad_(False)
@@ -67,9 +64,6 @@ def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSetting
     """Put a second adapter on ``o_proj`` of every language-model layer; both are active, only the second trains.
 
     Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
-
-    Raises:
-        ValueError: as ``add_lora``.
     """
     peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
     _as_asked(peft_model, OUTPUT_ADAPTER, family.output_pattern)

@@ -29,9 +29,6 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
         kind: ``none``, ``nf4`` (with double quantisation) or ``int8``.
         dtype: of the products, and of what is not quantised.
         skipped: modules whose linear layers stay as they are.
-
-    Raises:
-        ValueError: an unknown kind, or bitsandbytes is not installed.
     """
     check_quantization(kind)
     if kind == "none":

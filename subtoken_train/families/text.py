@@ -155,7 +155,6 @@ class TextFamily(Family):
 
     @property
     def decoder(self) -> Any:
-        """Return the stack of decoder layers."""
         return self.model.model
 
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:

@@ -82,9 +82,6 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
 
     Returns:
         (features [I, P, C], attention received [I, P], keys [I, P, d]), the last two in fp32.
-
-    Raises:
-        ValueError: the features are the embeddings, which no layer made.
     """
     depth = len(tower.encoder.layers)
     made_by = layers[-1] % (depth + 1) - 1

@@ -105,11 +105,7 @@ class ArmSpec(ArmSettings):
             )
 
     def compression(self, round_up: bool = False) -> Compression:
-        """Build the compression that the arm asks for; ``round_up`` is for anchors.
-
-        Raises:
-            ValueError: names or settings that do not exist.
-        """
+        """Build the compression that the arm asks for; ``round_up`` is for anchors."""
         options = dict(self.eviction_options)
         if self.seed is not None and self.eviction is not None and (drawn := innermost(self.eviction)) in DRAWING:
             options[f"{drawn}.seed"] = self.seed
@@ -130,9 +126,6 @@ class ArmSpec(ArmSettings):
             device: where it runs, as ``SubTokenModel.from_pretrained`` takes it.
             revision: branch, tag or commit of a Hub id.
             backbone: how to load the backbone; None: as the adapter (or the default) says.
-
-        Raises:
-            ValueError: another reducer for an adapter, or what ``SubTokenModel.from_pretrained`` refuses.
         """
         self._check_reducer()
         compression = self.compression()

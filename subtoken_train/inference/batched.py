@@ -58,9 +58,6 @@ def greedy_tokens(
 
     Returns:
         Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
-
-    Raises:
-        ValueError: the model gives NaN or infinity.
     """
     pad, ends = padding_id(backbone.family.tokenizer), torch.tensor(end_ids(backbone.family), device=logits_BV.device)
     next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
@@ -106,9 +103,6 @@ def given_tokens(
 
     Returns:
         One per prompt; None where no tokens are given.
-
-    Raises:
-        ValueError: the model gives NaN or infinity.
     """
     rows = [b for b, ids in enumerate(given) if len(ids)]
     sums_B, right_B = (torch.zeros(len(given), dtype=torch.float64) for _ in range(2))
@@ -186,9 +180,6 @@ def generate_batch(
         protocol: what is seen when the cache is compressed, see ``open_prompts``.
         references: token ids of each prompt's reference answer, to be scored too; an empty one is not. Not with
             ``eviction_every``, under which tokens leave the cache for good.
-
-    Raises:
-        ValueError: as ``open_prompts``; ``max_new_tokens`` below 1; or references that cannot be scored.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
@@ -251,9 +242,6 @@ def score_batch(
         continuations: token ids of each prompt's continuations; prompts may have different numbers of them.
         compression: eviction and precision; None: none, the model's dtype.
         protocol: what is seen when the cache is compressed, see ``open_prompts``.
-
-    Raises:
-        ValueError: as ``open_prompts``; an empty continuation, or one that is longer than ``eviction_every``.
     """
     check_continuations(prompts, continuations)
     compression = compression or Compression()

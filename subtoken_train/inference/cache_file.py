@@ -99,13 +99,7 @@ class _CacheRecord(CacheHeader):
 def write_cache(
     path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
 ) -> Path:
-    """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it.
-
-    Raises:
-        ValueError: ``path`` is a folder or a device, or there and not to be replaced; or the cache could not be read
-            again.
-        OSError: the disk is full, or the folder cannot be written; what was there is as it was.
-    """
+    """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it."""
     check_file(path)
     if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
@@ -132,13 +126,6 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         path: the file.
         backbone: in evaluation mode; it must be the one that made the cache.
         compression: which must be the cache's.
-
-    Raises:
-        ValueError: no such file; a newer one; an older one that stores rounded value groups; damaged, or no cache; of
-            another backbone, adapter, tokenizer, reducer, dtype or compression.
-
-    Warns:
-        SubTokenWarning: a file of version 0.2, whose tokenizer cannot be checked.
     """
     try:
         digest, text = _metadata(path)

@@ -85,10 +85,6 @@ def context_batches(
         system: what the system says before each; None: what the chat template says by itself.
         by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
         chat_template_kwargs: variables of a language model's chat template.
-
-    Raises:
-        ValueError: something that compresses reads the question, which is not there; a context that is empty, or
-            of another kind than the model reads; a system prompt that is no text, or that the template refuses.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
@@ -175,11 +171,7 @@ class Questions:
 
 
 def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
-    """Questions of one context (a list of texts), or of several (a list of such lists).
-
-    Raises:
-        ValueError: they are something else, or answers are to have no token.
-    """
+    """Questions of one context (a list of texts), or of several (a list of such lists)."""
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
     if not _is_list(questions):
@@ -200,11 +192,7 @@ def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
 
 
 def read_contexts(family: Family, context: Any, questions: Questions) -> list[Context]:
-    """The contexts that questions are about, in the form that the model reads.
-
-    Raises:
-        ValueError: they are not as many as there are lists of questions.
-    """
+    """The contexts that questions are about, in the form that the model reads."""
     given = context if questions.nested else [context]
     if not _is_list(given):
         raise ValueError(
@@ -296,9 +284,6 @@ class CompressedContext:
             questions: of each context; they may have different numbers of them.
             max_new_tokens: of one answer, at most.
             ended: see ``greedy_tokens``.
-
-        Raises:
-            ValueError: a question that is empty, or that holds a picture.
         """
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
@@ -330,9 +315,6 @@ class CompressedContext:
 
         Returns:
             Ids of questions, padded on the left, and answers, [B, N].
-
-        Raises:
-            ValueError: as ``answers``; or settings that do not go with a packed cache, beams among them.
         """
         family = self.backbone.family
         self._check([list(asked)])
@@ -435,10 +417,6 @@ class CompressedContext:
         Args:
             path: of the file.
             overwrite: replace what is there.
-
-        Raises:
-            ValueError: the file is there; a cache that no model would read again (made under ``torch.autocast``, or
-                with infinities in it); or ``eviction_every``, whose record of who may leave is not written.
         """
         if self.compression.every is not None:
             raise ValueError(
@@ -451,11 +429,7 @@ class CompressedContext:
 
     @classmethod
     def load(cls, path: str | Path, backbone: CompressedBackbone, compression: Compression) -> CompressedContext:
-        """Read such a file for the model and the settings that it was written with.
-
-        Raises:
-            ValueError: see ``read_cache``.
-        """
+        """Read such a file for the model and the settings that it was written with."""
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
         raw = bool(backbone.family.tokenizer.chat_template) and RAW_FRAME in header.frames

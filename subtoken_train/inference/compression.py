@@ -338,11 +338,7 @@ class Compression:
 
 
 def written_keep(written: object) -> dict[str, Any]:
-    """Return the fields of a ``Compression`` for what stays, as it is written: see ``parse_keep``, or a threshold.
-
-    Raises:
-        ValueError: neither.
-    """
+    """Return the fields of a ``Compression`` for what stays, as it is written: see ``parse_keep``, or a threshold."""
     if (threshold := written_threshold(written)) is not None:
         return {"threshold": threshold}
     keep, unit = parse_keep(str(written))
@@ -357,9 +353,6 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
     """Return a budget's number and its unit.
 
     A bare number is a fraction; others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``, in any case.
-
-    Raises:
-        ValueError: no number, or another unit. Whether the number is allowed, ``Compression`` says.
     """
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
@@ -384,9 +377,6 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
     Args:
         method: as it is written, wrappers included.
         settings: ``epsilon=0.01``, or ``expected_attention.epsilon=0.01`` where several methods have it.
-
-    Raises:
-        ValueError: no such method, no ``=``, a key twice, or a value that is not of its default's kind.
     """
     if method is None:
         return dict.fromkeys(settings)
@@ -400,9 +390,6 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
         fields: by key.
         name: of what is set, for messages.
         settings: as they are written.
-
-    Raises:
-        ValueError: no ``=``, a key twice, or a value that is not of its field's kind.
     """
     read: dict[str, Any] = {}
     for setting in settings:
@@ -485,11 +472,7 @@ _FIELDS = {"eviction_keep": "keep", "eviction_unit": "unit", "eviction_every": "
 
 
 def compression_of(settings: CompressionSettings) -> Compression:
-    """The compression that settings ask for.
-
-    Raises:
-        ValueError: settings, or a method, that do not exist, or that do not go together.
-    """
+    """The compression that settings ask for."""
     given: dict[str, Any] = dict(settings)
     for name in given:
         check_word("setting", name, CompressionSettings.__optional_keys__)

@@ -53,9 +53,6 @@ def entries_for_bytes(
         competes_BM: entries that the budget chooses among, bool.
         cut_BM: entries whose keys keep ``budget.key_channels`` only, bool.
         budget: what an entry of the compressed region stores.
-
-    Raises:
-        ValueError: the budget does not hold what always stays and one more entry in each layer.
     """
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
@@ -90,9 +87,6 @@ def largest_choice(
         bytes_of: what such a choice takes, [B].
         most_B: the largest number that changes anything.
         allowed: bytes of a sample.
-
-    Raises:
-        ValueError: one competing entry in each layer is too much.
     """
     kept = choose(None)
     fits_B = bytes_of(kept) <= allowed
@@ -259,9 +253,6 @@ class EvictionPass:
             masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
                 holds. Empty where no layer routes.
             layout: of the groups.
-
-        Raises:
-            ValueError: a budget that does not hold what never competes.
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]

@@ -50,10 +50,6 @@ class FixedStep:
         compile_config: of ``torch.compile``, as transformers' ``generate`` takes it; None: the step runs as it is.
         cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so
             by itself.
-
-    Raises:
-        ValueError: fewer than one step, a cache without a prompt, one that evicts while tokens are decoded, layers on
-            several devices, a graph without CUDA, or one (or a compiled step) of a ``dynamic`` rotary embedding.
     """
 
     def __init__(
@@ -125,9 +121,6 @@ class FixedStep:
         """Append a token of every sample, [B, 1]; logits of the next one, [B, V].
 
         A captured step writes them where it wrote the last ones.
-
-        Raises:
-            ValueError: more steps than there is room for.
         """
         if not self.left:
             raise ValueError(f"this fixed step was made for {self.tokens} tokens, and has used them; make it for more")

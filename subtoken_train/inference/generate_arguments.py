@@ -192,11 +192,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def check_ids(ids: Any, vocabulary: int) -> Tensor:
-    """Return token ids, [B, N], once they are checked.
-
-    Raises:
-        ValueError: no tensor of whole numbers in rows, or an id outside of a vocabulary of that many tokens.
-    """
+    """Return token ids, [B, N], once they are checked."""
     if not isinstance(ids, Tensor) or ids.numel() == 0:
         raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
@@ -220,9 +216,6 @@ def visible_tokens(
 
     It takes padding tokens for padding, unless padding and end of text are one token (then it warns, and so every
     position is real).
-
-    Raises:
-        ValueError: a mask of another shape or with other values, or a prompt without a token.
     """
     if mask_BN is None:
         pad, end = (_ids(setting(name, settings, own)) for name in ("pad_token_id", "eos_token_id"))

@@ -36,11 +36,7 @@ _serving: dict[int, object] = {}
 
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
-    """Let one call at a time use a model.
-
-    Raises:
-        ValueError: another thread's call, or a call around this one, is using it.
-    """
+    """Let one call at a time use a model."""
     call = object()
     if _serving.setdefault(id(model), call) is not call:  # in one step, whatever other threads do
         raise ValueError(
@@ -52,11 +48,7 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def serving(family: Family) -> Iterator[None]:
-    """One call on a model, whose language model reads packed storage inside the block and is as it was after it.
-
-    Raises:
-        ValueError: see ``exclusive``; or an attention that cannot.
-    """
+    """One call on a model, whose language model reads packed storage inside the block and is as it was after it."""
     with exclusive(family.model), reading_packed(family.decoder.config):
         yield
 
@@ -81,9 +73,6 @@ def compressed(
         cache: empty, or with an earlier call's prompts, or a branch of a context.
         filled: called when the prompts are in the cache; None where they are a context.
         room: tokens that will be appended at most, for which room is made once; None: not known.
-
-    Raises:
-        ValueError: as ``prefill``; or a decoded token's logits are NaN or infinite.
     """
     model, watch = backbone.model, _LogitWatch()
     asks = filled is None  # a context, and what the first call appends to it is the question, as ``ask`` does
@@ -141,11 +130,7 @@ class _LogitWatch:
         self._dtype: torch.dtype | None = None
 
     def looked_at(self, logits_BV: Tensor, at_once: bool) -> Tensor:
-        """Return the logits; a row that chooses no token is 0, which every way of sampling takes.
-
-        Raises:
-            ValueError: there is such a row, or was one since the device was asked last.
-        """
+        """Return the logits; a row that chooses no token is 0, which every way of sampling takes."""
         broken_B = broken_rows(logits_BV)
         self.steps, self._dtype = self.steps + 1, logits_BV.dtype
         self._broken = broken_B.any() if self._broken is None else self._broken | broken_B.any()
@@ -175,11 +160,7 @@ def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
-    """Later tokens must be text, without padding: neither these nor those since the prompt.
-
-    Raises:
-        ValueError: an image in a later turn (the reducer has chosen by the first one), or rows of unequal length.
-    """
+    """Later tokens must be text, without padding: neither these nor those since the prompt."""
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
     _check_text(backbone, ids_Bq[:, 1:])  # the first is the last generated token, whatever it is

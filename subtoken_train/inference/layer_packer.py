@@ -130,9 +130,6 @@ class Rerotation:
             key_BhNd: rotated by ``position_BN``.
             keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
             position_BN: position ids of its rows.
-
-        Raises:
-            ValueError: heads or layers of a sample that keep different numbers of entries.
         """
         count_Bh = keep_BhN.sum(-1)
         before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
@@ -221,9 +218,6 @@ class LayerPacker:
             position: position ids of its rows, [B, M] or [3, B, M].
             counts: of ``counts``; None: they are read now.
             fill_BV: what dropped groups read as, see ``RoutingState.fills``; None: zero.
-
-        Raises:
-            ValueError: keys that cannot be closed up, see ``Rerotation``.
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
         assert isinstance(packed, PackedLayer)

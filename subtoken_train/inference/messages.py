@@ -30,9 +30,6 @@ def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[M
     """Return a prompt as messages of texts, and the pictures that its marks stand for.
 
     The last message is the user's, or an assistant's that is to be gone on with.
-
-    Raises:
-        ValueError: another form, an unknown role or part, no question, or an empty or broken text.
     """
     if isinstance(prompt, str):
         messages: list[Message] = [{"role": "user", "content": prompt}]
@@ -63,9 +60,6 @@ def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
     """Return messages as turns, what the system says in front of the first question, as training puts it.
 
     For chat formats that are no template: these have no other place for it.
-
-    Raises:
-        ValueError: user and assistant do not alternate, or the system speaks later than first.
     """
     told, said = "", list(messages)
     if said[0]["role"] == "system":

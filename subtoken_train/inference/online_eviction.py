@@ -152,9 +152,6 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
         eviction: of the prompts.
         plan: what it kept.
         names: of the prompts.
-
-    Raises:
-        ValueError: a prompt whose budget is less than ``every``.
     """
     compression, method = eviction.compression, eviction.method
     assert compression.every is not None

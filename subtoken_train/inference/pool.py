@@ -34,9 +34,6 @@ def device_of(name: str) -> torch.device:
     """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
 
     (A model that the first GPU does not hold is spread over all of them under ``auto``, see ``ModelPool``.)
-
-    Raises:
-        ValueError: there is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,9 +106,6 @@ class ModelPool:
             seed: of that selector where it draws; None: the adapter's.
             routing: of a backbone alone, see ``untrained_routing``.
             loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
-
-        Raises:
-            ValueError: no such name, or settings that do not fit the adapter or its backbone.
         """
         if selector not in (None, "none"):
             check_untrained(str(selector))
@@ -194,9 +188,6 @@ def load_backbone(
     """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
 
     ``settings``: selector, seed, routing and loading, as ``ModelPool.get`` takes them.
-
-    Raises:
-        ValueError: no such name or revision, or arguments of the other kind.
     """
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
@@ -204,11 +195,7 @@ def load_backbone(
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
-    """The family of an adapter's backbone, or of a backbone, found without its weights; arguments as ``ModelPool.get``.
-
-    Raises:
-        ValueError: no such name.
-    """
+    """The family of an adapter's backbone, or of a backbone, without its weights, as ``ModelPool.get``."""
     folder = find_adapter(path, None)
     if folder is None:
         return family_class(BackboneConfig(path=str(path)))
@@ -225,11 +212,7 @@ def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConf
 def with_selection(
     config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
-    """The adapter's settings under another reducer or selector.
-
-    Raises:
-        ValueError: a selector where nothing is routed, or a frozen ranking on merged weights.
-    """
+    """The adapter's settings under another reducer or selector."""
     changed = config if reducer is None else replace(config, reducer=reducer)
     if changed.merged and changed.reducer.frozen_scout:
         raise ValueError(

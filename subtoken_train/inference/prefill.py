@@ -130,13 +130,6 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         prompts: a batch without answers, padded on either side.
         cache: an empty one, of as many layers as the model has.
         compression: eviction and precision.
-
-    Raises:
-        ValueError: the compression does not fit the backbone or the prompts, a threshold leaves nothing or all of one,
-            or the model gives NaN or infinity.
-
-    Warns:
-        SubTokenWarning: a prompt, or a second pass after it, is longer than the positions that the model was made for.
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
@@ -294,9 +287,6 @@ def append(
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
         chooses_pages: read chosen pages of a cache that has pages; for one token.
-
-    Raises:
-        ValueError: a fixed step is open on the cache.
     """
     family = backbone.family
     cache.check_free()
@@ -393,10 +383,6 @@ def open_prompts(
         compression: eviction and precision.
         protocol: ``query_aware`` or ``context_first``. Under the latter a prompt without context is not compressed:
             its first token is run alone, and all others follow in full.
-
-    Raises:
-        ValueError: as ``prefill``; or, under ``context_first``, a method that reads the question, or a prompt that ends
-            with its context.
     """
     check_word("protocol", protocol, get_args(Protocol))
     if protocol == "query_aware":
@@ -427,9 +413,6 @@ def append_rest(
         padding_Bq: which of it is padding, bool.
         cache: with the contexts, and nothing after them.
         chunk: tokens that run at a time; None: all.
-
-    Raises:
-        ValueError: the model gives NaN or infinity.
     """
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks

@@ -61,11 +61,6 @@ def batch_from_inputs(
         inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``.
         context_length: tokens of a language model's context, of every sample; None: the default split.
         regions_BN: of a language model's prompts, as ``inputs_of`` gives them for a chat; None: the default split.
-
-    Raises:
-        ValueError: image tokens without pixels, pixels for a text model, or a context as long as a prompt.
-
-    What is returned lies on the model's device.
     """
     device = family.device
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
@@ -181,11 +176,7 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
 
 
 def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
-    """Regions of prompts as int64 on the model's device.
-
-    Raises:
-        ValueError: they are of other prompts, or no token of one asks.
-    """
+    """Regions of prompts as int64 on the model's device."""
     if isinstance(given, Tensor) and given.shape == visible_BN.shape:
         regions = given.to(visible_BN.device).long()
         places = torch.arange(regions.shape[1], device=regions.device)
@@ -264,11 +255,7 @@ def _text_inputs(
 
 
 def picture_list(images: Any) -> list[Picture]:
-    """Return the pictures of a prompt as a list, where one stands for itself.
-
-    Raises:
-        ValueError: it is a path or something else; what a list holds is not looked at.
-    """
+    """Return the pictures of a prompt as a list, where one stands for itself."""
     if isinstance(images, Image.Image | Video):
         return [images]
     if isinstance(images, str | PathLike):

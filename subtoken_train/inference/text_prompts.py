@@ -53,11 +53,7 @@ class QuestionFrame:
     after: str
 
     def ids(self, family: Family, question: str) -> list[int]:
-        """Token ids from the context to the answer.
-
-        Raises:
-            ValueError: a question that holds a picture's placeholder.
-        """
+        """Token ids from the context to the answer."""
         if family.sees_images:
             question = as_text(family, question.strip())
             if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
@@ -97,9 +93,6 @@ def text_frame(
 
     Returns:
         (the text up to the end of the context, its characters before the context, the frame).
-
-    Raises:
-        ValueError: the template cannot be filled, or does not show what the user or the system says.
     """
     told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = [*told, {"role": "user", "content": context + _MARK}]
@@ -133,9 +126,6 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
         messages: what was said after the first question, without pictures; the last one is the user's, or an
             assistant's that is to be gone on with.
         variables: given to the template.
-
-    Raises:
-        ValueError: the chat format refuses the turns, or has none.
     """
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
@@ -227,10 +217,6 @@ def encode_text(
             ``truncate_left`` those that the model was made for.
         truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``; the continuation is never
             cut.
-
-    Raises:
-        ValueError: a model that sees images, an empty prompt or continuation, a context that leaves nothing to ask, or
-            a prompt that is too long.
     """
     if family.image_token_id is not None:
         raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
@@ -276,9 +262,6 @@ def encode_chat(
         asked: what the user says after it, "" where the context holds the question.
         answer_prefix: what the answer begins with, which the model goes on from.
         max_length: positions; None: any number.
-
-    Raises:
-        ValueError: no chat template, one that cannot be filled, or a prompt that is too long.
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
@@ -303,9 +286,6 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
         family: a language model.
         messages: the last one is the user's, or an assistant's that is to be gone on with.
         variables: given to the template.
-
-    Raises:
-        ValueError: the template cannot be filled, or leaves out what is said.
     """
     if family.tokenizer.chat_template:
         rendered = rendered_prompt(family.tokenizer, messages, **variables)
@@ -319,11 +299,7 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
 
 
 def tokens_before(starts: Sequence[int], character: int) -> int:
-    """Return how many tokens begin before a character; ``starts`` are those of ``tokenise``.
-
-    Raises:
-        ValueError: the tokenizer tells none.
-    """
+    """Return how many tokens begin before a character; ``starts`` are those of ``tokenise``."""
     if not starts:
         raise _no_offsets()
     return bisect_left(starts, character)
@@ -409,9 +385,6 @@ def without_middle(
 
     Returns:
         (text, its characters that may be compressed); both as given where nothing is cut.
-
-    Raises:
-        ValueError: there is no room for a prompt.
     """
     tokenizer, positions = family.tokenizer, position_bound(family.decoder.config)
     around = len(tokenizer(in_chat(family, "", None)[0], add_special_tokens=False)["input_ids"]) if chat else 0
@@ -438,9 +411,6 @@ def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int 
     """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed.
 
     A template that can ask a model to think first is told not to: answers have few tokens.
-
-    Raises:
-        ValueError: the tokenizer has no chat template, or one that cannot be filled or leaves the prompt out.
     """
     check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]

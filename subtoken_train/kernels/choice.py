@@ -37,11 +37,7 @@ class KernelChoice:
 
 
 def choose_kernel(device: str) -> KernelChoice:
-    """Choose the path for storage on a type of device (``cuda``, ``cpu``, ...).
-
-    Raises:
-        ValueError: ``SUBTOKEN_KERNEL`` names no path, or ``triton`` where it cannot run.
-    """
+    """Choose the path for storage on a type of device (``cuda``, ``cpu``, ...)."""
     asked = device, os.environ.get(VARIABLE), os.environ.get("TRITON_INTERPRET") == "1"
     if asked not in _choices:
         _choices[asked] = _chosen(*asked)

@@ -45,9 +45,6 @@ def attend(
     Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
     attention. Which path runs, ``choose_kernel`` says; what the fused kernels do not serve goes the CPU's way, with one
     warning.
-
-    Raises:
-        ValueError: see ``choose_kernel``; or fused kernels are forced on what they do not serve.
     """
     device = query_BHqd.device.type
     if torch.is_autocast_enabled(device):

@@ -110,9 +110,6 @@ class Format:
         Args:
             vectors: [..., d].
             largest: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
-
-        Raises:
-            ValueError: their width does not fill whole stored numbers.
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
@@ -166,7 +163,6 @@ class Int8(Format):
     rounds = symmetric = True
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """See ``Format.code_dtype``."""
         return torch.int8
 
     @property
@@ -179,12 +175,10 @@ class Int8(Format):
         return (largest.float() / self.top).clamp(min=2**-24).half()  # one that fp16 flushes to 0 would divide by it
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        """See ``Format.store``."""
         codes, scale = self._round(vectors, largest)
         return Payload(codes, scale, vectors.dtype, self)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
-        """See ``Format.store_pieces``: one scale, by the largest channel; an entry without any has the least scale."""
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
         stored = self.store(pieces_nw, largest[place_n, None])
@@ -195,7 +189,6 @@ class Int8(Format):
         return (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8), scale
 
     def read(self, payload: Payload) -> Tensor:
-        """See ``Format.read``."""
         assert payload.scale is not None
         return (self._codes(payload.data).float() * payload.scale.float()).to(payload.dtype)
 
@@ -208,11 +201,9 @@ class Int4(Int8):
     """Symmetric integers of half a byte, two channels a byte with the low half first."""
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """See ``Format.code_dtype``."""
         return torch.uint8
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        """See ``Format.store``."""
         self.check_width(vectors.shape[-1], _pieces(vectors))
         return self._packed(*self._round(vectors, largest), vectors.dtype)
 
@@ -223,7 +214,6 @@ class Int4(Int8):
         return unpacked_codes(data, self.bits).to(torch.int8) - 8
 
     def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
-        """See ``Format.unpack``: low halves (even channels) first, then the high ones, so that no code is moved."""
         if torch.compiler.is_compiling():  # it refuses to write into a part of a tensor, and finds its own memory
             return torch.cat([codes & 15, codes >> 4], -1).view(torch.int8) - 8
         half = codes.shape[-1]
@@ -233,11 +223,9 @@ class Int4(Int8):
         return own.view(torch.int8).sub_(8)
 
     def stored_order(self, vectors: Tensor) -> Tensor:
-        """See ``Format.stored_order``."""
         return torch.cat([vectors[..., ::2], vectors[..., 1::2]], -1)
 
     def given_order(self, vectors: Tensor) -> Tensor:
-        """See ``Format.given_order``."""
         return vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
 
 
@@ -252,7 +240,6 @@ class Int4Rotated(Int4):
     rotates = True
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        """See ``Format.store_keys``."""
         wide = keys.float()
         largest = best = wide.abs().amax(-1, keepdim=True)
         least = torch.full_like(largest, torch.inf)
@@ -308,39 +295,32 @@ class Kivi(Format):
         return (1 << self.bits) - 1
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """See ``Format.code_dtype``."""
         return torch.uint8
 
     def rounded(self, count: Tensor) -> Tensor:
-        """See ``Format.rounded``."""
         return (count - LATEST).clamp(min=0) // self.run * self.run
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        """See ``Format.scale_shape``."""
         if part == "keys":
             return *lead[:-1], lead[-1] // self.run, width, 2
         return *lead, 1 if part == "pieces" else width // math.gcd(width, CHANNELS), 2
 
     def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
-        """See ``Format.bytes_of``."""
         block = self.run if part == "keys" else math.gcd(width, CHANNELS)
         return count * self.code_width(width) + 4 * count * width // block
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        """See ``Format.store``; no magnitudes are given."""
         *lead, width = vectors.shape
         block = math.gcd(width, CHANNELS)
         low, high = vectors.reshape(*lead, width // block, block).aminmax(dim=-1)
         return self._stored(vectors, low, high)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        """See ``Format.store_keys``; M is a multiple of a run."""
         *lead, entries, width = keys.shape
         low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
         return self._stored(keys, low, high)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
-        """See ``Format.store_pieces``; an entry without any has zeros."""
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         none = pieces_nw.new_zeros(math.prod(sizes))
         ends = zip(("amin", "amax"), pieces_nw.aminmax(dim=-1), strict=True)
@@ -356,7 +336,6 @@ class Kivi(Format):
         return Payload(packed_codes(codes.reshape(vectors.shape), self.bits), scale, vectors.dtype, self)
 
     def read(self, payload: Payload) -> Tensor:
-        """See ``Format.read``."""
         assert payload.scale is not None
         codes, (step, zero) = unpacked_codes(payload.data, self.bits), _broadcast(payload.scale)
         return (_in_blocks(codes, payload.scale) * step + zero).to(payload.dtype).reshape(codes.shape)
@@ -502,22 +481,18 @@ class Picked(Payload):
 
     @property
     def entries(self) -> int:
-        """See ``Payload.entries``."""
         return self.entry_RcM.shape[2]
 
     @property
     def stretch(self) -> int:
-        """See ``Payload.stretch``."""
         rows, heads = self.data.shape[:2]
         return max(1, GATHERED // (rows * heads * self.data.shape[-1] * self.data.element_size()))
 
     def narrow(self, axis: int, start: int, length: int) -> Picked:
-        """See ``Payload.narrow``; entries alone."""
         assert axis == 2
         return Picked.of(self, self.entry_RcM.narrow(2, start, length))
 
     def read(self) -> Tensor:
-        """See ``Payload.read``."""
         return self.gathered().read()
 
     def gathered(self) -> Payload:

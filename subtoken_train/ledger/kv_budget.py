@@ -67,11 +67,7 @@ def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
 
 
 def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fraction:
-    """Return the share that layers from ``cut_layer`` on hold, if those below hold all and the average is ``share``.
-
-    Raises:
-        ValueError: those below alone hold more.
-    """
+    """Return the share that layers from ``cut_layer`` on hold, if those below hold all and the average is ``share``."""
     reduced, free = num_layers - cut_layer, share * num_layers - cut_layer
     if reduced <= 0 or free <= 0:
         raise ValueError(
@@ -240,9 +236,6 @@ def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
         num_groups: S.
         kept_groups: K.
         tokens: n, routed tokens of a sample, after the reducer.
-
-    Raises:
-        ValueError: nothing is left beside the stored vector.
     """
     kept = math.floor(kept_groups - Fraction(num_groups, tokens)) if tokens else 0
     if kept < 1:
@@ -307,10 +300,6 @@ GEOMETRIES = {
 
 
 def geometry(name: str) -> KVShape:
-    """The cache geometry of a model by its short name.
-
-    Raises:
-        ValueError: the name is not in the table.
-    """
+    """The cache geometry of a model by its short name."""
     check_word("model", name, GEOMETRIES)
     return GEOMETRIES[name]

@@ -157,9 +157,6 @@ def solve_anchor(
         target: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
         cut_layer: as in ``nominal_ledger``; layers below it hold every token.
         region: the region's name, ``visual`` or ``context``.
-
-    Raises:
-        ValueError: infeasible, the layers below ``cut_layer`` alone cost more than the target.
     """
     ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))

@@ -96,9 +96,6 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     """Check the arguments of a harness, whose parser may have made numbers of some; None is what was not given.
 
     ``unavailable`` are names that this harness has no use for.
-
-    Raises:
-        ValueError: an unknown name, a value that is not allowed, or one that needs another which is missing.
     """
     known = [name for name, each in MODEL_SETTINGS.items() if each.harness and name not in unavailable]
     texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
@@ -150,9 +147,6 @@ def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Coll
     """Read the settings of one request; ``ignored`` ones mean nothing here.
 
     ``default_length`` counts the tokens of an answer where they name none.
-
-    Raises:
-        ValueError: sampling, beams, or a setting that greedy decoding does not know.
     """
     temperature = float(given.get("temperature") or 0)
     samples = given.get("do_sample")

@@ -18,11 +18,7 @@ class Reducers(Registry["Reducer"]):
     """Token reducers; an eviction's name finds the context reducer of its scores."""
 
     def find(self, name: str) -> type[Reducer]:
-        """Return a class by its name, a reducer's before an eviction's.
-
-        Raises:
-            ValueError: there is none of this name, a wrapper's, or the package that brings it is at fault.
-        """
+        """Return a class by its name, a reducer's before an eviction's."""
         if name in self or not isinstance(name, str):
             return super().find(name)
         if name in EVICTIONS:
@@ -91,9 +87,6 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
         settings: of this method alone.
-
-    Raises:
-        ValueError: no such reducer or setting, or a value that the method refuses.
     """
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]

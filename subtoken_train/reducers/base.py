@@ -252,9 +252,6 @@ class Reducer:
         Args:
             share: of the tokens of all layers.
             num_layers: of the model.
-
-        Raises:
-            ValueError: out of reach, layers below the first cut alone hold more.
         """
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
@@ -355,7 +352,6 @@ class TowerReducer(Reducer, ABC):
 
     @property
     def stage(self) -> Stage:
-        """Before the language model."""
         return "tower"
 
     def image_counts(self, states: VisualStates) -> list[int]:
@@ -393,7 +389,6 @@ class ContextReducer(Reducer, ABC):
 
     @property
     def stage(self) -> Stage:
-        """In every layer of a language model."""
         return "context"
 
     @abstractmethod
@@ -412,9 +407,6 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
         routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
         num_layers: of the model.
         tokens: of a sample before the reducer; read where the arm stores something once per sample.
-
-    Raises:
-        ValueError: there is none: no token reducer, or one whose count is not fixed.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")

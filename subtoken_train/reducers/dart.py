@@ -93,7 +93,6 @@ class DART(RankingReducer, RankedCuts):
 
     @property
     def words(self) -> str:
-        """Stage, and layer where it has one."""
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
     def scores(self, view: ReducerView) -> Tensor:

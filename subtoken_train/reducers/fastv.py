@@ -67,22 +67,18 @@ class FastV(RankingReducer, RankedCuts):
 
     @property
     def scout_layers(self) -> int:
-        """Return the number of layers up to the ranking one."""
         return self.layer
 
     @property
     def frozen_scout(self) -> bool:
-        """See ``ranking``."""
         return self.ranking == "frozen"
 
     @property
     def merges_dropped(self) -> bool:
-        """See ``merge_dropped``."""
         return self.merge_dropped
 
     @property
     def words(self) -> str:
-        """Stage and layer, and what is not as published."""
         frozen = "frozen ranking" if self.frozen_scout else ""
         merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
         return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))

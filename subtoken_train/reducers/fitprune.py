@@ -99,7 +99,6 @@ class FitPrune(StagedReducer):
 
     @cached_property
     def calibrated(self) -> Calibration[Any] | None:
-        """See ``Reducer.calibrated``."""
         return None if self.calibration is None else read_calibration(self.calibration, self.name, PruneSchedules)
 
     @cached_property
@@ -132,7 +131,6 @@ class FitPrune(StagedReducer):
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
     ) -> None:
-        """See ``Reducer.check_fit``; the published table is one model's."""
         layers = len(self._schedules[0])
         if sees_images and (num_layers != layers or (self.calibration is None and backbone != "llava")):
             whose = f"{self.calibration} is" if self.calibration else "the published table is LLaVA-1.5-7B's,"

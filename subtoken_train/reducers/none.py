@@ -20,5 +20,4 @@ class NoReducer(Reducer):
 
     @property
     def stage(self) -> Stage:
-        """Nowhere."""
         return "none"

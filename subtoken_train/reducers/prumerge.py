@@ -122,12 +122,10 @@ class PruMerge(TowerReducer):
 
     @property
     def acts(self) -> bool:
-        """Also at a keep ratio of 1, where images choose for themselves."""
         return self.adaptive or super().acts
 
     @property
     def fixed_count(self) -> bool:
-        """Not where images choose for themselves."""
         return not self.adaptive
 
     @torch.no_grad()

@@ -118,7 +118,6 @@ class Quest(ContextReducer):
 
     @property
     def words(self) -> str:
-        """Page and window."""
         return f"pages of {self.page_size}, window {self.window}"
 
     def protected_tokens(self, kept: int) -> int:
@@ -127,11 +126,7 @@ class Quest(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample.
-
-        Raises:
-            ValueError: a sample has context but no query row to choose by.
-        """
+        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample."""
         tokens, context_BN, asks_BN = view.scope_counts, view.in_scope_BN, view.asks_BN
         assert context_BN is not None
         assert asks_BN is not None

@@ -42,9 +42,6 @@ class ScoredContext(ContextReducer):
     """Keeps the context tokens that an eviction's scores put first, in every layer a set of its own.
 
     ``context_reducer`` makes a class for each eviction, whose fields are the eviction's settings.
-
-    Raises:
-        ValueError: settings that the eviction refuses, or under which it cannot serve.
     """
 
     reads_question: ClassVar[bool] = False
@@ -63,7 +60,6 @@ class ScoredContext(ContextReducer):
 
     @property
     def calibrated(self) -> Calibration[Any] | None:
-        """The eviction's."""
         return self.scorer.calibrated
 
     @torch.no_grad()

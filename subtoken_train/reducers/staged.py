@@ -112,7 +112,6 @@ class DecoderReducer(Reducer, ABC):
         """Layers before which tokens leave, ascending."""
 
     def cut_layer(self, num_layers: int) -> int:
-        """See ``Reducer.cut_layer``."""
         return next(iter(self.cuts(num_layers)), 0)
 
     @abstractmethod
@@ -152,7 +151,6 @@ class StagedReducer(RankedCuts):
 
     @property
     def stage(self) -> Stage:
-        """Between decoder layers."""
         return "decoder"
 
     @abstractmethod
@@ -160,9 +158,6 @@ class StagedReducer(RankedCuts):
         """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``.
 
         Rounded by less than 2^-30, down, or up with ``round_up``.
-
-        Raises:
-            ValueError: an average that the method cannot reach in a model of so many layers.
         """
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
@@ -199,7 +194,6 @@ class StagedReducer(RankedCuts):
         return exact(self.keep_ratio)
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
-        """See ``Reducer.at_share``."""
         anchor = replace(self, keep_ratio=float(share), round_up=True, matches=self.keep_ratio)
         anchor.layer_shares(num_layers)
         return anchor
@@ -207,7 +201,6 @@ class StagedReducer(RankedCuts):
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
     ) -> None:
-        """See ``Reducer.check_fit``; the average must be within reach."""
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)

@@ -53,11 +53,7 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
 
 
 def with_defaults(config: RoutingConfig) -> RoutingConfig:
-    """Return the same with every setting of the selector's own written out.
-
-    Raises:
-        ValueError: no such selector or setting, or a value that is refused.
-    """
+    """Return the same with every setting of the selector's own written out."""
     own = _own(config)
     return config if own is None else replace(config, selector_options=asdict(own))
 
@@ -90,10 +86,6 @@ def untrained_routing(
         selector: one that needs no training; None: ``value_norm``.
         layout: None: ``contiguous``.
         seed: of a selector that draws.
-
-    Raises:
-        ValueError: a learned selector, no pair of numbers, or a selector or layout without groups. Whether S divides a
-            model's values is for ``RoutingConfig.check``.
     """
     if groups is None:
         for name, value in (("selector", selector), ("layout", layout)):

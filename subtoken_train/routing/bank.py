@@ -167,9 +167,6 @@ class RouterBank(nn.Module):
             value_projections: of every layer.
             output_projections: likewise.
             value_start: first channel of the values in what the former give, where they are fused; they come last.
-
-        Raises:
-            ValueError: ``output_norm`` is asked for and an output projection is quantised.
         """
         assert len(value_projections) == len(output_projections) == len(self.selectors)
         self._value_start = value_start

@@ -43,9 +43,6 @@ class OutputNorms:
         projections: every layer's output projection, with or without LoRA around it.
         config: group settings.
         shape: cache geometry.
-
-    Raises:
-        ValueError: a projection's weight is quantised by other means than ``nf4`` and ``int8``.
     """
 
     def __init__(self, projections: Sequence[nn.Module], config: RoutingConfig, shape: KVShape) -> None:
@@ -66,11 +63,7 @@ class OutputNorms:
 
 
 def _base_layer(projection: nn.Module) -> nn.Module:
-    """The frozen layer under any LoRA.
-
-    Raises:
-        ValueError: its weight is of no kind that can be read as numbers.
-    """
+    """The frozen layer under any LoRA."""
     layer: nn.Module = getattr(projection, "base_layer", projection)
     if not is_readable(layer):
         weight = getattr(layer, "weight", None)

@@ -70,11 +70,7 @@ class Answerer:
         self._thread.join()
 
     def compression(self, request: ChatRequest) -> Compression:
-        """Return the compression of a request.
-
-        Raises:
-            ValueError: it does not exist, or does not fit the model.
-        """
+        """Return the compression of a request."""
         if request.eviction is None and request.eviction_keep is None:
             return self._model.compression
         name = self._spec.eviction if request.eviction is None else request.eviction
@@ -252,11 +248,7 @@ class Answerer:
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
-        """Return the most new tokens after a prompt of so many.
-
-        Raises:
-            RefusedError: the model was not made for so many.
-        """
+        """Return the most new tokens after a prompt of so many."""
         bound = position_bound(self._model.backbone.family.decoder.config)
         most = request.max_new_tokens or self.limits.max_new_tokens
         room = most if bound is None else bound - tokens

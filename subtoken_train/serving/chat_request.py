@@ -140,11 +140,7 @@ class ChatRequest:
 
 
 def read_request(body: bytes, limits: Limits) -> ChatRequest:
-    """Read a request.
-
-    Raises:
-        ValueError: no JSON, or what it says is not read, not allowed or too much.
-    """
+    """Read a request."""
     content = parse_json(body, "the body")
     if isinstance(content, dict):
         content = {name: value for name, value in content.items() if value is not None and name not in OF_THE_ASKER}

@@ -280,11 +280,7 @@ def http_server(server: ChatServer) -> uvicorn.Server:
 
 
 def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``GOODBYE`` seconds at most.
-
-    Raises:
-        ValueError: the server cannot listen there.
-    """
+    """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``GOODBYE`` seconds at most."""
     with bound_socket(host, port) as socket, sigterm_as_ctrl_c():
         socket.listen(CONNECTIONS)  # who reads the line may connect
         say(f"http://{host}:{port}/v1")

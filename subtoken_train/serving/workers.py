@@ -27,9 +27,6 @@ def serve_on(
         host: where to listen.
         port: likewise.
         say: called with the address once all have loaded.
-
-    Raises:
-        ValueError: it cannot listen there, a server cannot be made, or one ended by itself.
     """
     context = get_context("spawn")  # a forked process has no CUDA
     with bound_socket(host, port) as heard, sigterm_as_ctrl_c():

@@ -24,9 +24,6 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
 
     Stage 1's LoRA, which no checkpoint of stage 2 holds, is read from the folder that the recipe names. Routers below
     the reducer's cut, which never run and are not in a checkpoint either, are drawn from seed 0.
-
-    Raises:
-        ValueError: the checkpoint is not whole, its tensors are not those that the recipe trains, or one is empty.
     """
     state = state_path(checkpoint)
     tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)

@@ -62,21 +62,13 @@ def incomplete(folder: Path) -> list[Path]:
 
 
 def state_path(checkpoint: Path) -> Path:
-    """Return what the strategy wrote: a file, or a folder of shards.
-
-    Raises:
-        ValueError: see ``read_marker``.
-    """
+    """Return what the strategy wrote: a file, or a folder of shards."""
     read_marker(checkpoint)
     return checkpoint / STATE
 
 
 def read_marker(checkpoint: Path) -> Marker:
-    """Read a checkpoint's marker.
-
-    Raises:
-        ValueError: it is not whole, its marker cannot be read, or a newer version wrote it.
-    """
+    """Read a checkpoint's marker."""
     path = checkpoint / MARKER
     if not path.is_file() or checkpoint.suffix == PARTIAL:
         raise ValueError(f"{checkpoint} is not a complete checkpoint (no {MARKER} in it); use another one of the run")

@@ -41,11 +41,7 @@ class LossInput:
     uncompressed_LV: Tensor | None = None
 
     def full_logits(self) -> Tensor:
-        """Return the logits of these rows where nothing is dropped and LoRA is off, [L, V], without gradient.
-
-        Raises:
-            ValueError: the loss does not declare ``reads_full_logits``.
-        """
+        """Return the logits of these rows where nothing is dropped and LoRA is off, [L, V], without gradient."""
         if self.uncompressed_LV is None:
             raise ValueError("a loss that reads full_logits must declare it: reads_full_logits = True")
         return self.uncompressed_LV
@@ -96,12 +92,7 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
 
 
 def checked_loss(loss: Loss, view: LossInput) -> Tensor:
-    """Return what a loss gives.
-
-    Raises:
-        ValueError: it is no scalar, has no gradient or, of another package's loss, is not finite. Asking that waits for
-            the device; cross-entropy is watched once per optimiser step instead (``run_checkpoints.LossWatch``).
-    """
+    """Return what a loss gives."""
     value: Any = loss.summed(view)
     problem = ""
     if not isinstance(value, Tensor):

@@ -200,11 +200,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
-    """Estimate a step's peak memory, as the module's text says, for a model that is loaded or laid out.
-
-    Raises:
-        ValueError: a record holds no more than the image.
-    """
+    """Estimate a step's peak memory, as the module's text says, for a model that is loaded or laid out."""
     if step.length <= step.compressed:
         raise ValueError(
             f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"

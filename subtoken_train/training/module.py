@@ -174,11 +174,7 @@ class SubTokenModule(L.LightningModule):
         return assemble(family, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config)
 
     def read_first_stage(self) -> FirstStage | None:
-        """Read and check stage 2's start once; ``lora_settings`` are then stage 1's. None without stage 2.
-
-        Raises:
-            ValueError: see ``artifact.first_stage``.
-        """
+        """Read and check stage 2's start once; ``lora_settings`` are then stage 1's. None without stage 2."""
         if self.stage2_config is not None and self.first_stage is None:
             folder = Path(self.stage2_config.adapter)
             self.first_stage = read_first_stage(folder, self.reducer_config, self.routing_config, self.lora_written)

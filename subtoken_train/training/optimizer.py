@@ -69,11 +69,7 @@ def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], flo
 def build_optimizer(
     lora: list[nn.Parameter], routers: list[nn.Parameter], config: OptimizerConfig, total_steps: int
 ) -> tuple[Optimizer, LambdaLR]:
-    """Build AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step.
-
-    Raises:
-        ValueError: unknown name or schedule, or bitsandbytes is asked for and not installed.
-    """
+    """Build AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step."""
     check_optimizer(config)
     router_rate = config.learning_rate if config.router_learning_rate is None else config.router_learning_rate
     rates = {"lora": config.learning_rate, "router": router_rate}

@@ -155,11 +155,7 @@ def layer_bands(ledger: Ledger) -> list[LayerBand]:
 
 
 def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
-    """Return the token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region.
-
-    Raises:
-        ValueError: no keep ratio has them, or one out of the reducer's reach.
-    """
+    """Return the token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region."""
     shape = parts.family.shape
     config = matched_reducer(parts.reducer, parts.group_budget, shape.num_layers, prompt.tokens)
     counts = config.layer_tokens(prompt.tokens, shape.num_layers)
@@ -167,11 +163,7 @@ def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anch
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
-    """Return the anchor for the paper's fraction r (1 + K/S) / 2 of *all* layers.
-
-    Raises:
-        ValueError: infeasible; the layers below the cut cost more alone.
-    """
+    """Return the anchor for the paper's fraction r (1 + K/S) / 2 of *all* layers."""
     shape, reducer, share = parts.family.shape, parts.reducer, budget_of(parts).total_of(prompt.tokens)
     if reducer.staged:
         config = reducer.at_share(share, shape.num_layers)
@@ -264,11 +256,7 @@ def plan_steps(
 
 
 def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
-    """Return a layout with its tokenizer and image processor; None if the Hub has these and they are not at hand.
-
-    Raises:
-        ValueError: a folder's cannot be read.
-    """
+    """Return a layout with its tokenizer and image processor; None if the Hub has these and they are not at hand."""
     try:
         return with_processor(family, backbone)
     except ValueError:

@@ -219,10 +219,6 @@ def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole:
     """Write the checkpoint of the present step; all processes call it.
 
     Process 0 calls ``on_whole`` once it stands, before all but ``keep_last`` whole ones go.
-
-    Raises:
-        CheckpointFailed: it could not be written; nothing of it is left, the older ones are.
-        OSError: as above, in one process alone.
     """
     step, strategy = trainer.global_step, trainer.strategy
     partial = folder / f"step-{step}{checkpoints.PARTIAL}"
@@ -282,9 +278,6 @@ class RunCheckpoints(Checkpoint):
 
     Attributes:
         on_whole: what process 0 calls whenever a checkpoint stands, before older ones go.
-
-    Raises:
-        ValueError: a count below 1.
     """
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
@@ -323,13 +316,7 @@ class RunCheckpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Refuse a broken state after an optimiser step, save if due, leave if asked to.
-
-        Raises:
-            TrainingDiverged: loss or weights are not finite.
-            CheckpointFailed: the disk is full.
-            TrainingInterrupted: a signal came; the checkpoint is written.
-        """
+        """Refuse a broken state after an optimiser step, save if due, leave if asked to."""
         self._losses.note(outputs["loss"])
         self._inside_window = trainer.global_step == self._step_before
         self._hold_stop(trainer)
@@ -356,11 +343,7 @@ class RunCheckpoints(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Leave if asked to.
-
-        Raises:
-            TrainingInterrupted: a signal came.
-        """
+        """Leave if asked to."""
         if self._between_steps():
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
@@ -383,11 +366,7 @@ class RunCheckpoints(Checkpoint):
         self._signals.restore()
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint of this step, unless it is there; all processes call it.
-
-        Raises:
-            CheckpointFailed: see ``write_checkpoint``.
-        """
+        """Write the checkpoint of this step, unless it is there; all processes call it."""
         if trainer.global_step != self._saved_step:
             write_checkpoint(trainer, self.folder, self.keep_last, self.on_whole)
             self._saved_step = trainer.global_step

@@ -84,11 +84,7 @@ def new_marker(staged: str | None = None, replaces: tuple[str, ...] = ()) -> Run
 
 
 def read_run_marker(folder: Path) -> RunMarker | None:
-    """Return a folder's marker; None without one.
-
-    Raises:
-        ValueError: it cannot be read, or a newer version wrote it.
-    """
+    """Return a folder's marker; None without one."""
     path = folder / MARKER_FILE
     if not path.is_file():
         return None
@@ -122,11 +118,7 @@ def requeued_with_work(folder: Path, overwrite: bool) -> bool:
 
 
 def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
-    """Take an existing folder for this process; the system gives it back whatever ends the process.
-
-    Raises:
-        ValueError: another process has it.
-    """
+    """Take an existing folder for this process; the system gives it back whatever ends the process."""
     try:
         return take_lock(folder / LOCK_FILE, LOCK_SECONDS if seconds is None else seconds)
     except Timeout:
@@ -284,11 +276,7 @@ class RunFolder:
         return self.folder if self._standing else self.place
 
     def check(self, resume: bool) -> None:
-        """Find out before anything is loaded whether a run may be written here, and keep others out of an old one.
-
-        Raises:
-            ValueError: a run that was not asked to go, files that no run of ours wrote, or another process at work.
-        """
+        """Find out before anything is loaded whether a run may be written here, and keep others out of an old one."""
         if "\0" in str(self.folder):
             raise ValueError(f"{self.folder} contains a NUL character, which no folder name can")
         if not self.folder.is_dir():
@@ -321,11 +309,7 @@ class RunFolder:
             )
 
     def open(self, resume: bool) -> None:
-        """Make, lock and mark the folder that the run is written into; a resumed run already has one.
-
-        Raises:
-            ValueError: see ``check``; somebody may have been there since.
-        """
+        """Make, lock and mark the folder that the run is written into; a resumed run already has one."""
         self._drop_stale()
         if resume:
             self._marker = read_run_marker(self.folder)

@@ -40,10 +40,6 @@ def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
     """Read a file of ``trainer.save_checkpoint``, on the CPU; tensors are mapped from it.
 
     Where training ``resumes`` from it, more than the trained tensors must be there.
-
-    Raises:
-        ValueError: it is cut off or damaged (every part carries a checksum), would run code, is no state of a training,
-            or a trained tensor holds integers, NaN or infinity.
     """
     check_archive(state)
     try:
@@ -64,11 +60,7 @@ def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
 
 
 def check_archive(path: Path) -> None:
-    """Read a file that torch wrote through, and compare the checksums of its parts.
-
-    Raises:
-        ValueError: it is cut off, damaged, or of another kind.
-    """
+    """Read a file that torch wrote through, and compare the checksums of its parts."""
     if not path.is_file():
         raise _unreadable(path, "it is missing")
     try:
@@ -92,11 +84,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Write beside the target, flush to disk, rename: a crash or a full disk leaves the previous file intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save ``checkpoint`` to the local file ``path``.
-
-        Raises:
-            OSError: the disk is full, or the folder cannot be written.
-        """
+        """Save ``checkpoint`` to the local file ``path``."""
         content = io.BytesIO()
         torch.save(checkpoint, content)  # straight into a file, a full disk would come out as a RuntimeError of torch's
         write_whole(Path(path), content.getbuffer())
@@ -112,9 +100,6 @@ def trained_tensors(state: Path) -> dict[str, Tensor]:
 
     ``state`` is a file (one device, DDP, FSDP2) or DeepSpeed's folder. No process group, no model and, but for
     DeepSpeed's, no other library is needed.
-
-    Raises:
-        ValueError: there is no such checkpoint, it cannot be read, or a tensor of it is empty.
     """
     if state.is_dir():
         tensors = _of_deepspeed(state)
@@ -144,12 +129,7 @@ def check_same_shapes(
 
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
-    """Compare a checkpoint with the run that wants to go on from it, and read its state through.
-
-    Raises:
-        ValueError: a damaged state, other trained tensors, a strategy that cannot read it, or another number of
-            processes where each wrote a part of its own.
-    """
+    """Compare a checkpoint with the run that wants to go on from it, and read its state through."""
     marker = read_marker(checkpoint)
     _check_strategy(checkpoint, marker, trainer)
     check_same_shapes(here, marker.trained, checkpoint)

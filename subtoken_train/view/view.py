@@ -323,14 +323,12 @@ class OnlineView(View):
         return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
-        """As ``View.rows``; rows whose queries are gone pay no attention."""
         self.check_declared("rows()", "rows")
         index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first)
         keys_BN = self.entries_BN if keys_BN is None else keys_BN
         return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, self._first)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """As ``View.blocks``; rows whose queries are gone are left out."""
         self.check_declared("blocks()", "blocks")
         keys_BN = self.entries_BN if keys_BN is None else keys_BN
         chosen_BN = rows_BN[:, self._first :]
@@ -340,11 +338,9 @@ class OnlineView(View):
             yield torch.where(index_BW < 0, -1, index_BW + self._first), probability_BHWN
 
     def viewers(self) -> Tensor:
-        """As ``View.viewers``: those that are gone have seen what came before them."""
         return self.seen_R[:, None] - self.place_RN
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        """As ``View.head_mean``, entry by entry: a head that let an entry go counts 0 for it."""
         if self.heads == 1:
             return super().head_mean(scores_BhN)
         by_sample = (len(scores_BhN) // self.heads, -1)

@@ -295,12 +295,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
 
 
 def solve(arm: Arm) -> Reducer:
-    """Return the reducer of a routed arm's anchor.
-
-    Raises:
-        ValueError: there is none: no token reducer, layers below its cut that alone cost more, or a threshold of which
-            no mean is recorded.
-    """
+    """Return the reducer of a routed arm's anchor."""
     assert arm.routing is not None
     _anchor_keep(arm.spec)
     routed = replace(arm.routing.token_budget, key_channels=arm.spec.key_channels)

@@ -239,11 +239,7 @@ def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRec
 
 
 def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processes) -> None:
-    """Write the cell's manifest, or compare it with the one that is there.
-
-    Raises:
-        ValueError: the folder's records were made by another arm, task or setting, or of other samples.
-    """
+    """Write the cell's manifest, or compare it with the one that is there."""
     family, task, arm = backbone.family, cell.task, cell.arm
     metric = task.metric()
     manifest = Manifest(

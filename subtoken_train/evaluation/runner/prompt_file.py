@@ -59,7 +59,6 @@ class PromptFile(Task):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options that change answers."""
         written = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
         return {"max_new_tokens": self.max_new_tokens, **({"chat": True} if self.chat else {}), **written}
 

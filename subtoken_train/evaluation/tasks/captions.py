@@ -113,7 +113,6 @@ class CaptionTask(ImageQuestions):
         return self.ask(row, row.values[name], CAPTION_PROMPT, reference, max_new_tokens=64, kind="caption")
 
     def check_requirements(self) -> None:
-        """See ``check_tokenizer``: Java and pycocoevalcap must be there before a model runs."""
         check_tokenizer()
 
 
@@ -158,5 +157,4 @@ class CocoCaption(CaptionTask):
 
     @property
     def expected_rows(self) -> int:
-        """Images of the year."""
         return _COCO[self.year][1]

@@ -89,7 +89,6 @@ class LocalQuestions(Task):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the task's options; what changes no answer is left out, so that older results can be continued."""
         return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def _file(self) -> Path:

@@ -59,10 +59,8 @@ class LongContext(Task):
 
     @property
     def asks(self) -> str:
-        """See ``Task.asks``."""
         return f"{'in the chat template' if self.chat else 'raw text, no chat template'}; question {self.question}"
 
     @property
     def compresses_question(self) -> bool:
-        """See ``Task.compresses_question``."""
         return self.question == "compressed"

@@ -265,7 +265,6 @@ class LongBench(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        """Number of rows of all ``sets``."""
         return sum(ROWS[name] for name in self.sets)
 
     def check_requirements(self) -> None:

@@ -91,7 +91,6 @@ class MathProblems(Task):
 
     @property
     def asks(self) -> str:
-        """See ``Task.asks``."""
         return f"{'in the chat template' if self.chat else 'raw text, no chat template'}; the problem's end kept"
 
     def check_requirements(self) -> None:

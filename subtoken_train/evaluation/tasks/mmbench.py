@@ -58,7 +58,6 @@ class MMBench(ImageQuestions):
 
     @property
     def expected_rows(self) -> int:
-        """Number of rows of the Parquet form, or of the TSV in the source folder."""
         source = task_source(self)
         table = self._table(source) if isinstance(source, Path) else None
         return self.rows if table is None else self.tables[table.name]

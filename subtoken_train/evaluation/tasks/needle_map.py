@@ -95,7 +95,6 @@ class NeedleMap(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        """``samples_per_cell`` of each length and depth."""
         return self.samples_per_cell * len(self.lengths) * len(self.depths)
 
     def check_options(self) -> None:

@@ -120,7 +120,6 @@ class POPE(ImageQuestions):
 
     @property
     def expected_rows(self) -> int:
-        """Each category has 3,000."""
         return 3000 * len(self._categories)
 
     def sample(self, row: FileRow, number: int) -> Sample:

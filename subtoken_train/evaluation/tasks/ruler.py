@@ -102,7 +102,6 @@ class Ruler(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        """``rows_per_task`` of each of ``tasks``."""
         return self.rows_per_task * len(self.tasks)
 
     def samples(self) -> list[Sample]:
@@ -391,7 +390,6 @@ class RulerSynthetic(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        """``samples_per_task`` of each of ``tasks``."""
         return self.samples_per_task * len(self.tasks)
 
     def check_options(self) -> None:

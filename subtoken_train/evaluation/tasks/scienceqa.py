@@ -43,7 +43,6 @@ class ScienceQA(ImageQuestions):
 
     @property
     def expected_rows(self) -> int:
-        """Number of rows of the subset."""
         return SUBSETS[self.subset]
 
     def sample(self, row: FileRow, number: int) -> Sample:

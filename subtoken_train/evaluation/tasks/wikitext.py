@@ -57,7 +57,6 @@ class WikiText(Task):
 
     @property
     def asks(self) -> str:
-        """See ``Task.asks``."""
         return "raw text, no chat template; no question: what follows the context is scored"
 
     def samples(self) -> list[Sample]:

@@ -82,7 +82,6 @@ class Idefics3Family(Family):
 
     @property
     def decoder(self) -> Any:
-        """Return the language model's stack."""
         return self.model.model.text_model
 
     @property
@@ -91,11 +90,7 @@ class Idefics3Family(Family):
         return (self.high // self.merge) ** 2
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Cut an image into fewer tiles; the whole picture beside them is not counted.
-
-        Raises:
-            ValueError: less than one tile.
-        """
+        """Cut an image into fewer tiles; the whole picture beside them is not counted."""
         if max_pixels < self.side**2:
             raise ValueError(f"max_pixels={max_pixels} is below one tile of {self.name}, {self.side**2} pixels")
         self.longest = min(self.longest, math.isqrt(max_pixels) // self.side * self.side)
@@ -142,11 +137,7 @@ class Idefics3Family(Family):
         return (rows * columns + 1) * self.tile_tokens
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image's tiles row by row, then its whole, each behind its marks.
-
-        Raises:
-            ValueError: a video.
-        """
+        """Return an image's tiles row by row, then its whole, each behind its marks."""
         if isinstance(picture, Video):
             raise self.no_video()
         (rows, columns), shown = self.grid((picture.height, picture.width)), marker * self.tile_tokens
@@ -156,11 +147,7 @@ class Idefics3Family(Family):
         return text + ("\n" if text else "") + f"{FAKE}<global-img>{shown}{FAKE}"
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
-        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole.
-
-        Raises:
-            ValueError: the image processor makes tiles of another size, or number, than the tower takes.
-        """
+        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole."""
         scaled = {"size": {"longest_edge": self.longest}, "return_tensors": "pt"}
         made = [self.processor.image_processor(image, **scaled)["pixel_values"][0] for image in images]
         pixels = torch.cat(made)

@@ -93,11 +93,7 @@ class InternVLFamily(Family):
         return (self.high // 2) ** 2
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Cut an image into fewer tiles; the whole picture beside them is not counted.
-
-        Raises:
-            ValueError: less than one tile.
-        """
+        """Cut an image into fewer tiles; the whole picture beside them is not counted."""
         if max_pixels < self.side**2:
             raise ValueError(f"max_pixels={max_pixels} is below one tile of internvl, {self.side**2} pixels")
         self.most_tiles = min(self.most_tiles, max_pixels // self.side**2)
@@ -137,11 +133,7 @@ class InternVLFamily(Family):
         return f"<img>{marker * self.visual_tokens((picture.height, picture.width))}</img>"
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
-        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole; a video's, one a frame.
-
-        Raises:
-            ValueError: the image processor makes tiles of another size than the tower takes.
-        """
+        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole; a video's, one a frame."""
         made, tiler = [], self.processor.image_processor
         for picture in images:
             is_video = isinstance(picture, Video)

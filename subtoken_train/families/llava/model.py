@@ -55,17 +55,12 @@ class LlavaFamily(Family):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """Return the paper's, adapted to the mode: a system text has 30 tokens, and ``plain`` names no roles."""
         if self.chat.template == "plain":
             return {"system": 1, "query": 10}
         return {**self.paper_text, "system": 35 if self.chat.system_text else 5}
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count the patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy).
-
-        Raises:
-            ValueError: see ``check_square``.
-        """
+        """Count the patches of the tower's fixed resolution (CLS dropped by the ``default`` strategy)."""
         if image_size is not None:
             check_square(*image_size)
         vision = self.model.config.vision_config

@@ -70,7 +70,6 @@ class LlavaNextFamily(LlavaFamily):
 
     @property
     def nominal_text(self) -> dict[str, int]:
-        """Return LLaVA-1.5's (our reading), with or without its system text; the 34B model's ChatML has a short one."""
         words = super().nominal_text
         return {**words, "system": 11} if self.chat.template == "chatml_direct" else words
 
@@ -79,11 +78,7 @@ class LlavaNextFamily(LlavaFamily):
         return self.layout.placeholders(image_size or self.nominal_image)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Refuse a cap: pictures are scaled to the resolutions of the configuration.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse a cap: pictures are scaled to the resolutions of the configuration."""
         resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
         raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
 
@@ -92,11 +87,7 @@ class LlavaNextFamily(LlavaFamily):
         return image
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the tiles of all pictures, [tiles, 3, H, W], each picture's whole first, and the layouts.
-
-        Raises:
-            ValueError: the image processor cuts other tiles than the model takes.
-        """
+        """Return the tiles of all pictures, [tiles, 3, H, W], each picture's whole first, and the layouts."""
         made = [self.processor.image_processor(image, return_tensors="pt")["pixel_values"][0] for image in images]
         layouts = torch.tensor(
             [[len(tiles), image.height, image.width] for tiles, image in zip(made, images, strict=True)]

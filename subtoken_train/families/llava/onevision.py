@@ -86,7 +86,6 @@ class LlavaOnevisionFamily(Family):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Return the tokens of images and of videos."""
         return (self.processor.image_token, self.processor.video_token)
 
     def is_visual(self, ids: Tensor) -> Tensor:
@@ -113,21 +112,13 @@ class LlavaOnevisionFamily(Family):
         return RenderedPrompt(text, spans, marker)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count one image's patches and newlines; among several images, its whole and one newline.
-
-        Raises:
-            ValueError: see ``check_square``, which the processor makes of each of several.
-        """
+        """Count one image's patches and newlines; among several images, its whole and one newline."""
         if image_size is not None and together > 1:
             check_square(*image_size)
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Refuse a cap: pictures are scaled to the resolutions of the configuration.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse a cap: pictures are scaled to the resolutions of the configuration."""
         raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
@@ -158,11 +149,7 @@ class LlavaOnevisionFamily(Family):
         return read_pictures(given, kind_BN, self.layout, self.visual_rows)
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return them by the names of LLaVA-OneVision's processor.
-
-        Raises:
-            ValueError: videos of unequal numbers of frames, which transformers' model does not take.
-        """
+        """Return them by the names of LLaVA-OneVision's processor."""
         assert grid_I3 is not None
         return written_pictures(pixels, grid_I3)
 
@@ -268,9 +255,6 @@ def read_pictures(
         kind_BN: IMAGE and VIDEO at their placeholders, 0 elsewhere.
         layout: how images are cut.
         tokens: visual tokens of a picture, by its row.
-
-    Raises:
-        ValueError: a tensor has another form than the processor's, or the prompts have other placeholders.
     """
     images, image_rows = _images(given, layout)
     videos, video_rows = _videos(given, layout)
@@ -285,11 +269,7 @@ def read_pictures(
 
 
 def written_pictures(pixels_T3HW: Tensor, grid_I3: Tensor) -> dict[str, Tensor]:
-    """Return one prompt's pictures by the processor's names: the inverse of ``read_pictures``.
-
-    Raises:
-        ValueError: videos of unequal numbers of frames, which transformers' model does not take.
-    """
+    """Return one prompt's pictures by the processor's names: the inverse of ``read_pictures``."""
     rows = grid_I3.tolist()
     shown = list(zip(torch.split(pixels_T3HW, [count for count, _, _ in rows]), rows, strict=True))
     images = [(own, row) for own, row in shown if row[1]]

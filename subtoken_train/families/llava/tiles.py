@@ -44,9 +44,6 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
     Args:
         kind_BN: of what kind of picture each token is a placeholder, int64; 0 for text.
         tokens: visual tokens of every picture of a kind, in order.
-
-    Raises:
-        ValueError: the prompts' placeholders are not those of the pictures.
     """
     following = dict.fromkeys(tokens, 0)
     samples = []

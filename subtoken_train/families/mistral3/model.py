@@ -102,11 +102,7 @@ class Mistral3Family(Family):
         return self.patch * self.merge
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Scale pictures down so far that a square has at most ``max_pixels``.
-
-        Raises:
-            ValueError: less than one visual token.
-        """
+        """Scale pictures down so far that a square has at most ``max_pixels``."""
         if max_pixels < self.unit**2:
             raise ValueError(f"max_pixels={max_pixels} is below one visual token of mistral3, {self.unit**2} pixels")
         self.longest = min(self.longest, math.isqrt(max_pixels) // self.unit * self.unit)
@@ -129,11 +125,7 @@ class Mistral3Family(Family):
         return RenderedPrompt(text, spans, marker)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of visual tokens of an image of (height, width) pixels.
-
-        Raises:
-            ValueError: scaled, nothing is left of its shorter side.
-        """
+        """Return the rows and columns of visual tokens of an image of (height, width) pixels."""
         shape, unit = torch.empty(3, *size, device="meta"), (self.unit, self.unit)
         longest = (self.longest, self.longest)
         height, width = get_resize_output_image_size(shape, longest, unit, ChannelDimension.FIRST)
@@ -150,11 +142,7 @@ class Mistral3Family(Family):
         return rows * columns
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image's placeholders row by row.
-
-        Raises:
-            ValueError: a video.
-        """
+        """Return an image's placeholders row by row."""
         if isinstance(picture, Video):
             raise self.no_video()
         rows, columns = self.grid((picture.height, picture.width))

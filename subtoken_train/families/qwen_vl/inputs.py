@@ -91,9 +91,6 @@ def pictures_in(
 
     Returns:
         (kind of every picture in order, pictures of each prompt).
-
-    Raises:
-        ValueError: the runs are not those of the pictures.
     """
     kinds, counts, fit = [], [], True
     for prompt in runs:
@@ -118,11 +115,7 @@ def pictures_in(
 def check_pixels(
     name: str, given: Mapping[str, Tensor], pixels_name: str, grid_name: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the patches and grids of a processor's output, by their names, for a family.
-
-    Raises:
-        ValueError: one is missing, or the grids do not count the patches.
-    """
+    """Return the patches and grids of a processor's output, by their names, for a family."""
     pixels, grid = given.get(pixels_name), given.get(grid_name)
     if pixels is None and grid is None:
         return None, None
@@ -193,7 +186,6 @@ class QwenInputs(Family):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Return the tokens of images and of videos, which may be one."""
         return tuple(dict.fromkeys((self.processor.image_token, self.processor.video_token)))
 
     def is_visual(self, ids: Tensor) -> Tensor:
@@ -207,11 +199,7 @@ class QwenInputs(Family):
         return kinds
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap.
-
-        Raises:
-            ValueError: below the size that small images are scaled up to.
-        """
+        """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap."""
         if max_pixels < self.min_pixels:
             raise ValueError(
                 f"max_pixels={max_pixels} is below {self.min_pixels}, the pixels that small images are scaled up to"
@@ -227,11 +215,7 @@ class QwenInputs(Family):
         return pad_to_square(image, mean_colour(self.processor.image_processor)) if self.pads else image
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count the merged patches of an image of (height, width) pixels after resizing; by default the nominal one.
-
-        Raises:
-            ValueError: the image is too long for its width, or too wide for its height, or its square is too large.
-        """
+        """Count the merged patches of an image of (height, width) pixels after resizing; by default the nominal one."""
         size = image_size or self.nominal_image
         assert size is not None
         if self.pads:
@@ -241,11 +225,7 @@ class QwenInputs(Family):
         return high * wide // self.unit**2
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (height, width) in pixels that an image of these is scaled to.
-
-        Raises:
-            ValueError: the image is too long for its width, or too wide for its height.
-        """
+        """Return (height, width) in pixels that an image of these is scaled to."""
         self._check_aspect(height, width)
         high, wide = smart_resize(height, width, self.unit, self.min_pixels, self.max_pixels)
         return int(high), int(wide)
@@ -255,11 +235,7 @@ class QwenInputs(Family):
         return -(-len(video.frames) // int(self.vision.temporal_patch_size))
 
     def frame_size(self, video: Video) -> tuple[int, int]:
-        """Return (height, width) in pixels that the frames of a video are scaled to.
-
-        Raises:
-            ValueError: as for an image.
-        """
+        """Return (height, width) in pixels that the frames of a video are scaled to."""
         self._check_aspect(*video.size)
         cap = min(self.max_pixels, VIDEO_LAYERS * self.max_pixels // self.layers(video))
         high, wide = smart_resize(*video.size, self.unit, self.min_pixels, max(self.min_pixels, cap))
@@ -337,11 +313,7 @@ class QwenInputs(Family):
         return made
 
     def positions(self, batch: Batch) -> Tensor:
-        """Return mRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding.
-
-        Raises:
-            ValueError: the runs of visual tokens are not the pictures' sizes, in order.
-        """
+        """Return mRoPE ids [3, B, N] (time, height, width), whatever the padding side; 0 at padding."""
         ids_BN, visible_BN = batch.input_ids_BN.cpu(), (batch.regions_BN != Region.PADDING).cpu()
         kinds_BN = self.kinds(ids_BN) * visible_BN.int()
         grid_I3 = None if batch.image_grid_I3 is None else batch.image_grid_I3.cpu()

@@ -186,11 +186,7 @@ class Qwen25VLFamily(QwenVLFamily):
         return torch.tensor(found) if any(found) else None
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
-        """Read ``second_per_grid_ts``, of the videos alone; one second if it is not given, as in transformers.
-
-        Raises:
-            ValueError: there are more or fewer of them than videos.
-        """
+        """Read ``second_per_grid_ts``, of the videos alone; one second if it is not given, as in transformers."""
         videos, given_V = kinds.count(VIDEO), given.get("second_per_grid_ts")
         if given_V is not None and given_V.numel() != videos:
             raise ValueError(
@@ -349,9 +345,6 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
 
     Returns:
         (the tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
-
-    Raises:
-        ValueError: the last block attends within windows only.
     """
     last = len(tower.blocks) - 1
     windows = getattr(tower, "window_size", None) is not None

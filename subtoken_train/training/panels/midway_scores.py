@@ -116,11 +116,7 @@ class EarlyStoppingConfig:
         check_range("early_stopping.min_delta", self.min_delta, 0)
 
     def checked_mode(self, scores: list[str]) -> str:
-        """Return ``min`` or ``max``; ``scores`` names those that the run will have.
-
-        Raises:
-            ValueError: a monitor that the run does not have, or the opposite of its mode.
-        """
+        """Return ``min`` or ``max``; ``scores`` names those that the run will have."""
         if not scores:
             raise ValueError(
                 f"early_stopping.monitor is {self.monitor!r}, but the run makes no scores; add an evaluation band or "

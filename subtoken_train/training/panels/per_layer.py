@@ -48,12 +48,7 @@ class FirstGradients(Callback):
         self._checked = False
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Check once.
-
-        Raises:
-            RuntimeError: a tensor has no gradient.
-            ValueError: a gradient is not finite.
-        """
+        """Check once."""
         assert isinstance(pl_module, SubTokenModule)
         if self._checked:
             return

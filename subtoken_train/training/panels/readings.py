@@ -55,11 +55,7 @@ def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """Return (``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name.
-
-    Raises:
-        ValueError: a name of another kind.
-    """
+    """Return (``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name."""
     if found := _BANK.search(name):
         return _PARTS[found["part"]], int(found["layer"])
     if found := _LORA.search(name):

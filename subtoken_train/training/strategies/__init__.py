@@ -31,11 +31,7 @@ class Fsdp2Strategy(ModelParallelStrategy):
         super().setup_environment()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy.
-
-        Raises:
-            ValueError: the file cannot be read, or it does not hold what the recipe trains.
-        """
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
         module: Any = self.lightning_module
         tensors = trained_tensors(Path(checkpoint_path))
         check_same_shapes(shapes_of(module.trained()), shapes_of(tensors))

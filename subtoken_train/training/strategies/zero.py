@@ -42,11 +42,7 @@ _RECIPE_SAYS = {
 
 
 def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top.
-
-    Raises:
-        ValueError: another stage, a file that cannot be read, or a setting that is the recipe's.
-    """
+    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top."""
     extra = _read_settings(config) if isinstance(config, str) else config or {}
     for key, ours in _RECIPE_SAYS.items():
         if key in extra:
@@ -100,9 +96,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         stage: 1, 2 or 3.
         offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
         config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
-
-    Raises:
-        ValueError: DeepSpeed is not installed, or ``config`` sets what the recipe says.
     """
 
     def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
@@ -111,11 +104,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self._hf_config: Any = None
 
     def check_accelerator(self) -> None:
-        """Refuse what is no CUDA device; the one thing in which the strategy of the CPU tests differs.
-
-        Raises:
-            ValueError: no GPU, or not the machine's first ones.
-        """
+        """Refuse what is no CUDA device; the one thing in which the strategy of the CPU tests differs."""
         if not isinstance(self.accelerator, CUDAAccelerator):
             raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
         assert self.parallel_devices is not None
@@ -195,11 +184,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.deepspeed_engine.set_gradient_accumulation_boundary(last)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy.
-
-        Raises:
-            ValueError: the folder is not whole, or it does not hold what the recipe trains.
-        """
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
         tensors = trained_tensors(Path(checkpoint_path))
         check_same_shapes(shapes_of(_module(self).trained()), shapes_of(tensors))
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
