@@ -37,7 +37,7 @@ class Perplexity(TaskMetric):
         }
 
     @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
         """Return exp(log-likelihood / bytes)."""
         return math.exp(_only(prediction) / reference["bytes"])
 

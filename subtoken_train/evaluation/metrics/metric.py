@@ -39,7 +39,7 @@ class TaskMetric(ABC):
 
     @staticmethod
     @abstractmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
         """Return the sample alone, usually in 0..1: what paired intervals and bars are made of.
 
         For a metric that is a mean over samples it is that sample's term; for others (F1, CIDEr, circular accuracy) it
@@ -67,7 +67,7 @@ class MeanScores(TaskMetric):
         return {name: mean(values) for name, values in found.items() if values}
 
     @classmethod
-    def score(cls, prediction: Prediction, reference: Mapping[str, Any]) -> float:
+    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
         """Return the sample's term of the mean that is named first."""
         return cls.figures(prediction, reference)[cls.names[0]]
 

@@ -67,6 +67,14 @@ def task_source(task: Task) -> Path | str:
     raise ValueError(f"task {task.name}: {source} is neither a folder nor a Hub id (owner/name). {task.where}")
 
 
+def task_folder(task: Task) -> Path:
+    """Return the folder of a task that is read from a folder alone; a ``ValueError`` for a Hub id."""
+    source = task_source(task)
+    if not isinstance(source, Path):
+        raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
+    return source
+
+
 def find_file(task: Task, folder: Path, *names: str) -> Path:
     """Find the first of ``names`` in ``folder``; raise a ``ValueError`` that says how to get the files if none is."""
     for name in names:

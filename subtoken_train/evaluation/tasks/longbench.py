@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files as files_of_package
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_folder
 from subtoken_train.evaluation.tasks.long_context import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -273,9 +272,7 @@ class LongBench(LongContext):
 
     def samples(self) -> list[Sample]:
         """Set by set; ids are a set's name and the sample's number."""
-        source = task_source(self)
-        if not isinstance(source, Path):
-            raise ValueError(f"task longbench reads a folder, and {source} is none. {self.where}")
+        source = task_folder(self)
         files = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
         prompts = json.loads(files_of_package(__package__).joinpath(PROMPTS_FILE).read_text(encoding="utf-8"))
         made = []

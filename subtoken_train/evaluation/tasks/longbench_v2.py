@@ -13,12 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, task_source, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_entries, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.long_context import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -69,9 +68,7 @@ class LongBenchV2(LongContext):
 
     def samples(self) -> list[Sample]:
         """Return the questions in the file's order."""
-        source = task_source(self)
-        if not isinstance(source, Path):
-            raise ValueError(f"task {self.name} reads a folder, and {source} is none. {self.where}")
+        source = task_folder(self)
         columns = ("_id", "domain", "answer", "context", *_GROUPS, *_FIELDS.values())
         rows = read_entries(find_file(self, source, FILE), None, columns)
         unique_ids((str(row.values["_id"]), row.place) for row in rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric, mean
+from subtoken_train.evaluation.metrics.metric import TaskMetric, mean
 from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_source
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.table_files import parquet_files, read_split
@@ -58,9 +58,8 @@ class POPEScores(TaskMetric):
         return {**scores, "lmms_yes_ratio": _share([label == "yes" for _, label in lmms])}
 
     @staticmethod
-    def score(prediction: Prediction, reference: Mapping[str, Any]) -> float:
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
         """Return the sample's term of ``accuracy``."""
-        assert isinstance(prediction, str)
         return float(first_sentence_answer(prediction) == reference["label"])
 
 

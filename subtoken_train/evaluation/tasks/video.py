@@ -16,7 +16,7 @@ from subtoken_train.datasets.video_sources import evenly_spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord, read_samples
-from subtoken_train.evaluation.tasks.file_rows import find_file, task_source, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import find_file, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
@@ -58,7 +58,7 @@ class VideoTask(Task):
 
     def frames_of(self, videos: Iterable[str]) -> dict[str, tuple[Path, ...]]:
         """Return the images of each video, in order (``evenly_spaced``); each folder is listed once."""
-        folder = Path(task_source(self)) / FRAMES
+        folder = task_folder(self) / FRAMES
         return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
 
 
@@ -102,7 +102,7 @@ class MMBenchVideo(VideoTask):
 
     def samples(self) -> list[Sample]:
         """Return the rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
-        rows = read_table(find_file(self, Path(task_source(self)), TABLE), _MMB_COLUMNS, delimiter="\t")
+        rows = read_table(find_file(self, task_folder(self), TABLE), _MMB_COLUMNS, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
             if not row.values["index"].isdecimal():
