@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
-from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, text_above
+from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, text_above, turned_arms
 from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -52,8 +52,10 @@ Records = Mapping[str, Mapping[str, Any]]
 
 
 def blind(model: str) -> dict[str, dict[str, Any]]:
-    """Return a model's records but those that saw the question."""
-    return {arm: own for arm, own in by_arm(OUT / f"{model}.jsonl").items() if "question seen" not in arm}
+    """Return a model's records but those that saw the question, and the controls of a choice of groups."""
+    left_out = {arm.words for some in turned_arms(True).values() for arm in some}
+    found = by_arm(OUT / f"{model}.jsonl")
+    return {arm: own for arm, own in found.items() if "question seen" not in arm and arm not in left_out}
 
 
 def _size(own: Mapping[str, Any]) -> float:

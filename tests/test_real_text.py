@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from benchmarks.real_text import (
     read,
     shared,
     tables,
+    turned_arms,
 )
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrations import read_calibration
@@ -101,7 +103,11 @@ def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
 @pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
 def test_records_are_whole_and_make_the_page(file):
     records = by_arm(file)
-    assert {len(record["facts"]) for record in records.values()} == {len(records["full cache"]["facts"])}
+    whole, controls = len(records["full cache"]["facts"]), {arm.words for arm in chain(*turned_arms(True).values())}
+    assert {len(own["facts"]) for arm, own in records.items() if arm not in controls} == {whole}
+    for arm in controls & records.keys():  # asked fewer contexts on a slow machine, which their rows say
+        count = len(records[arm]["facts"])
+        assert count == whole or f"{arm} (n = {count})" in tables(records)
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
     assert places.shown(PAGE_OF[file.stem], file.stem) == tables(records)
     if file.stem in NAMES:
