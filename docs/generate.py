@@ -21,7 +21,7 @@ from making.methods import (
     wrapper_cards,
 )
 from making.pictures import cache_picture, stages_picture
-from making.settings import arguments_page, arms_page, own_router_page
+from making.settings import arguments_page, arms_page, own_router_page, serving_page
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {
@@ -37,6 +37,7 @@ PAGES = {
     "evaluation.md": arms_page,
     "plugins.md": arguments_page,
     "own_router.md": own_router_page,
+    "serving.md": serving_page,
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Iterable
@@ -98,11 +99,17 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
 
 
 def check_characters(value: Any, place: str) -> None:
-    """Raise ``ValueError`` if a JSON value holds half of a surrogate pair, which no file or tokenizer takes."""
+    """Raise ``ValueError`` if a JSON value holds what no tokenizer takes: half of a surrogate pair, endless blanks."""
+    text = json.dumps(value, ensure_ascii=False)
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{place} holds half of a surrogate pair (\\ud800-\\udfff), no character") from None
+    if len(text) > _BLANKS and re.search(rf"\s{{{_BLANKS}}}", re.sub(r"\\[nrtf]", " ", text)):
+        raise ValueError(f"{place} holds {_BLANKS:,} blanks in a row, at which tokenizers break down; take them out")
+
+
+_BLANKS = 1_000_000
 
 
 def text_problem(text: str) -> str | None:

@@ -13,7 +13,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
 
@@ -65,6 +66,18 @@ def no_numbers(where: str, dtype: object) -> ValueError:
     wider = {"float16": "choose a wider dtype (bfloat16 or float32)", "bfloat16": "choose a wider dtype (float32)"}
     advice = wider.get(name, "there is no wider dtype to choose: check its weights and its inputs")
     return ValueError(f"the model gave NaN or infinite numbers {where}, computing in {name}; {advice}")
+
+
+@contextmanager
+def panics_in_words() -> Iterator[None]:
+    """Raise ``ValueError`` where a tokenizer's Rust panics, whose exception is no ``Exception``; a decorator too."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        why = clipped(" ".join(str(error).split()), 120)
+        raise ValueError(f"the tokenizer broke down at this text ({why}); shorten it, or break up its runs") from None
 
 
 def clipped(text: str, most: int) -> str:

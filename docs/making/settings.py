@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from subtoken_train.plugins.harness import MODEL_SETTINGS
+from subtoken_train.serving import fields
 from subtoken_train.settings import ARM_SETTINGS, Setting
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -32,6 +33,11 @@ def own_router_page() -> str:
         for file in files
     ]
     return _filled("own_router.md", "\n".join(shown))
+
+
+def serving_page() -> str:
+    """Return the page about the server with its table of a request's fields."""
+    return _filled("serving.md", f"{fields.table()}\n")
 
 
 def _table(heading: str, settings: dict[str, Setting]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -25,10 +27,11 @@ HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
   subtoken-train serve --adapter DIR --contexts FOLDER
   subtoken-train serve --backbone PATH --eviction kvzip --eviction-keep 0.25 --allow-eviction kvzip,none
 
-POST /v1/chat/completions answers texts and pictures, streamed if asked; GET /v1/models; GET /health. Requests wait in a
-line; those of equal settings that wait are answered together. A part of a message that carries "cache_control":
-{"type": "ephemeral"} ends a context, which is compressed once and kept for the next question. Only this machine can
-reach the server, unless --host says otherwise. It needs Starlette and uvicorn (pip install 'subtoken_train[serve]').
+POST /v1/chat/completions answers texts and pictures, streamed if asked; POST /v1/completions goes on with a text; GET
+/v1/models; GET /health. Requests wait in a line; those of equal settings that wait are answered together. A part of a
+message that carries "cache_control": {"type": "ephemeral"} ends a context, which is compressed once and kept for the
+next question. Only this machine can reach the server, unless --host says otherwise. Each request is a line on stderr.
+It needs Starlette and uvicorn (pip install 'subtoken_train[serve]').
 Ctrl-C ends it."""
 
 
@@ -47,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
     parser.add_argument(
-        "--api-key-file", metavar="FILE", help="file of the key that requests must bring (default: none)"
+        "--api-key-file", metavar="FILE", help="file of keys, one a line, of which requests bring one (default: none)"
+    )
+    parser.add_argument(
+        "--contexts-per-key", action="store_true", help="a request finds contexts that came with its own key alone"
+    )
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of pages in a browser; repeatable, or *"
     )
     parser.add_argument(
         "--allow-eviction",
@@ -88,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = _settings(args)
     _limits(args)
-    if settings.key is None and settings.hosts == ("*",):
+    if not settings.keys and settings.hosts == ("*",):
         warnings.warn(
             f"--host {args.host} without --api-key-file: whoever reaches it is answered", SubTokenWarning, stacklevel=2
         )
@@ -109,13 +118,21 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.kernels import native
     from subtoken_train.serving.answerer import Answerer
     from subtoken_train.serving.context_store import ContextStore
     from subtoken_train.serving.http_app import ChatServer
 
+    log = logging.getLogger("subtoken_train.serving")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
     spec = _spec(args)
     store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
-    return ChatServer(Answerer(spec.load(device), spec, _limits(args), store), _settings(args))
+    model = spec.load(device)
+    if model.device.type == "cpu":
+        native.library()  # compiled before the first answer
+    return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
 
 
 def _spec(args: argparse.Namespace) -> ArmSpec:
@@ -149,15 +166,23 @@ def _limits(args: argparse.Namespace) -> Limits:
 def _settings(args: argparse.Namespace) -> ServerSettings:
     from subtoken_train.serving.http_app import LOCAL, ServerSettings
 
-    key = None
+    keys: list[str] = []
     if args.api_key_file is not None:
-        key = read_text(args.api_key_file).strip()
-        if not key or not key.isascii() or not key.isprintable():
-            raise ValueError(f"--api-key-file {args.api_key_file} must hold one line of visible ASCII")
+        keys = [line.strip() for line in read_text(args.api_key_file).splitlines() if line.strip()]
+        if not keys or not all(key.isascii() and key.isprintable() for key in keys):
+            raise ValueError(f"--api-key-file {args.api_key_file} must hold keys of visible ASCII, one a line")
+    if args.contexts_per_key and not keys:
+        raise ValueError("--contexts-per-key needs --api-key-file FILE, whose keys it tells apart")
+    for origin in args.allow_origin:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
     spec = _spec(args)
     name = args.name or Path(str(spec.adapter or spec.backbone)).name
     hosts = LOCAL if args.host in LOCAL else ("*",)
-    return ServerSettings(name, key, args.queue, args.timeout, _bytes("--max-body", args.max_body), hosts)
+    max_body, origins = _bytes("--max-body", args.max_body), tuple(args.allow_origin)
+    return ServerSettings(
+        name, tuple(keys), args.queue, args.timeout, max_body, hosts, origins, apart=args.contexts_per_key
+    )
 
 
 def _bytes(option: str, text: str) -> int:

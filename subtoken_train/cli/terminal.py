@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from subtoken_train.errors import SubTokenWarning, UncutError, plain, system_words
+from subtoken_train.errors import SubTokenWarning, UncutError, panics_in_words, plain, system_words
 
 if TYPE_CHECKING:
     import logging
@@ -106,7 +106,8 @@ def _exit_code(action: Callable[[], int]) -> int:
     try:
         with warnings.catch_warnings():
             _word_warnings()
-            return action()
+            with panics_in_words():
+                return action()
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130

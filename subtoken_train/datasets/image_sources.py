@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -27,6 +29,11 @@ MAX_PIXELS = 89_478_485
 """Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
 MOST_PIXELS = 2 * MAX_PIXELS
 """Pillow opens no larger one."""
+MAX_SCANS = 64
+"""Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
+"""A marker of a JPEG that ends or leads a stretch: no byte of what is encoded, and no place to begin again at."""
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's readers that are used; its reader of EPS would call another program."""
 
@@ -193,12 +200,43 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
             with Image.open(content, formats=_readers()) as image:
                 width, height = image.size
                 if width * height <= max_pixels:
+                    _check_scans(image)
                     return rgb_pixels(image, name)
         except (OSError, SyntaxError, Image.DecompressionBombError, PixelError):
             raise
         except Exception as error:  # numbers that are none, and whatever else its readers trip over
             raise ValueError("it is damaged") from error
     raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
+
+
+def _check_scans(image: Image.Image) -> None:
+    """Raise ``PixelError`` where a JPEG, or one of those that a TIFF holds, is written over and over."""
+    coding = str(image.info.get("compression")) if image.format == "TIFF" else str(image.format)
+    if coding.lower() not in ("jpeg", "mpo", "tiff_jpeg"):
+        return
+    file: Any = image.fp  # type: ignore[attr-defined]
+    place = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(place)
+    stretches = [content]
+    if coding == "jpeg":  # each strip or tile of a TIFF is one
+        tags: Any = image.tag_v2  # type: ignore[attr-defined]
+        begins, sizes = (tags.get(strips) or tags.get(tiles) or () for strips, tiles in ((273, 324), (279, 325)))
+        if len(begins) != len(sizes) or 0 in sizes or sum(sizes) > len(content):
+            raise PixelError("its strips share what they are read from, or do not say how long they are")
+        stretches = [content[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+    if (scans := max(map(_scans, stretches), default=0)) > MAX_SCANS:
+        raise PixelError(f"it is written in {scans:,} scans, at most {MAX_SCANS} are read")
+
+
+def _scans(content: bytes) -> int:
+    """Return how many scans a decoder of JPEG would go through: those before its end, and none of a thumbnail."""
+    count, found = 0, _MARKER.search(content, 2)
+    while found and found[0] != _END:
+        count += found[0] == _SCAN
+        found = _MARKER.search(content, found.end() + int.from_bytes(content[found.end() : found.end() + 2]))
+    return count
 
 
 @cache

@@ -22,12 +22,12 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, panics_in_words
 from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
-from subtoken_train.families.literal_marks import has_marks, tokenise
+from subtoken_train.families.literal_marks import picture_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
@@ -66,6 +66,7 @@ Context = str | Sequence[Picture]
 """The subject of questions: a text, or the pictures of one prompt."""
 
 
+@panics_in_words()
 def context_batches(
     backbone: CompressedBackbone,
     compression: Compression,
@@ -137,7 +138,7 @@ def _pictures(family: Family, context: Context, system: str | None) -> tuple[Bat
         raise ValueError(
             f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
         )
-    if system is not None and has_marks(system):
+    if system is not None and picture_marks(system):
         raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
     visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
@@ -270,6 +271,7 @@ class CompressedContext:
         """Return one line: what is held, and in how many bytes."""
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
 
+    @panics_in_words()
     def answers(
         self,
         questions: Sequence[Sequence[str]],
@@ -353,6 +355,7 @@ class CompressedContext:
         appended = tokens * self.backbone.family.shape.token_bytes
         return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 
+    @panics_in_words()
     def question_ids(self, question: str, after: str | None = None) -> list[int]:
         """Return the token ids between the one context and the answer.
 

@@ -8,6 +8,7 @@ Legend: B batch, N positions.
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping
 from numbers import Integral
@@ -148,6 +149,20 @@ def check_settings(settings: Mapping[str, Any], own: GenerationConfig) -> None:
         value = getattr(own, name, None)
         if name not in asked and value is not None and not any(_same(value, each) for each in neutral):
             raise _refusal(f"model.generation_config.{name}", value, why)
+
+
+def steered_from_outside(own: GenerationConfig) -> GenerationConfig:
+    """Return a copy of a model's configuration without what ends, copies or searches answers on its own account.
+
+    What chooses their tokens stays, as do the ids of special ones.
+    """
+    made = copy.deepcopy(own)
+    for name, (neutral, _) in REFUSED.items():
+        if getattr(made, name, None) is not None:
+            setattr(made, name, next(iter(neutral), None))
+    made.max_time = made.stop_strings = made.return_dict_in_generate = None
+    made.num_beams = made.num_return_sequences = 1
+    return made
 
 
 def setting(name: str, settings: Mapping[str, Any], own: GenerationConfig) -> Any:

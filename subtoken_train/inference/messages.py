@@ -59,17 +59,26 @@ def goes_on(prompt: Any, raw: bool = False) -> bool:
 def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
     """Return messages as turns, what the system says in front of the first question, as training puts it.
 
-    For chat formats that are no template: these have no other place for it.
+    For chat formats that are no template: these have no other place for it. What one says in several messages is
+    joined by line breaks, as the parts of a message are.
+
+    Raises:
+        ValueError: the assistant speaks before the user, or the system later than first.
     """
-    told, said = "", list(messages)
-    if said[0]["role"] == "system":
-        told = said.pop(0)["content"].strip()
-    for number, message in enumerate(said, 1 + len(messages) - len(said)):
-        wanted = "user" if (number - (len(messages) - len(said))) % 2 else "assistant"
-        if message["role"] != wanted:
+    told, said = "", list[Message]()
+    for number, message in enumerate(messages, 1):
+        role, last = message["role"], said[-1]["role"] if said else None
+        due = "assistant" if last == "user" else "user"
+        if role == "system" and number == 1:
+            told = message["content"].strip()
+        elif role == last:
+            said[-1] = {**message, "content": f"{said[-1]['content']}\n{message['content']}"}
+        elif role == due:
+            said.append(message)
+        else:
             raise ValueError(
-                f"message {number} is the {message['role']}'s where the {wanted}'s is due; user and assistant take "
-                "turns, after one system message at most"
+                f"message {number} is the {role}'s where the {due}'s is due; user and assistant take turns, after one "
+                "system message at most"
             )
     contents = [each["content"] for each in said]
     if told:
@@ -107,7 +116,7 @@ def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
     if kind == "text" and isinstance(part.get("text"), str):
         _check_keys(part, ("type", "text"), f"a part of message {number}")
         return part["text"], None
-    if kind not in _MARKS:
+    if not isinstance(kind, str) or kind not in _MARKS:
         raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or video")
     _check_keys(part, ("type", kind), f"a part of message {number}")
     picture = part.get(kind)

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens
-from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.errors import SubTokenWarning, clipped, panics_in_words
 from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
@@ -191,6 +191,7 @@ def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
     )
 
 
+@panics_in_words()
 def inputs_of(
     family: Family,
     prompt: Prompt,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,26 +22,30 @@ from torch.nn import functional as F
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.positions import position_bound
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import end_ids, in_batches
 from subtoken_train.inference.cache_report import bytes_by_sample
-from subtoken_train.inference.compressed_context import CompressedContext, context_batches
+from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
+from subtoken_train.inference.generate_arguments import steered_from_outside
 from subtoken_train.inference.generation import ASKED, serving
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import reader_of_question
-from subtoken_train.inference.text_prompts import further_turns
 from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
 from subtoken_train.serving.context_store import ContextStore
 from subtoken_train.serving.line import Answer, Job, Line
+from subtoken_train.serving.notes import noted
+from subtoken_train.serving.prepared import Prepared, after_question, read_for_pass
 from subtoken_train.serving.shared_pass import Row, SharedPass
 from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
 _PADDING = 2000  # characters that are no matter
+BROKEN = "the server failed at this request; its log says why"
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")
+"""Folders of paths from the root on."""
 
 
 class Answerer:
@@ -55,19 +60,67 @@ class Answerer:
 
     def __init__(self, model: SubTokenModel, spec: ArmSpec, limits: Limits, contexts: ContextStore) -> None:
         self.limits, self.contexts = limits, contexts
+        self.replaced = 0
         self._model, self._spec = model, spec
-        self._line = Line()
-        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
-        self._thread.start()
+        own = model.generation_config
+        self._stops = [own.stop_strings] if isinstance(own.stop_strings, str) else own.stop_strings or []
+        model.backbone.family.model.generation_config = steered_from_outside(own)
+        model.tokenizer("a")  # sets itself once, which no two threads may do
+        self._bound = position_bound(model.backbone.family.decoder.config)
+        self._most_characters = self._bound and self._bound * max(map(len, model.tokenizer.get_vocab()))
+        models = [Path(str(named)).parent for named in (spec.adapter, spec.backbone) if named]
+        saved = [] if contexts.folder is None else [contexts.folder, contexts.folder.resolve()]
+        self._places = [f"{place}/" for place in (*saved, Path.cwd(), *models) if place.name]
+        self._line, self._at_work, self._closed = Line(), list[Job](), False
+        self._begin()
+
+    @property
+    def sees_images(self) -> bool:
+        """Return whether pictures may be shown to the model."""
+        return self._model.backbone.family.sees_images
 
     def submit(self, job: Job) -> None:
-        """Put a job into the line; how long that may be is for the caller to see to."""
+        """Put a job that is ready into the line; how long that may be is for the caller to see to."""
+        self.works()
         self._line.put(job)
+
+    def works(self) -> bool:
+        """Return whether the thread that answers lives; where it does not, another one takes its place."""
+        if self._thread.is_alive() or self._closed:
+            return True
+        self._replace()
+        return False
 
     def close(self) -> None:
         """Answer what is in the line, then end."""
+        self._closed = True
         self._line.put(None)
         self._thread.join()
+
+    def prepare(self, request: ChatRequest) -> Prepared:
+        """Read what a request holds; called by any thread, before the request has its place in the line.
+
+        Raises:
+            RefusedError: it cannot be read, does not fit, or is too much.
+        """
+        try:
+            characters = sum(len(str(message["content"])) for message in request.messages)
+            if self._most_characters is not None and characters > self._most_characters:
+                raise RefusedError(
+                    400,
+                    f"the prompt has {characters:,} characters, more than the {self._bound:,} positions of the model "
+                    "can hold; send less",
+                    "context_length_exceeded",
+                )
+            if (asked := request.asked) is not None and asked.name is not None:
+                self._saved(asked.name)
+            ready = read_for_pass(
+                SubTokenModel.around(self._model.backbone, self.compression(request)), request, self.limits
+            )
+            self._room(request, ready.tokens)
+        except BaseException as error:
+            raise self._refusal(error) from None
+        return ready
 
     def compression(self, request: ChatRequest) -> Compression:
         """Return the compression of a request."""
@@ -85,12 +138,37 @@ class Answerer:
         compression.check(self._model.backbone.family)
         return compression
 
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+        self._thread.start()
+
+    def _replace(self) -> None:
+        self.replaced += 1
+        self._refuse(self._at_work, RefusedError(500, BROKEN))
+        self._begin()
+
     def _run(self) -> None:
-        while (job := self._line.first()) is not None:
-            try:
-                self._answer([job, *self._company(job)])
-            except Exception:  # nobody hears it
-                _log.exception("an answer was lost")
+        """Answer jobs; nothing that one of them raises ends the thread, and where it ends all the same, begin anew."""
+        try:
+            while self._thread is threading.current_thread() and (job := self._line.first()) is not None:
+                self._at_work = [job]
+                try:
+                    self._at_work += self._company(job)
+                    self._answer(self._at_work)
+                except BaseException as error:
+                    self._refuse(self._at_work, self._refusal(error))
+        except BaseException:
+            _log.exception("the thread that answers ended; another one takes its place")
+            self._replace()
+
+    def _refuse(self, jobs: Sequence[Job], refusal: RefusedError) -> None:
+        """Tell those that were told no end."""
+        for job in jobs:
+            if not job.answered:
+                try:
+                    job.tell(refusal)
+                except BaseException:  # nobody hears it
+                    _log.exception("an answer was lost")
 
     def _company(self, first: Job) -> list[Job]:
         """Take those that wait and can share a pass with a job, in their order.
@@ -126,13 +204,12 @@ class Answerer:
         """Answer jobs in one pass; where it fails, those that were told nothing yet go on alone."""
         for job in jobs:
             if job.is_over():
-                job.tell(_too_late("its turn did not come"))
+                job.tell(time_over("its turn did not come"))
         jobs = [job for job in jobs if not job.answered]
         refusal = self._refused_pass(jobs) if jobs else None
         for job in (job for job in jobs if not job.answered):
             if job.told or len(jobs) == 1:
-                assert refusal is not None
-                job.tell(refusal)
+                job.tell(refusal or RefusedError(500, BROKEN))
             else:
                 self._answer([job])
 
@@ -140,9 +217,27 @@ class Answerer:
         """Answer jobs in one pass; return why it failed, once what it held is free, or None."""
         try:
             self._pass(jobs)
-        except Exception as error:
-            return _refusal(error)
+        except BaseException as error:
+            return self._refusal(error)
         return None
+
+    def _refusal(self, error: BaseException) -> RefusedError:
+        """Return what a request is told of what went wrong."""
+        if isinstance(error, RefusedError):
+            return RefusedError(error.status, self._said(str(error)), error.code)  # without frames and what they hold
+        if isinstance(error, ValueError):
+            return RefusedError(400, self._said(str(error)))
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            torch.cuda.empty_cache()
+            return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
+        _log.error("a request failed", exc_info=error)
+        return RefusedError(500, BROKEN)
+
+    def _said(self, words: str) -> str:
+        """Return words without the places of files on this machine."""
+        for place in self._places:
+            words = words.replace(place, "")
+        return _FOLDERS.sub("", words)
 
     def _pass(self, jobs: Sequence[Job]) -> None:
         """Answer jobs of equal settings."""
@@ -150,22 +245,30 @@ class Answerer:
         model = SubTokenModel.around(self._model.backbone, self.compression(request))
         device = self._model.backbone.family.device
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
-        with warnings.catch_warnings(record=True) as said, drawn_apart:
-            warnings.simplefilter("always", SubTokenWarning)
+        with noted() as notes, drawn_apart:
             if request.seed is not None:
                 torch.manual_seed(request.seed)
             asking = self._ask_whole if request.asked is None else self._ask_context
-            asking(model, jobs, partial(_tell_end, said))
+            asking(model, jobs, partial(self._tell_end, notes))
 
-    def _row(self, job: Job, tokens: int, cached: int) -> Row:
-        """Return the row of a job whose prompt has so many tokens."""
-        stream = AnswerStream(self._model.tokenizer, job.tell, stops=job.request.stops)
+    def _tell_end(self, notes: list[str], row: Row, cache_bytes: int, dense_bytes: int) -> None:
+        """Tell a job that its answer ended, or that it was ended."""
+        new = len(row.stream.token_ids)
+        if not row.finish:
+            row.job.tell(time_over(f"{new} tokens were made"))
+            return
+        said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
+        row.job.tell(Answer(row.finish, row.prompt_tokens, row.cached_tokens, new, cache_bytes, dense_bytes, said))
+
+    def _row(self, job: Job, tokens: int, cached: int, goes_on: bool = False) -> Row:
+        """Return the row of a job whose prompt has so many tokens; its context may be a text to go on with."""
+        stops, goes_on = [*job.request.stops, *self._stops], job.request.goes_on or goes_on
+        stream = AnswerStream(self._model.tokenizer, job.tell, stops=stops, goes_on=goes_on)
         return Row(job, tokens, cached, self._room(job.request, tokens), stream)
 
     def _shared(self, rows: Sequence[Row], end: Callable[[Row, int], None]) -> tuple[SharedPass, dict[str, Any]]:
         """Return a pass, and the settings of ``generate`` for it."""
-        family, most = self._model.backbone.family, max(row.most for row in rows)
-        bound = position_bound(family.decoder.config)
+        family, most, bound = self._model.backbone.family, max(row.most for row in rows), self._bound
         if bound is not None and len(rows) > 1 and max(row.prompt_tokens for row in rows) + most > bound:
             raise ValueError("a row that ended would go on past the positions of the model")  # so each goes alone
         together = SharedPass(rows, end_ids(family), end, 0 if family.device.type == "cpu" else ASKED)
@@ -179,7 +282,7 @@ class Answerer:
 
     def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
         """Compress whole prompts and answer them."""
-        prompts = [model.inputs(job.request.messages, job.request.pictures(self.limits)) for job in jobs]
+        prompts = [on_device(job.ready.inputs, model.device) for job in jobs]
         rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
         token_bytes = model.backbone.family.shape.token_bytes
 
@@ -201,7 +304,7 @@ class Answerer:
         """Likewise, with questions about one context, which is kept; its copies of a pass fit into the budget."""
         asked = jobs[0].request.asked
         assert asked is not None
-        context, found = self._context(model, jobs[0].request, asked)
+        context, found = self._context(model, jobs[0], asked)
         held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
 
         def ended(cache: PackedCache, row: Row, place: int) -> None:
@@ -211,55 +314,50 @@ class Answerer:
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
         for part in in_batches(jobs, most):
-            ids = [_question_ids(context, job.request) for job in part]
+            ids = [job.ready.question or _question_ids(context, job.request) for job in part]
             cached = [held if found or job is not jobs[0] else 0 for job in part]
-            rows = [self._row(job, held + len(own), there) for job, own, there in zip(part, ids, cached, strict=True)]
+            parts = zip(part, ids, cached, strict=True)
+            rows = [self._row(job, held + len(own), there, context.goes_on) for job, own, there in parts]
             cache = context.branch(len(rows))
             together, settings = self._shared(rows, partial(ended, cache))
             context.generate(ids, cache, **settings)
             together.close()
 
-    def _context(
-        self, model: SubTokenModel, request: ChatRequest, asked: ContextQuestion
-    ) -> tuple[CompressedContext, bool]:
+    def _context(self, model: SubTokenModel, job: Job, asked: ContextQuestion) -> tuple[CompressedContext, bool]:
         """Return the context that a request asks about, and whether it was there."""
-        backbone, compression = model.backbone, model.compression
-        how = json.dumps(settings_record(compression))
+        backbone, compression, ready = model.backbone, model.compression, job.ready
+        how = (json.dumps(settings_record(compression)), job.request.owner)
         if asked.name is not None:
-            path = self.contexts.saved(asked.name)
-            if path is None:
-                raise RefusedError(404, f"there is no saved context {asked.name!r}", "context_not_found")
+            path = self._saved(asked.name)
             seen = path.stat()
             key: Hashable = (asked.name, seen.st_mtime_ns, seen.st_size, how)
             return self.contexts.take(key, partial(_loaded, path, model))
-        if (reads := reader_of_question(backbone, compression)) is not None:
-            raise ValueError(f"cache_control compresses before the question is seen, but {reads}; leave it out")
-        context = request.pictures(self.limits) if isinstance(asked.context, list) else asked.context
-        assert context is not None
-        batch, frames = context_batches(
-            backbone, compression, [context], system=asked.system, by_system=asked.by_system
-        )
-        self._room(request, batch.input_ids_BN.shape[1])
+        batch = on_device(ready.batch, model.device)
+        assert batch is not None
 
         def compress() -> CompressedContext:
             with serving(backbone.family):
-                return CompressedContext.of(backbone, compression, batch, frames)
+                return CompressedContext.of(backbone, compression, batch, ready.frames)
 
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
+    def _saved(self, name: str) -> Path:
+        """Return the file of a saved context, once it is there."""
+        if (path := self.contexts.saved(name)) is None:
+            raise RefusedError(404, f"there is no saved context {name!r}", "context_not_found")
+        return path
+
     def _room(self, request: ChatRequest, tokens: int) -> int:
         """Return the most new tokens after a prompt of so many."""
-        bound = position_bound(self._model.backbone.family.decoder.config)
         most = request.max_new_tokens or self.limits.max_new_tokens
-        room = most if bound is None else bound - tokens
-        if room < (request.max_new_tokens or 1):
+        if self._bound is not None and tokens >= self._bound:
             raise RefusedError(
                 400,
-                f"the prompt has {tokens:,} tokens and the answer {request.max_new_tokens or 1:,}, but the model was "
-                f"made for {bound:,} together; send less",
+                f"the prompt has {tokens:,} tokens, and the model was made for {self._bound:,} together with the "
+                "answer; send less",
                 "context_length_exceeded",
             )
-        return min(most, room)
+        return most if self._bound is None else min(most, self._bound - tokens)
 
 
 def _loaded(path: Any, model: SubTokenModel) -> CompressedContext:
@@ -270,10 +368,8 @@ def _loaded(path: Any, model: SubTokenModel) -> CompressedContext:
 
 
 def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]:
-    asked = request.asked
-    assert asked is not None
-    after = further_turns(context.backbone.family, asked.followed) if asked.followed else None
-    return context.question_ids(asked.question, after)
+    assert request.asked is not None
+    return context.question_ids(request.asked.question, after_question(context.backbone.family, request))
 
 
 def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
@@ -302,32 +398,10 @@ def _kind(request: ChatRequest) -> tuple[Any, ...]:
     context = None
     if asked is not None:
         shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
-        context = (shown, asked.by_system, asked.system, asked.name)
-    return request.eviction, request.eviction_keep, request.settings, request.seed, context
+        context = (shown, asked.by_system, asked.system, asked.name, request.owner, request.template)
+    return request.raw, request.eviction, request.eviction_keep, request.settings, request.seed, context
 
 
-def _tell_end(said: list[warnings.WarningMessage], row: Row, cache_bytes: int, dense_bytes: int) -> None:
-    """Tell a job that its answer ended, or that it was ended."""
-    new = len(row.stream.token_ids)
-    if not row.finish:
-        row.job.tell(_too_late(f"{new} tokens were made"))
-        return
-    notes = [str(note.message) for note in said if issubclass(note.category, SubTokenWarning)]
-    row.job.tell(Answer(row.finish, row.prompt_tokens, row.cached_tokens, new, cache_bytes, dense_bytes, notes))
-
-
-def _refusal(error: Exception) -> RefusedError:
-    """Return what a request is told of what went wrong."""
-    if isinstance(error, RefusedError):
-        return RefusedError(error.status, str(error), error.code)  # without the frames, and what they hold
-    if isinstance(error, ValueError):
-        return RefusedError(400, str(error))
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()
-        return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
-    _log.error("a request failed", exc_info=error)
-    return RefusedError(500, "the server failed at this request; its log says why")
-
-
-def _too_late(words: str) -> RefusedError:
+def time_over(words: str) -> RefusedError:
+    """Return what a request is told whose time is over."""
     return RefusedError(503, f"the time for one request is over; {words}: ask for less, or again later")

@@ -1,4 +1,4 @@
-"""A body of ``POST /v1/chat/completions``, read: messages, pictures and settings, everything obeyed or refused by name.
+"""A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read; of its fields see ``fields``.
 
 A part of a content may carry ``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and
 OpenRouter write it: what stands up to there is the request's *context*, compressed once and kept for further questions.
@@ -11,34 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.documents import check_file_name, parse_json
 from subtoken_train.errors import MAX_SEED, check_range, unknown_name
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.images import Picture
+from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
 from subtoken_train.inference.messages import read_messages
+from subtoken_train.serving.fields import OF_MESSAGES, OF_STREAMS, check_harmless, obeyed
 from subtoken_train.typed import shown, typed
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-"""Settings of OpenAI's that nothing here obeys: values without effect."""
-OF_THE_ASKER = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-"""Names that ask for nothing."""
 MAX_STOPS, MAX_STOP = 4, 200
+DEFAULT_TEXT = 16
+"""Tokens of a text's continuation, unless it says more: as OpenAI's."""
 _MARK = {"type": "ephemeral"}
 
 
@@ -74,7 +61,6 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class _Body:
     model: str
-    messages: list[Any]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float = 0.0
@@ -85,7 +71,20 @@ class _Body:
     stream_options: dict[str, Any] = field(default_factory=dict)
     eviction: str | None = None
     eviction_keep: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chat(_Body):
+    messages: list[Any]
     context: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Text(_Body):
+    prompt: str | list[str]
 
 
 @dataclass(frozen=True)
@@ -119,6 +118,9 @@ class ChatRequest:
         settings: of ``generate``: sampling.
         max_new_tokens: of the answer; None: as many as there is room for.
         eviction: of this request, and what it keeps; None: the server's.
+        template: variables of the chat template.
+        raw: whether the one message is a text to go on with, without a chat template.
+        owner: whose contexts it may find; "": everybody's.
     """
 
     model: str
@@ -133,51 +135,89 @@ class ChatRequest:
     include_usage: bool
     eviction: str | None
     eviction_keep: float | None
+    template: dict[str, Any] = field(default_factory=dict)
+    raw: bool = False
+    owner: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the answer goes on with what stands last, and may begin with a space."""
+        return self.raw or self.messages[-1]["role"] == "assistant"
 
     def pictures(self, limits: Limits) -> list[Picture]:
         """Decode the images, each once its header says that it is no larger than allowed."""
         return [open_image(each, max_pixels=limits.max_pixels) for each in self.images]
 
 
-def read_request(body: bytes, limits: Limits) -> ChatRequest:
-    """Read a request."""
+def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = False) -> ChatRequest:
+    """Read a request.
+
+    Args:
+        body: as it came.
+        limits: of one request.
+        raw: whether it is one of ``/v1/completions``.
+        marks: whether the model takes ``<image>`` in a text for a picture; here it is text.
+    """
     content = parse_json(body, "the body")
-    if isinstance(content, dict):
-        content = {name: value for name, value in content.items() if value is not None and name not in OF_THE_ASKER}
-        for name in NEUTRAL.keys() & content.keys():
-            if not any(content[name] == each for each in NEUTRAL[name]):
-                raise ValueError(f"{name} {shown(content[name])} is not served here; leave it out")
-            del content[name]
-    read = typed(_Body, content, "the body")
+    read = typed(_Text if raw else _Chat, obeyed(content) if isinstance(content, dict) else content, "the body")
     if not 0 <= read.temperature <= 2 or not 0 < read.top_p <= 1:
         raise ValueError("temperature must be 0 (greedy, as if left out) to 2, and top_p more than 0 and at most 1")
     check_range("seed", read.seed, 0, MAX_SEED)
-    if more := read.stream_options.keys() - {"include_usage", "include_obfuscation"}:
+    if more := read.stream_options.keys() - {"include_usage", "include_obfuscation", *OF_STREAMS}:
         raise ValueError(f"stream_options has {shown(min(more))}, which is not read; leave it out")
+    check_harmless(read.stream_options, OF_STREAMS, "stream_options: ")
     most = read.max_tokens if read.max_completion_tokens is None else read.max_completion_tokens
-    check_range("max_tokens", most, 1, limits.max_new_tokens)
+    most = DEFAULT_TEXT if raw and most is None else most
+    check_range("max_tokens", most, 1)
     stops = [read.stop] if isinstance(read.stop, str) else read.stop
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
         raise ValueError(f"stop is at most {MAX_STOPS} texts of at most {MAX_STOP} characters")
     _check_eviction(read, limits)
     images: list[EncodedImage] = []
-    plain, mark = _plain_messages(read.messages, images, limits)
-    messages, _ = read_messages(plain)
+    if isinstance(read, _Chat):
+        plain, mark = _plain_messages(read.messages, images, limits, marks)
+        messages, _ = read_messages(plain)
+        asked, template = _asked(plain, messages, mark, images, read.context), read.chat_template_kwargs
+        if template and read.context is not None:
+            raise ValueError("a saved context has its own chat_template_kwargs; leave them out")
+        _check_end(read, messages[-1]["role"] == "assistant")
+    else:
+        assert isinstance(read, _Text)
+        messages, asked, template = _text(read.prompt), None, {}
     samples = {"do_sample": True, "temperature": read.temperature, "top_p": read.top_p, "top_k": 0}
     return ChatRequest(
         read.model,
         messages,
         images,
-        _asked(plain, messages, mark, images, read.context),
+        asked,
         samples if read.temperature else {"do_sample": False},
         read.seed,
-        most,
+        None if most is None else min(most, limits.max_new_tokens),
         stops,
         read.stream,
         read.stream_options.get("include_usage") is True,
         read.eviction,
         read.eviction_keep,
+        template,
+        raw,
     )
+
+
+def _check_end(read: _Chat, goes_on: bool) -> None:
+    """Raise ``ValueError`` where a request asks for another end of its prompt than its last message has."""
+    if read.continue_final_message not in (None, goes_on) or (read.add_generation_prompt is False and not goes_on):
+        raise ValueError(
+            "the assistant's last message is gone on with, and nobody else's; leave continue_final_message and "
+            "add_generation_prompt out"
+        )
+
+
+def _text(prompt: str | list[str]) -> list[Message]:
+    """Return the text to go on with as a message."""
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if len(texts) != 1:
+        raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
+    return read_messages(texts[0])[0]
 
 
 def _check_eviction(read: _Body, limits: Limits) -> None:
@@ -194,21 +234,31 @@ def _check_eviction(read: _Body, limits: Limits) -> None:
 
 
 def _plain_messages(
-    given: Sequence[Any], images: list[EncodedImage], limits: Limits
+    given: Sequence[Any], images: list[EncodedImage], limits: Limits, marks: bool
 ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
     """Return messages without OpenAI's dress, and where the last mark of a context stands; images are added."""
     made, mark = [], None
     for number, message in enumerate(given):
         if not isinstance(message, Mapping):
             raise ValueError(f"message {number + 1} is {shown(message)}; it must be a group of keys")
+        check_harmless(message, OF_MESSAGES, f"message {number + 1}: ")
         content = message.get("content")
         if isinstance(content, list):
             marked = [place for place, part in enumerate(content) if _is_marked(part)]
             mark = (number, marked[-1]) if marked else mark
-            content = [_plain_part(part, images, limits) for part in content]
+            content = [_plain_part(part, number, images, limits, marks) for part in content]
+        elif isinstance(content, str):
+            content = _as_text(content, marks)
         role = "system" if message.get("role") == "developer" else message.get("role")
-        made.append({**message, "role": role, "content": content})
+        made.append({"role": role, "content": content})
     return made, mark
+
+
+def _as_text(text: str, marks: bool) -> str:
+    """Return a text in which nothing stands for a picture."""
+    for mark in (IMAGE_MARK, VIDEO_MARK) if marks else ():
+        text = text.replace(mark, f"\\{mark}")
+    return text
 
 
 def _is_marked(part: Any) -> bool:
@@ -218,30 +268,33 @@ def _is_marked(part: Any) -> bool:
     return mark is not None
 
 
-def _plain_part(part: Any, images: list[EncodedImage], limits: Limits) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    if part.get("type") == "image_url":
+def _plain_part(part: Any, number: int, images: list[EncodedImage], limits: Limits, marks: bool) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image_url":
         images.append(_image(part.get("image_url"), len(images), limits))
         return {"type": "image"}
-    return {name: value for name, value in part.items() if name != "cache_control"}
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": _as_text(part["text"], marks)}
+    raise ValueError(f"message {number + 1} has a part {shown(part)}; parts are text or image_url")
 
 
 def _image(given: Any, place: int, limits: Limits) -> EncodedImage:
-    """Return the encoded image of a data URL; nothing is fetched, and its header is read in its turn."""
+    """Return the encoded image of a data URL; nothing is fetched."""
     name = f"{place + 1} of the request"
     if place >= limits.max_images:
         raise RefusedError(413, f"a request has {limits.max_images} images at most here; send fewer")
     url = given.get("url") if isinstance(given, Mapping) else None
-    if not isinstance(url, str) or not url.startswith("data:image/"):
+    scheme, _, rest = url.partition(":") if isinstance(url, str) else ("", "", "")
+    head, comma, data = rest.partition(",")
+    if scheme.lower() != "data" or not comma:
         raise ValueError(f"image {name} is no data URL (data:image/png;base64,...); nothing is fetched here")
-    if given.get("detail") not in (None, "auto"):
-        raise ValueError(f"image {name} has detail {shown(given['detail'])}, which is not read; leave it out")
-    head, _, text = url.partition(",")
-    try:
-        content = base64.b64decode(text if head.endswith(";base64") else "-", validate=True)
-    except ValueError:
-        raise ValueError(f"image {name} is not base64; write data:image/png;base64,...") from None
+    content = unquote_to_bytes(data)
+    if head.lower().endswith(";base64"):  # else the bytes themselves
+        packed = b"".join(content.split()).rstrip(b"=")
+        try:
+            content = base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
+        except ValueError:
+            raise ValueError(f"image {name} is not base64; write data:image/png;base64,...") from None
     return EncodedImage(partial(bytes, content), name)
 
 

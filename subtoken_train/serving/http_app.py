@@ -1,7 +1,8 @@
 """The server's HTTP: OpenAI's paths, errors and streams over one ``Answerer``, on Starlette and uvicorn.
 
-Nothing of a request is read before it has a place in the line: at most ``queue`` bodies and answers are held at a time.
-The answer of a client that hangs up ends after its next token, or is not begun.
+A place in the line is taken by a request whose body is here: at most ``queue`` of them are read and answered at a time.
+Bodies on their way have as much memory together as those; where more comes, the one that takes longest ends. The answer
+of a client that hangs up ends after its next token, or is not begun.
 """
 
 from __future__ import annotations
@@ -10,34 +11,38 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
-from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.answerer import BROKEN, Answerer, time_over
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
 from subtoken_train.serving.line import Answer, Event, Job
+from subtoken_train.serving.prepared import Prepared
 
+_log = logging.getLogger(__name__)
 LOCAL = ("127.0.0.1", "localhost")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _READING = 60  # seconds that a body may take
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
+_ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,23 @@ class ServerSettings:
 
     Attributes:
         name: of the model, which requests give.
-        key: that they must bring; None: none.
+        keys: of which they must bring one, if there are any.
         queue: requests that are held at a time, the one that is answered among them.
         timeout: seconds from a request's arrival to the end of its answer.
         max_body: bytes of a request.
         hosts: names under which the server is asked; ``*`` for any.
+        origins: of pages in a browser that may ask; ``*`` for any.
+        apart: whether a context is found by requests of the key alone that brought it.
     """
 
     name: str
-    key: str | None = None
+    keys: tuple[str, ...] = ()
     queue: int = 16
     timeout: float = 120.0
     max_body: int = 20_000_000
     hosts: tuple[str, ...] = LOCAL
+    origins: tuple[str, ...] = ()
+    apart: bool = False
 
 
 class ChatServer:
@@ -67,48 +76,84 @@ class ChatServer:
     def __init__(self, answerer: Answerer, settings: ServerSettings) -> None:
         self.answerer, self.settings = answerer, settings
         self.held = 0
+        self._bodies: dict[asyncio.Timeout, int] = {}
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the ASGI application."""
         routes = [
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.models),
             Route("/health", self.health),
         ]
-        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))
-        return Starlette(routes=routes, middleware=[hosts], exception_handlers={HTTPException: _http_error})
+        layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
+        if self.settings.origins:
+            layers.append(
+                Middleware(
+                    CORSMiddleware, allow_origins=self.settings.origins, allow_methods=["*"], allow_headers=["*"]
+                )
+            )
+        handlers: Any = {HTTPException: _http_error, Exception: _broken}
+        return _Logged(Starlette(routes=routes, middleware=layers, exception_handlers=handlers))
 
     async def health(self, request: Request) -> Response:
-        """Say how many requests are held, and what is kept between them."""
-        kept = self.answerer.contexts
-        counts = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
-        return JSONResponse({"status": "ok", "model": self.settings.name, "requests": self.held, "contexts": counts})
+        """Say whether answers are made; to those with a key, also how many are on their way and what is kept."""
+        works = self.answerer.works()
+        said: dict[str, Any] = {"status": "ok" if works else "the thread that answers ended; it is replaced"}
+        if self._owner(request) is not None:
+            kept = self.answerer.contexts
+            counts = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
+            said |= {"model": self.settings.name, "requests": self.held, "replaced": self.answerer.replaced}
+            said["contexts"] = counts
+        return JSONResponse(said, 200 if works else 503)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
+        """List the one model, or describe it."""
+        if self._owner(request) is None:
+            return _error(_stranger())
         card = {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "subtoken_train"}
-        return self._stranger(request) or JSONResponse({"object": "list", "data": [card]})
+        if (name := request.path_params.get("name", self.settings.name)) != self.settings.name:
+            return _error(self._no_model(name))
+        return JSONResponse(card if request.path_params else {"object": "list", "data": [card]})
 
     async def complete(self, request: Request) -> ASGIApp:
-        """Answer a chat."""
+        """Answer a chat, or go on with a text."""
         deadline = time.monotonic() + self.settings.timeout
-        if (refused := self._stranger(request)) is not None:
-            return refused
-        if self.held >= self.settings.queue:
-            return _error(RefusedError(429, f"{self.held} requests are held, as many as may wait; come again later"))
-        self.held += 1
         try:
-            return _Reply(self, await self._read(request), deadline)
-        except BaseException as error:
-            self.held -= 1
+            if (owner := self._owner(request)) is None:
+                raise _stranger()
+            self._check_place()
+            body = await self._body(request)
+            self._check_place()
+        except RefusedError as refused:
+            return _error(refused)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        self.held += 1
+        # a thread cannot be stopped: its place is free when it is done
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read, body, request.url.path, owner))
+        await asyncio.wait({reading}, timeout=deadline - time.monotonic())
+        if not reading.done():
+            reading.add_done_callback(self._let_go)
+            return _error(time_over("its pictures and texts were not read"))
+        if (error := reading.exception()) is not None:
+            self._let_go(reading)
             if isinstance(error, ValueError):
                 return _error(error)
-            if isinstance(error, ClientDisconnect):
-                return Response(status_code=499)
-            raise
+            raise error
+        return _Reply(self, *reading.result(), deadline)
 
-    async def _read(self, request: Request) -> ChatRequest:
-        """Return the request once its body is here, and is one."""
+    def _let_go(self, reading: asyncio.Future[Any]) -> None:
+        self.held -= 1
+        reading.exception()
+
+    def _check_place(self) -> None:
+        if self.held >= self.settings.queue:
+            raise RefusedError(429, f"{self.held} requests are held, as many as may wait; come again later")
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body once it is here."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON; send it with Content-Type: application/json")
         most = self.settings.max_body
@@ -116,44 +161,82 @@ class ChatServer:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_long
-        body = bytearray()
+        body, slow = bytearray(), asyncio.timeout(_READING)
         try:
-            async with asyncio.timeout(_READING):
+            async with slow:
                 async for part in request.stream():
                     body += part
                     if len(body) > most:
                         raise too_long
+                    self._bodies[slow] = len(body)
+                    if sum(self._bodies.values()) > self.settings.queue * most:
+                        next(iter(self._bodies)).reschedule(0)
         except TimeoutError:
-            raise RefusedError(408, f"the body took more than {_READING} seconds; send it again") from None
-        chat = await run_in_threadpool(read_request, bytes(body), self.answerer.limits)
-        if chat.model != self.settings.name:
-            words = f"there is no model {chat.model[:80]!r} here; this server has {self.settings.name!r}"
-            raise RefusedError(404, words, "model_not_found")
-        await run_in_threadpool(self.answerer.compression, chat)
-        return chat
+            words = f"the body took more than {_READING} seconds, or longest of too many; send it again"
+            raise RefusedError(408, words) from None
+        finally:
+            self._bodies.pop(slow, None)
+        return bytes(body)
 
-    def _stranger(self, request: Request) -> Response | None:
-        """Return the answer to a request that does not bring the key."""
-        if self.settings.key is None:
-            return None
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if hmac.compare_digest(given.encode(), self.settings.key.encode()):
-            return None
-        return _error(RefusedError(401, "the API key is missing or wrong", "invalid_api_key"))
+    def _read(self, body: bytes, path: str, owner: str) -> tuple[ChatRequest, Prepared]:
+        """Read a request whose body is here, in a thread of its own."""
+        chat = read_request(body, self.answerer.limits, path == "/v1/completions", self.answerer.sees_images)
+        if chat.model != self.settings.name:
+            raise self._no_model(chat.model)
+        chat = replace(chat, owner=owner if self.settings.apart else "")
+        return chat, self.answerer.prepare(chat)
+
+    def _no_model(self, name: str) -> RefusedError:
+        words = f"there is no model {name[:80]!r} here; this server has {self.settings.name!r}"
+        return RefusedError(404, words, "model_not_found")
+
+    def _owner(self, request: Request) -> str | None:
+        """Return the key that a request brings, "" where none is asked for; None: it is a stranger's."""
+        given = re.sub("(?i)^bearer +", "", request.headers.get("authorization", "")).encode()
+        right = [key for key in self.settings.keys if hmac.compare_digest(given, key.encode())]
+        return next(iter(right), None if self.settings.keys else "")
+
+
+class _Logged:
+    """Logs a line for each request: method, path, status, tokens of prompt and answer, seconds; no content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun, status = time.monotonic(), 499
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            if scope["type"] == "http":
+                path, answer = scope["raw_path"].decode("ascii", "replace")[:80], scope.get(_ANSWER)
+                tokens = f"{answer.prompt_tokens}+{answer.new_tokens} tokens, " if answer else ""
+                _log.info("%s %s %d, %s%.2f s", scope["method"], path, status, tokens, time.monotonic() - begun)
 
 
 class _Reply:
     """The answer to one request, whole or in pieces; it ends when the client is gone or the time is over."""
 
-    def __init__(self, server: ChatServer, chat: ChatRequest, deadline: float) -> None:
-        self._server, self._chat, self._deadline = server, chat, deadline
-        self._about = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.model}
+    def __init__(self, server: ChatServer, chat: ChatRequest, ready: Prepared, deadline: float) -> None:
+        self._server, self._chat, self._ready, self._deadline = server, chat, ready, deadline
+        self._kind = "text_completion" if chat.raw else "chat.completion"
+        name = f"{'cmpl' if chat.raw else 'chatcmpl'}-{uuid.uuid4().hex}"
+        self._about = {"id": name, "created": int(time.time()), "model": chat.model}
+        self._events = asyncio.Queue[Event]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop = asyncio.get_running_loop()
 
         def heard(event: Event) -> None:
-            events.put_nowait(event)
+            self._events.put_nowait(event)
+            if isinstance(event, Answer):
+                scope[_ANSWER] = event
             if not isinstance(event, str):  # not when its client leaves: until its turn it is in memory
                 self._server.held -= 1
 
@@ -161,10 +244,10 @@ class _Reply:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(heard, event)
 
-        job = Job(self._chat, say, self._deadline)
+        job = Job(self._chat, say, self._deadline, self._ready)
         self._server.answerer.submit(job)
         gone = asyncio.ensure_future(_hung_up(receive))
-        speaking = asyncio.ensure_future(self._speak(events, scope, receive, send))
+        speaking = asyncio.ensure_future(self._speak(scope, receive, send))
         left = self._deadline - time.monotonic()
         try:
             # a client that does not read its answer is not waited for either
@@ -178,41 +261,51 @@ class _Reply:
             gone.cancel()
             speaking.cancel()
 
-    async def _speak(self, events: asyncio.Queue[Event], scope: Scope, receive: Receive, send: Send) -> None:
-        event = await events.get()
+    async def _next(self) -> Event:
+        """Return the next event; a pass that has begun may go on for longer than the time of its requests."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._events.get()
+        except TimeoutError:
+            return time_over("its pass goes on")
+
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        event = await self._next()
         if isinstance(event, RefusedError):  # before anything was said, so that the status is right
             await _error(event)(scope, receive, send)
         elif self._chat.stream:
-            await self._stream(event, events, send)
+            await self._stream(event, send)
         else:
-            await (await self._whole(event, events))(scope, receive, send)
+            await (await self._whole(event))(scope, receive, send)
 
-    async def _whole(self, event: Event, events: asyncio.Queue[Event]) -> Response:
+    async def _whole(self, event: Event) -> Response:
         pieces = []
         while isinstance(event, str):
             pieces.append(event)
-            event = await events.get()
+            event = await self._next()
         if isinstance(event, RefusedError):
             return _error(event)
-        message = {"role": "assistant", "content": "".join(pieces)}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": event.finish}
+        text = "".join(pieces)
+        said = {"text": text} if self._chat.raw else {"message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": event.finish}
         about = {"usage": _usage(event), "warnings": event.warnings}
-        return JSONResponse({**self._about, "object": "chat.completion", "choices": [choice], **about})
+        return JSONResponse({**self._about, "object": self._kind, "choices": [choice], **about})
 
-    async def _stream(self, event: Event, events: asyncio.Queue[Event], send: Send) -> None:
+    async def _stream(self, event: Event, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for said in self._chunks(event, events):
+        async for said in self._chunks(event):
             body = f"data: {said}\n\n".encode()
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _chunks(self, event: Event, events: asyncio.Queue[Event]) -> AsyncIterator[str]:
+    async def _chunks(self, event: Event) -> AsyncIterator[str]:
         """Yield what server-sent events say, OpenAI's end included."""
-        yield self._chunk({"role": "assistant", "content": ""})
+        if not self._chat.raw:
+            yield self._chunk({"role": "assistant", "content": ""})
         while isinstance(event, str):
             yield self._chunk({"content": event})
-            event = await events.get()
+            event = await self._next()
         if isinstance(event, RefusedError):
             yield json.dumps(_error_body(event))
             return
@@ -222,9 +315,11 @@ class _Reply:
         yield "[DONE]"
 
     def _chunk(self, delta: dict[str, str] | None, finish: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        kind = self._kind if self._chat.raw else f"{self._kind}.chunk"
+        said = {"text": (delta or {}).get("content", "")} if self._chat.raw else {"delta": delta}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
         choices = [] if delta is None else [choice]
-        return json.dumps({**self._about, "object": "chat.completion.chunk", "choices": choices, **more})
+        return json.dumps({**self._about, "object": kind, "choices": choices, **more})
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
@@ -259,9 +354,18 @@ def _error(error: ValueError) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Word Starlette's own refusals, of paths and methods."""
     assert isinstance(error, HTTPException)
-    there = "POST /v1/chat/completions, GET /v1/models and /health"
+    there = "POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
     words = f"{request.method} {request.url.path[:80]}: {error.detail}; there are {there}"
     return _error(RefusedError(error.status_code, words))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Word what went wrong here; its log has the rest."""
+    return _error(RefusedError(500, BROKEN))
+
+
+def _stranger() -> RefusedError:
+    return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
 def http_server(server: ChatServer) -> uvicorn.Server:
@@ -275,6 +379,7 @@ def http_server(server: ChatServer) -> uvicorn.Server:
         timeout_graceful_shutdown=GOODBYE,
         server_header=False,
         ws="none",
+        http="h11",  # which bounds headers, and is there always
     )
     return uvicorn.Server(config)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError
+from subtoken_train.serving.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Job:
     Attributes:
         say: called with every event, by the thread that answers; the last one is no text.
         deadline: of ``time.monotonic``.
+        ready: what its pass reads; there before it is put into the line.
         stopped: set where nobody waits for the answer any more.
         told: whether a piece was said.
         answered: whether the last event was.
@@ -56,6 +58,7 @@ class Job:
     request: ChatRequest
     say: Callable[[Event], None]
     deadline: float
+    ready: Prepared = field(default_factory=Prepared)
     stopped: threading.Event = field(default_factory=threading.Event)
     told: bool = False
     answered: bool = False

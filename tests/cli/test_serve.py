@@ -14,6 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from subtoken_train.cli.main import main
 from tests.support.commands import refused
 from tests.support.places import ROOT
 
@@ -34,6 +35,8 @@ MODEL = ["--backbone", "checkpoints/tiny-llama"]
         (["--max-body", "20"], "--max-body 20 must be bytes, for instance 20MB"),
         (["--context-memory", "1XB"], "unknown unit of a budget 'XB'"),
         (["--api-key-file", "nowhere"], "nowhere"),
+        (["--contexts-per-key"], "--contexts-per-key needs --api-key-file FILE"),
+        (["--allow-origin", "example.org/x"], "--allow-origin example.org/x must be an origin, as https://example.org"),
         (["--max-token", "3"], "unknown option '--max-token'. Did you mean '--max-"),
     ],
 )
@@ -42,12 +45,12 @@ def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, argv, words):
     assert words in refused(capsys, "serve", *MODEL, *argv)
 
 
-def test_a_port_in_use_and_a_key_of_two_lines(capsys, tmp_path):
+def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"--port {port} of 127.0.0.1 is in use" in refused(capsys, "serve", *MODEL, "--port", str(port))
-    (tmp_path / "key").write_text("a\nb\n")
-    assert "must hold one line of visible ASCII" in refused(
+    (tmp_path / "key").write_text("a\nb\x01\n")
+    assert "must hold keys of visible ASCII, one a line" in refused(
         capsys, "serve", *MODEL, "--api-key-file", str(tmp_path / "key")
     )
     assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "serve")
@@ -59,6 +62,25 @@ def test_without_starlette(capsys, monkeypatch):
     assert "needs starlette, which is not installed: pip install 'subtoken_train[serve]'" in refused(
         capsys, "serve", *MODEL
     )
+
+
+def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch, tmp_path):
+    """And what stands on the command line is what the server has."""
+    told, servers = [], []
+
+    def serve(server, host, port, say):
+        servers.append(server)
+        told.append("serves")
+
+    monkeypatch.setattr("subtoken_train.kernels.native.library", lambda: told.append("compiled"))
+    monkeypatch.setattr("subtoken_train.serving.http_app.serve_chats", serve)
+    (tmp_path / "keys").write_text("a\n\nb\n")
+    more = ["--api-key-file", str(tmp_path / "keys"), "--contexts-per-key", "--allow-origin", "https://a.org"]
+    assert main(["serve", *MODEL, "--port", "0", *more]) == 2  # no port
+    assert main(["serve", *MODEL, *more]) == 0
+    assert told == ["compiled", "serves"]
+    settings = servers[0].settings
+    assert (settings.keys, settings.apart, settings.origins) == (("a", "b"), True, ("https://a.org",))
 
 
 def test_it_answers_until_it_is_told_to_end():
@@ -84,6 +106,7 @@ def test_it_answers_until_it_is_told_to_end():
     said = running.stderr.read()
     assert re.search("warning: --host 0.0.0.0 without --api-key-file: whoever reaches it is answered", said)
     assert said.endswith("subtoken-train: interrupted\n")
+    assert re.search(r"^POST /v1/chat/completions 200, \d+\+2 tokens, \d+\.\d\d s$", said, re.MULTILINE)
     assert "Traceback" not in said
 
 

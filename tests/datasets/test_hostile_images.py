@@ -7,6 +7,7 @@ import io
 import json
 import os
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.image_sources import MOST_PIXELS, EncodedImage, inside, open_image
+from subtoken_train.datasets.image_sources import MAX_SCANS, MOST_PIXELS, EncodedImage, inside, open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.row_files import scan_records
 from subtoken_train.evaluation.tasks import build_task
@@ -169,3 +170,38 @@ def test_a_pipe_is_no_data_file(tmp_path):
     os.mkfifo(tmp_path / "data.jsonl")
     with pytest.raises(ValueError, match="is not a regular file"):
         list(scan_records(tmp_path / "data.jsonl"))
+
+
+def repeated(scans, form="JPEG", **settings):
+    """A progressive JPEG whose last scan is written again, until there are so many; in a TIFF, if that is asked."""
+    content = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(content, "JPEG", progressive=True)
+    whole = content.getvalue()
+    last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+    made = whole[:end] + whole[last:end] * (scans - whole.count(b"\xff\xda")) + whole[end:]
+    if form == "JPEG":
+        return made
+    tags = [(256, 64), (257, 48), (258, 8), (259, 7), (262, 6), (273, 8), (277, 3), (278, 48), (279, len(made))]
+    tags = [(tag, settings.get(str(tag), value)) for tag, value in tags]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(made)) + made + directory
+
+
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
+def test_a_jpeg_that_is_written_over_and_over(form, monkeypatch):
+    assert open_image(EncodedImage(lambda: repeated(MAX_SCANS, form), "a")).getpixel((0, 0))[0] > 250
+    monkeypatch.setattr("subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("decoded"))
+    for scans in (MAX_SCANS + 1, 2000):
+        with pytest.raises(ValueError, match=f"it is written in {scans:,} scans, at most 64 are read"):
+            open_image(EncodedImage(lambda scans=scans: repeated(scans, form), "a"))
+    if form == "TIFF":
+        with pytest.raises(ValueError, match="its strips share what they are read from"):
+            open_image(EncodedImage(lambda: repeated(20, form, **{"279": 10**6}), "a"))
+
+
+def test_what_stands_in_a_jpeg_beside_its_scans_is_not_counted():
+    content = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(content, "JPEG", comment=b"\xff\xda" * 500)
+    made = content.getvalue() + b"\xff\xda" * 500
+    assert open_image(EncodedImage(lambda: made, "a")).size == (64, 48)

@@ -342,7 +342,7 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     del part["image"]
     assert torch.equal(model.inputs(talk, [PICTURE])["input_ids"], wanted["input_ids"])
     for prompt, words in (
-        ([*talk[:2], talk[1]], "message 3 is the user's where the assistant's is due"),
+        ([*talk[:2], talk[0], talk[1]], "message 3 is the system's where the assistant's is due"),
         ([talk[1], talk[0], talk[3]], "message 2 is the system's where the assistant's is due"),
         ([talk[0]], "the last message is the system's"),
     ):

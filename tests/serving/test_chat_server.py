@@ -21,8 +21,10 @@ from PIL import Image
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
+from subtoken_train.types import Turn
 from tests.inference.test_messages import chatting
 from tests.support.chat_servers import MARK, data_url, image_part, serving_model, text_part
+from tests.support.chats import CHATML
 from tests.support.places import ROOT
 
 LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
@@ -180,6 +182,51 @@ def test_a_marked_system_prompt_is_the_context_of_a_chat():
         assert "the first question about a context is the user's" in refusal(served, 400, [told, *early])
 
 
+def test_two_messages_in_a_row_and_marks_in_texts_of_a_model_that_sees_images(llava):
+    alone, picture = SubTokenModel.from_pretrained(LLAVA, **KNORM), Image.open(PICTURE).convert("RGB")
+    shown = image_part(data_url(picture))
+    apart = [{"role": "user", "content": [shown]}, {"role": "user", "content": "what is at C4 ?"}]
+    assert said(llava.ask(apart)) == alone.chat("<image>\nwhat is at C4 ?", [picture])
+    told = {"role": "system", "content": "say <image> ."}
+    reply = llava.ask([told, {"role": "user", "content": [shown, text_part(r"is \<image> at C4 ?")]}])
+    wanted = [Turn("say \\<image> .\n\n<image>\nis \\\\<image> at C4 ?")]
+    assert reply.usage.prompt_tokens == alone.inputs(wanted, [picture])["input_ids"].shape[1]
+    assert said(reply) == alone.chat(wanted, [picture], max_new_tokens=8)
+    marked = [{"role": "user", "content": [shown | MARK, text_part("is <image> at C4 ?")]}]
+    assert [said(llava.ask([told, *marked]))] == alone.ask(
+        picture, ["is \\<image> at C4 ?"], system="say \\<image> .", max_new_tokens=8
+    )
+
+
+ASKED = "{{ '<|im_start|>assistant\\n' }}"
+OFF = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
+THINKS = CHATML.replace(ASKED, ASKED + OFF)
+
+
+def test_thinking_and_an_answer_that_is_gone_on_with():
+    kwargs, spec = {"enable_thinking": False}, ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.5)
+    alone = chatting(THINKS, eviction="knorm", eviction_keep=0.5)
+    talk = [{"role": "user", "content": TEXT[:300]}, {"role": "assistant", "content": "It is"}]
+    off = {"extra_body": {"chat_template_kwargs": kwargs}}
+    with serving_model(spec, model=chatting(THINKS, eviction="knorm", eviction_keep=0.5)) as served:
+        for messages, settings, variables in ((talk[:1], {}, None), (talk[:1], off, kwargs), (talk, {}, None)):
+            reply = served.ask(messages, **settings)
+            made = alone.inputs(messages, chat_template_kwargs=variables)
+            assert reply.usage.prompt_tokens == made["input_ids"].shape[1]
+            assert said(reply) == alone.chat(messages, max_new_tokens=8, chat_template_kwargs=variables)
+        asked = about(TEXT[:300], "What ?")
+        first = served.ask(asked, **off)
+        assert [said(first)] == alone.ask(TEXT[:300], ["What ?"], max_new_tokens=8, chat_template_kwargs=kwargs)
+        assert first.usage.prompt_tokens != served.ask(asked).usage.prompt_tokens
+        assert served.ask([*asked, talk[1]]).usage.completion_tokens == 8
+        words = refusal(served, 400, extra_body={"chat_template_kwargs": {"enable_thinkin": False}})
+        assert "chat_template_kwargs have 'enable_thinkin', but the tokenizer's chat template reads only" in words
+        for ends in ({"continue_final_message": True}, {"add_generation_prompt": False}):
+            assert "is gone on with, and nobody else's" in refusal(served, 400, talk[:1], extra_body=ends)
+            assert said(served.ask(talk, extra_body=ends)) == said(served.ask(talk))
+        assert "is gone on with" in refusal(served, 400, talk, extra_body={"continue_final_message": False})
+
+
 @pytest.mark.slow
 def test_an_adapter_answers_under_its_own_reducer_and_routers():
     adapter = str(ROOT / "checkpoints/adapters/tiny_fastv25_s16k4")
@@ -220,7 +267,6 @@ def test_pictures_that_are_refused(llava, monkeypatch):
     assert "is not base64" in words(400, image_part("data:image/png;base64,@@"))
     unknown = "image 1 of the request cannot be read (no image of a kind that is read here); send another"
     assert unknown in words(400, image_part("data:image/png;base64,AAAA"))
-    assert "detail 'high'" in words(400, {"type": "image_url", "image_url": {"url": bomb(8), "detail": "high"}})
     assert "2 images at most" in words(413, small, small, small)
 
 
@@ -232,7 +278,7 @@ def test_pictures_that_are_refused(llava, monkeypatch):
         ({"extra_body": {"eviction_keep": 0.9}}, "eviction_keep is 0.9; allowed is 0.1 to 0.8"),
         ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "eviction_keep needs an eviction"),
         ({"extra_body": {"evction": "none"}}, "unknown key 'evction'. Did you mean 'eviction'?"),
-        ({"max_tokens": 401}, "max_tokens is 401; it must be 1 to 400"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
         ({"stop": ["a"] * 5}, "stop is at most 4 texts"),
         ({"temperature": 3}, "temperature must be 0"),
         ({"n": 2}, "n 2 is not served here"),
@@ -240,8 +286,8 @@ def test_pictures_that_are_refused(llava, monkeypatch):
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": []}, "the prompt has no message"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role of message 1"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "message 1 has 'name', which is not read"),
-        ({"messages": about("x", "y") * 2}, "user and assistant take turns|belongs to the system message"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}, "message 1 has a part"),
+        ({"messages": about("x", "y") * 2}, "belongs to the system message"),
         ({"messages": [{"role": "user", "content": [text_part("x", **MARK)]}]}, "nothing asks after the part"),
         ({"messages": [{"role": "user", "content": [text_part("x", cache_control=1)]}]}, "cache_control is 1"),
         ({"messages": [{"role": "system", "content": [text_part("x", **MARK)]}, *about("a", "b")[:1]]}, None),
@@ -286,7 +332,7 @@ def test_a_question_reader_keeps_no_context():
 
 
 def test_a_key_is_asked_for():
-    with serving_model(ArmSpec(backbone=LLAMA), key="open sesame") as served:
+    with serving_model(ArmSpec(backbone=LLAMA), keys=("open sesame", "shut")) as served:
         assert refusal(served, 401) == "the API key is missing or wrong"
         right = openai.OpenAI(base_url=f"{served.url}/v1", api_key="open sesame")
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}

@@ -1,0 +1,288 @@
+"""Panics, late passes, slow bodies and odd configurations end no server, and hold no place of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import queue
+import re
+import socket
+import threading
+import time
+
+import httpx2
+import openai
+import pytest
+from tokenizers import Regex, pre_tokenizers
+
+from subtoken_train.inference.arm_spec import ArmSpec
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.serving.chat_request import Limits
+from tests.inference.test_messages import chatting
+from tests.serving.test_chat_server import KNORM, LLAMA, TEXT, about, long_request, refusal, said
+from tests.support.chat_servers import serving_model
+
+PANICS = r"(?:x+x+)+y"
+"""At forty x in a row it goes back more often than the Rust that cuts texts bears."""
+
+
+class Panic(BaseException):
+    """No ``Exception``, as a panic of Rust's is none."""
+
+
+@pytest.fixture(scope="module")
+def llama():
+    with serving_model(ArmSpec(backbone=LLAMA, **KNORM), Limits(max_new_tokens=400), queue=3) as served:
+        yield served
+
+
+def panicking():
+    model = chatting()
+    cuts = pre_tokenizers.Split(Regex(PANICS), "isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cuts, bytes_of])
+    return model
+
+
+def test_a_panic_of_the_tokenizer_is_words():
+    model, text = panicking(), "x" * 40
+    for ask in (model.chat, lambda text: model.ask(text, ["?"]), lambda text: model.ask("a", [text])):
+        with pytest.raises(ValueError, match=r"the tokenizer broke down at this text \(.*over\); shorten it"):
+            ask(text)
+    with serving_model(ArmSpec(backbone="random"), model=model) as served:
+        for messages in (text, about(text, "?"), about("a", text)):
+            assert "the tokenizer broke down at this text" in refusal(served, 400, messages)
+        assert said(served.ask("Hi")) is not None
+        assert served.server.held == 0
+
+
+def test_a_text_that_is_too_long_is_not_tokenised(llama, monkeypatch):
+    monkeypatch.setattr(llama.answerer, "compression", lambda chat: pytest.fail("it was read"))
+    assert "the prompt has 16,000 characters, more than the 1,024 positions" in refusal(llama, 400, "a b " * 4000)
+    for blank in " \t\n\u3000":
+        words = refusal(llama, 400, [{"role": "user", "content": blank * 1_200_000 + "x"}])
+        assert words == "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
+
+
+@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), KeyboardInterrupt(), RuntimeError("broken")])
+def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, error):
+    def fail(jobs):
+        raise error
+
+    for place in ("_pass", "_company"):
+        monkeypatch.setattr(llama.answerer, place, fail)
+        assert refusal(llama, 500) == "the server failed at this request; its log says why"
+        monkeypatch.undo()
+    monkeypatch.setattr(llama.answerer, "_pass", lambda jobs: None)  # tells nobody
+    assert refusal(llama, 500) == "the server failed at this request; its log says why"
+    monkeypatch.undo()
+    assert said(llama.ask("Hi")) is not None
+    llama.until_free()
+    assert llama.answerer.replaced == 0
+
+
+def test_a_thread_that_ends_is_replaced(llama, caplog):
+    before = llama.answerer._thread
+    ended = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(before.ident), ctypes.py_object(SystemExit))
+    assert ended == 1
+    assert said(llama.ask("Hi")) is not None  # which wakes it
+    before.join(10)
+    assert llama.answerer._thread is not before
+    assert (llama.health()["replaced"], llama.health()["status"]) == (1, "ok")
+    assert "the thread that answers ended; another one takes its place" in caplog.text
+
+
+def test_a_dead_thread_is_noticed_and_what_it_had_is_told(llama, monkeypatch):
+    gate, begun = threading.Event(), threading.Event()
+    alive, told = llama.answerer._thread, []
+
+    def hold(jobs):
+        begun.set()
+        gate.wait(60)
+
+    monkeypatch.setattr(llama.answerer, "_pass", hold)
+    asking = threading.Thread(target=lambda: told.append(refusal(llama, 500)))
+    asking.start()
+    assert begun.wait(60)
+    monkeypatch.undo()
+    replaced = llama.answerer.replaced
+    monkeypatch.setattr(alive, "is_alive", lambda: False)
+    reply = httpx2.get(f"{llama.url}/health")
+    assert (reply.status_code, reply.json()["status"]) == (503, "the thread that answers ended; it is replaced")
+    asking.join(60)
+    assert told == ["the server failed at this request; its log says why"]
+    assert said(llama.ask("Hi")) is not None
+    assert llama.health()["replaced"] == replaced + 1
+    gate.set()  # the one that only seemed dead ends
+    alive.join(60)
+    llama.until_free()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_pass_that_outlives_its_time_is_told_in_time(stream):
+    gate = threading.Event()
+    with serving_model(ArmSpec(backbone=LLAMA), timeout=0.5) as served:
+        whole = served.answerer._pass
+        served.answerer._pass = lambda jobs: (gate.wait(60), whole(jobs))
+        reply = served.post(long_request(stream=stream))
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert "the time for one request is over; its pass goes on" in reply.json()["error"]["message"]
+        gate.set()
+        served.until_free()
+        served.answerer._pass = whole
+
+
+def test_reading_that_outlives_its_time_is_told_in_time():
+    gate = threading.Event()
+    with serving_model(ArmSpec(backbone=LLAMA), timeout=0.5) as served:
+        prepare = served.answerer.prepare
+        served.answerer.prepare = lambda chat: (gate.wait(60), prepare(chat))[1]
+        reply = served.post(long_request())
+        assert reply.status_code == 503
+        assert "its pictures and texts were not read" in reply.json()["error"]["message"]
+        assert served.server.held == 1
+        gate.set()
+        served.until_free()
+
+
+def test_a_backbones_own_ends_beams_and_copies_hold_no_place():
+    model = chatting()
+    with serving_model(ArmSpec(backbone="random"), model=model) as served:
+        wanted = said(served.ask("What is a list?", max_tokens=24))
+    assert len(wanted) > 6
+    for name, value, text in (
+        ("max_time", 1e-9, wanted),
+        ("num_beams", 3, wanted),
+        ("num_return_sequences", 2, wanted),
+        ("use_cache", False, wanted),
+        ("prompt_lookup_num_tokens", 3, wanted),
+        ("penalty_alpha", 0.6, wanted),
+        ("return_dict_in_generate", True, wanted),
+        ("stop_strings", [wanted[3:6]], wanted[: wanted.index(wanted[3:6])].strip()),
+    ):
+        model = chatting()
+        setattr(model.generation_config, name, value)
+        with serving_model(ArmSpec(backbone="random"), model=model) as served:
+            assert said(served.ask("What is a list?", max_tokens=24)) == text, name
+            assert served.server.held == 0
+
+
+def opened(served):
+    host, port = served.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)))
+
+
+def begun(served, length, body=b""):
+    """A request of which no more comes."""
+    client = opened(served)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    client.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
+    return client
+
+
+def test_slow_bodies_take_no_place(llama):
+    slow = [begun(llama, 1000, b"{") for _ in range(16)]
+    assert said(llama.ask("Hi")) is not None
+    for client in slow:
+        client.close()
+
+
+def test_bodies_on_their_way_have_a_bound_and_the_longest_goes():
+    with serving_model(ArmSpec(backbone=LLAMA), queue=2, max_body=1000) as served:
+        slow = [begun(served, 999, b" " * 900) for _ in range(3)]
+        for client in slow:
+            client.settimeout(20)
+        answered = slow[0].recv(12), time.monotonic()
+        assert answered[0] == b"HTTP/1.1 408"
+        assert said(served.ask("Hi")) is not None
+        for client in slow:
+            client.close()
+
+
+def test_headers_are_bounded(llama):
+    with opened(llama) as client:
+        client.settimeout(20)
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000)
+        assert client.recv(12) == b"HTTP/1.1 400"
+
+
+def test_strangers_learn_nothing():
+    with serving_model(ArmSpec(backbone=LLAMA), keys=("mine",)) as served:
+        assert served.health() == {"status": "ok"}
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            headers = {"authorization": f"{scheme} mine"}
+            assert httpx2.get(f"{served.url}/health", headers=headers).json()["requests"] == 0
+            assert served.post(long_request(max_tokens=1), **headers).status_code == 200
+        for path in ("/v1/models", "/v1/models/tiny"):
+            assert httpx2.get(f"{served.url}{path}").status_code == 401
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_contexts_of_another_key(apart):
+    with serving_model(ArmSpec(backbone=LLAMA, **KNORM), keys=("a", "b"), apart=apart) as served:
+
+        def cached(key):
+            client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+            asked = client.chat.completions.create(model="tiny", messages=about(TEXT, "Why?"), max_tokens=1)
+            return asked.usage.prompt_tokens_details.cached_tokens > 0
+
+        assert [cached(key) for key in "abab"] == [False, not apart, True, True]
+
+
+def test_messages_name_no_place_of_the_server(tmp_path):
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    with serving_model(ArmSpec(backbone=LLAMA, **KNORM), folder=tmp_path) as served:
+        words = refusal(served, 400, extra_body={"context": "broken"})
+        assert words.startswith("broken.safetensors is not a whole safetensors file")
+        served.answerer._pass = lambda jobs: (_ for _ in ()).throw(ValueError("read /srv/models/a b from /x/y.json"))
+        assert refusal(served, 400) == "read a b from y.json"
+
+
+def test_a_line_of_log_for_each_request(monkeypatch):
+    lines = queue.SimpleQueue()  # a client has its answer before its line is there
+    monkeypatch.setattr("subtoken_train.serving.http_app._log.info", lambda words, *values: lines.put(words % values))
+    with serving_model(ArmSpec(backbone=LLAMA)) as served:
+        usage = served.ask("secret words", max_tokens=3).usage
+        line = lines.get(timeout=20)
+        tokens = f"{usage.prompt_tokens}+{usage.completion_tokens}"
+        assert re.fullmatch(rf"POST /v1/chat/completions 200, {re.escape(tokens)} tokens, \d+\.\d\d s", line)
+        refusal(served, 400, "secret words", n=2)
+        assert re.fullmatch(r"POST /v1/chat/completions 400, \d+\.\d\d s", lines.get(timeout=20))
+        httpx2.get(f"{served.url}/v1/models/a%0Ab?secret=words")
+        assert re.fullmatch(r"GET /v1/models/a%0Ab 404, \d+\.\d\d s", lines.get(timeout=20))
+
+
+def test_pages_of_other_origins_ask_where_they_may(llama):
+    asked = {"origin": "https://a.org", "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization,content-type"
+    path = "/v1/chat/completions"
+    assert "access-control-allow-origin" not in httpx2.options(f"{llama.url}{path}", headers=asked).headers
+    with serving_model(ArmSpec(backbone=LLAMA), origins=("https://a.org",)) as served:
+        told = httpx2.options(f"{served.url}{path}", headers=asked)
+        assert (told.status_code, told.headers["access-control-allow-origin"]) == (200, "https://a.org")
+        reply = served.post(long_request(max_tokens=1), origin="https://a.org")
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://a.org")
+        other = httpx2.options(f"{served.url}{path}", headers={**asked, "origin": "https://b.org"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_model_by_its_name(llama):
+    assert llama.client().models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
+        llama.client().models.retrieve("other")
+
+
+def test_a_text_is_gone_on_with(llama):
+    create = llama.client().completions.create
+    reply = create(model="tiny", prompt="The list", max_tokens=12)
+    model = SubTokenModel.from_pretrained(LLAMA, **KNORM)
+    inputs = model.inputs("The list", raw=True)
+    ids = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert (reply.object, reply.choices[0].text) == ("text_completion", model.tokenizer.decode(ids).rstrip())
+    assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (12, "length")
+    chunks = list(create(model="tiny", prompt=["The list"], max_tokens=12, stream=True, echo=False, best_of=1))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == reply.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == "length"
+    body = json.dumps({"model": "tiny", "prompt": "x", "suffix": "y"}).encode()
+    reply = httpx2.post(f"{llama.url}/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "suffix 'y' is not served here; leave it out")
