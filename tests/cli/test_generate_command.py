@@ -73,6 +73,24 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     assert int(found[2]) == len(tokenizer(TEXT)["input_ids"])
 
 
+class PanicException(BaseException):
+    """As pyo3 names what Rust raises."""
+
+
+def test_a_text_at_which_a_tokenizer_breaks_down_is_words(text_adapter, capsys, monkeypatch):
+    words = "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
+    for blank in " \t\u3000":
+        monkeypatch.setattr("sys.stdin", io.StringIO(blank * 1_100_000 + "x"))
+        assert refused(capsys, "generate", "--adapter", text_adapter, "--prompt", "-") == words
+
+    def panic(*given, **settings):
+        raise PanicException("Onig: retry-limit-in-match over")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.__call__", panic)
+    words = "the tokenizer broke down at this text (Onig: retry-limit-in-match over); shorten it, or break up its runs"
+    assert words in refused(capsys, "generate", "--adapter", text_adapter, "--prompt", "hi")
+
+
 def test_short_texts_are_answered_whole(text_adapter, capsys):
     line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]
     assert "; no visual token and no context to compress; index 0" in line

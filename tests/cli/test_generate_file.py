@@ -198,6 +198,7 @@ def test_a_chat_template_gets_its_variables(tmp_path, capsys):
         ({"prompt": "x", "messages": []}, "line 2: prompt and messages are given"),
         ({"messages": []}, "line 2: the prompt has no message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
+        ({"prompt": " " * 1_100_000 + "x"}, "line 2: the prompt holds 1,000,000 blanks in a row, at which tokenizers"),
         ({"prompt": 3}, "line 2: prompt is 3, but must be a text"),
         ({"promt": "x"}, "line 2: unknown key 'promt'. Did you mean 'prompt'?"),
         ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),

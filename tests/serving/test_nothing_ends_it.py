@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import queue
 import re
@@ -81,14 +80,19 @@ def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, 
     assert llama.answerer.replaced == 0
 
 
-def test_a_thread_that_ends_is_replaced(llama, caplog):
-    before = llama.answerer._thread
-    ended = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(before.ident), ctypes.py_object(SystemExit))
-    assert ended == 1
-    assert said(llama.ask("Hi")) is not None  # which wakes it
-    before.join(10)
-    assert llama.answerer._thread is not before
-    assert (llama.health()["replaced"], llama.health()["status"]) == (1, "ok")
+def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):
+    before, replaced = llama.answerer._thread, llama.answerer.replaced
+
+    def end():
+        monkeypatch.undo()
+        raise SystemExit(3)
+
+    monkeypatch.setattr(llama.answerer._line, "first", end)
+    assert said(llama.ask("Hi")) is not None  # after which it takes the next one
+    before.join(20)
+    assert not before.is_alive()
+    assert said(llama.ask("Hi")) is not None
+    assert (llama.health()["replaced"], llama.health()["status"]) == (replaced + 1, "ok")
     assert "the thread that answers ended; another one takes its place" in caplog.text
 
 
