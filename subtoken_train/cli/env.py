@@ -15,7 +15,7 @@ from subtoken_train.version import __version__
 HELP = "Versions and hardware, for bug reports."
 
 PACKAGES = (
-    *("torch", "lightning", "transformers", "peft", "datasets"),
+    *("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics"),
     *("bitsandbytes", "deepspeed", "triton"),
 )
 

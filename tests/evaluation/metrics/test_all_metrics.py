@@ -1,8 +1,14 @@
-"""What every task's metric must do: score in parts as it scores at once."""
+"""What every task's metric must do: score in parts and over processes as it scores at once."""
 
+import os
+import socket
+from datetime import timedelta
 from importlib.util import find_spec
 
 import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
 
 from subtoken_train.evaluation.tasks import TASKS, build_task, captions
 from tests.support.metric_cases import CASES
@@ -35,6 +41,10 @@ def fed(name, cases, batch=2):
     return metric
 
 
+def scores_of(metric):
+    return metric.compute()
+
+
 def test_every_task_has_cases():
     assert CASES.keys() == TASKS.keys()
 
@@ -43,13 +53,17 @@ def test_every_task_has_cases():
 class TestEach:
     def test_the_primary_score_is_there_and_fractions_are(self, name):
         metric = fed(name, CASES[name])
-        scores = metric.compute()
+        scores = scores_of(metric)
         assert TASKS[name].primary in scores
         assert all(0 <= value <= 1 for score, value in scores.items() if score not in metric.points)
 
     def test_the_order_and_the_batches_do_not_count(self, name):
-        expected = fed(name, CASES[name]).compute()
-        assert fed(name, CASES[name][::-1], batch=3).compute() == pytest.approx(expected, abs=1e-12)
+        expected = scores_of(fed(name, CASES[name]))
+        assert scores_of(fed(name, CASES[name][::-1], batch=3)) == pytest.approx(expected, abs=1e-12)
+        metric = fed(name, CASES[name][:1])
+        metric.reset()
+        metric.update(*map(list, zip(*CASES[name], strict=True)))
+        assert scores_of(metric) == pytest.approx(expected, abs=1e-12)
 
     def test_a_samples_own_score(self, name):
         metric = metric_of(name)
@@ -59,3 +73,38 @@ class TestEach:
         predictions, references = zip(*CASES[name], strict=True)
         with pytest.raises(ValueError, match="zip"):
             metric_of(name).update(list(predictions), list(references[:-1]))
+
+
+def one_of_two(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    captions.ptb_tokens = words
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    found = {
+        name: {
+            "halves": scores_of(fed(name, cases[rank::2])),
+            "uneven": scores_of(fed(name, cases[:1] if rank else cases[1:])),
+            "all in one": scores_of(fed(name, cases if rank else [])),
+        }
+        for name, cases in SCORED.items()
+    }
+    torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")  # of a process without samples
+def test_two_processes_score_as_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, (port, tmp_path), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for name, cases in SCORED.items():
+        expected = pytest.approx(scores_of(fed(name, cases)), abs=1e-12)
+        for rank in (0, 1):
+            assert {share: scores == expected for share, scores in found[rank][name].items()} == {
+                "halves": True,
+                "uneven": True,
+                "all in one": True,
+            }, name
