@@ -17,7 +17,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = ("COMET_", "HF_", "HUGGING", "MLFLOW_", "MPL", "SLURM_", "SUBTOKEN_", "TRANSFORMERS_", "WANDB_", "XDG_")
 """Beginnings of environment variables by which a user's libraries, jobs and kernels are set."""
 
-if "PYTEST_XDIST_WORKER" not in os.environ:  # whose home is that of the process that started it
+FIRST = not Path.home().name.startswith("subtoken-tests-")
+"""Whether no test run has started this one: a worker, or a suite within a test, has the home of the run around it."""
+
+if FIRST:
     paths = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     packages = {"PYTHONPATH": paths, "PYTHONUSERBASE": site.getuserbase()}
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
@@ -32,7 +35,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """Remove the home that was made for the tests."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if FIRST:
         os.chdir(REPOSITORY)
         shutil.rmtree(os.environ["HOME"], ignore_errors=True)
 
