@@ -117,6 +117,7 @@ def test_as_asked_only_the_last_answer_is_learnt_behind_the_prompt_that_asks_for
     assert learnt == answer.removeprefix("<think>\n") + made.tokenizer.eos_token
 
 
+@pytest.mark.filterwarnings("ignore:.*chats have no context")
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_form_that_is_not_asked_in_is_told(short, streaming):
     settings = {"block_length": 400, "context_length": 300, "prefix_tokens": 24, "streaming": streaming}

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen2VLConfig
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.positions import position_bound
 from subtoken_train.families.text import llama31_config, mistral_config, qwen25_config
 from subtoken_train.inference.batched import generate_batch, score_batch
@@ -219,7 +220,7 @@ def test_every_question_is_answered_as_if_it_were_the_only_one(kind):
         said = []
         step = torch.tensor([ids])
         for _ in range(6):
-            said.append(int(model(step, past_key_values=past).logits[0, -1].argmax()))
+            said.append(int(model(step, **{CACHE: past}).logits[0, -1].argmax()))
             step = torch.tensor([[said[-1]]])
             if said[-1] == tokenizer.eos_token_id:
                 break

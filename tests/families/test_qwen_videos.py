@@ -44,6 +44,9 @@ PICTURES = {
 }
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:the prompt has no image")  # as the pictures of "text" have it
+
+
 @pytest.fixture(params=BUILD)
 def family(request):
     return BUILD[request.param]()

@@ -96,6 +96,7 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
         assert torch.equal(expected[:count], answer[start:][:count])
 
 
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # no length is named
 @pytest.mark.parametrize(("longer", "room"), [(None, SLACK), (9, 8)])
 def test_room_is_made_once_where_it_is_known(longer, room):
     """By slacks otherwise."""

@@ -180,6 +180,7 @@ def test_everything_kept_changes_nothing():
     assert (found[0] - found[1]).abs().max() < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:a sequence is longer than the 64 positions")
 @torch.no_grad()
 def test_generation_stays_within_the_models_positions(monkeypatch):
     """A prompt of 48 tokens and 40 more on a model of 64 positions: no token stands beyond it."""
