@@ -158,7 +158,10 @@ def stage(target: Path) -> Iterator[Path]:
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         with room_for(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target)) from None
             for _ in take_left(target):
                 pass
             own, lock = _locked_stage(target)
