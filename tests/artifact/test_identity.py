@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.backbone_config import resolve
 from subtoken_train.reducers import build_reducer
+from subtoken_train.resources import resource
 from tests.support.text_families import text_family
 
-ADAPTER = Path(resolve("checkpoints/adapters/tiny_fastv25_s16k4"))
+ADAPTER = resource("checkpoints/adapters/tiny_fastv25_s16k4")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import spec as suites
 from tests.support.commands import refused
 from tests.support.eval_runs import ADAPTERS
+from tests.support.places import ROOT
 
 ROUTED = f"{ADAPTERS}/tiny_fastv25_s16k4"
 
@@ -47,7 +48,7 @@ def test_tasks_by_name(root, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_records_go_to_a_folder_named_after_the_arm(root, tmp_path, monkeypatch):
-    adapter = Path(ROUTED).resolve()
+    adapter = ROOT / ROUTED
     monkeypatch.chdir(tmp_path)
     arguments = ("--tasks", "scenes_gqa", "--adapter", adapter, "--data-root", root, "--limit", 1, "--anchors", "none")
     assert evaluate(*arguments, "--kv-dtype", "int8") == 0
@@ -74,7 +75,7 @@ def test_the_mini_suite(tmp_path, monkeypatch):
     cells = [path.parent.relative_to(out) for path in out.glob("*/*/manifest.json")]
     tasks = {cell.name for cell in cells}
     assert tasks == {"recall", *(f"scenes_{name}" for name in ("pope", "textvqa", "gqa", "mmbench", "caption"))}
-    shipped = {path.name for path in Path(ADAPTERS).iterdir()}
+    shipped = {path.name for path in (ROOT / ADAPTERS).iterdir()}
     assert {Path(str(Manifest.read(out / cell).arm.adapter)).name for cell in cells} == shipped
     assert all(len(read_samples(out / cell)) == 2 for cell in cells)
 

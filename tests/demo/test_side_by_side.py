@@ -203,6 +203,7 @@ def test_pictures_follow_the_layer(answers):
     assert group_picture(whole, 0) is None
 
 
+@pytest.mark.filterwarnings("ignore:eviction 'kvzip' runs further rows")
 def test_a_text_is_compressed_before_its_question_is_seen(readers):
     spoken = list(readers.ask(TEXT, QUESTION, "kvzip", "0.2", "int8"))
     whole, compressed = (each.answer for each in spoken if each.answer)

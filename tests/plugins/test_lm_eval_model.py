@@ -131,6 +131,7 @@ def test_an_adapter_with_routers_answers(text_adapter, backbone):
     assert 0 < info["region_fraction_measured"] < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:a sequence is longer than the 1,024 positions")
 @sampled(
     "compression",
     [
@@ -155,6 +156,7 @@ def test_rolling_scores_are_those_of_a_full_cache(backbone, reference, compressi
     assert "had nothing to compress" in model.report()
 
 
+@pytest.mark.filterwarnings("ignore:a sequence is longer than the 1,024 positions")
 @sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_empty_contexts_and_long_prompts(backbone, reference, protocol):
     long = " ".join(TEXTS) * 3

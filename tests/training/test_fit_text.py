@@ -88,6 +88,7 @@ def test_the_data_band_decides_the_data_module(recipe, corpus):
     assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
+@pytest.mark.filterwarnings("ignore:.*no token ends an answer")
 @sampled("kind", ["phi3", "llama", "qwen3", *(kind for kind in DECODERS if kind != "phi3")], every=10)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
     settings = recipe(kind, data=corpus)

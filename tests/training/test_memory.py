@@ -92,6 +92,7 @@ def test_quantised_weights_are_not_shared_out(strategy, kind):
     check_strategy(kind, "ddp")
 
 
+@pytest.mark.filterwarnings("ignore:.*PEFT for a second time|Already found a `peft_config`")  # it measures one again
 def test_activations_grow_with_the_batch_and_shrink_with_checkpointing_and_reduction(parts, tiny_family):
     kept = {
         (size, checkpointing): sizes(parts, batch_size=size, checkpointing=checkpointing)["kept for backward"]

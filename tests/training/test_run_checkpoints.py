@@ -178,6 +178,7 @@ def test_frozen_and_empty_parts_do_not_count():
     assert not weights_are_finite(module)
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 @pytest.mark.parametrize("end", ["whole", "half"])
 def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
     module, limits = Toy(width=300), resource.getrlimit(resource.RLIMIT_FSIZE)  # 90,300 weights: 1.1 MB with Adam's

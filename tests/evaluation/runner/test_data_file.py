@@ -100,6 +100,7 @@ def test_evictions_and_precision_are_in_the_record(tiny_family, questions):
     assert unrounded.realised == 0.25
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is left of a whole region")
 def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp_path):
     backbone, limits = compress(tiny_family).eval(), {"batch_size": 8, "max_new_tokens": 2, "limit": 12}
     method = build_eviction("keydiff")
