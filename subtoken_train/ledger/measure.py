@@ -79,8 +79,10 @@ def _named(layer: LayerPlan) -> Tensor:
     assert layer.group_mask_BNS is not None
     groups_BNS = layer.group_mask_BNS
     partial_BN = (layer.entries_BN >= 0) & ~groups_BNS.all(-1)
-    first_BS = groups_BNS[torch.arange(len(groups_BNS)), partial_BN.int().argmax(1)]
-    differs_BN = partial_BN & (groups_BNS != first_BS[:, None]).any(-1)
+    if not partial_BN.shape[1]:
+        return partial_BN
+    first_B1S = groups_BNS.take_along_dim(partial_BN.int().argmax(1)[:, None, None], 1)
+    differs_BN = partial_BN & (groups_BNS != first_B1S).any(-1)
     return partial_BN & differs_BN.any()
 
 

@@ -175,13 +175,15 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
     original = recipe.RecipeCLI.instantiate_trainer
 
     def with_interrupt(self, **kwargs):
-        self.config_init.trainer.callbacks = [Interrupt()]
+        self.config_init.trainer.callbacks = "interrupt"
         return original(self, **kwargs)
 
     recipe.RecipeCLI.instantiate_trainer = with_interrupt
+    recipe.KINDS["callbacks"].names["interrupt"] = Interrupt
     try:
         return main(argv)
     finally:
+        del recipe.KINDS["callbacks"].names["interrupt"]
         recipe.RecipeCLI.instantiate_trainer = original
 
 
