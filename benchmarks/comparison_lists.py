@@ -135,10 +135,6 @@ def read_comparison(path: Path) -> Comparison:
     ``adapter_of`` under any name. ``training`` are settings of every arm, below its own; ``folder`` and ``questions``
     are as in ``Comparison``, and so are ``sections``, which hold every arm once. With ``groups`` the table shows these
     groups of questions and no single kinds.
-
-    Raises:
-        ValueError: other keys, a difference of arms that are not listed, an adapter of one that is not trained, or an
-            arm of no section, or of several.
     """
     content = read_yaml(path)
     keys = {"arms", "differences"}

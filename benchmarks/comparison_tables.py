@@ -55,11 +55,7 @@ class Arm:
 
 
 def read_records(folder: Path) -> dict[str, Arm]:
-    """Group the run records of ``folder`` by arm.
-
-    Raises:
-        ValueError: no records, or an arm's runs answered different questions.
-    """
+    """Group the run records of ``folder`` by arm."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for run in read_runs(folder, (*_READ, *_OLDER)):
         record = _record(run, folder)
@@ -77,11 +73,7 @@ _OLDER = {"measures": {}, "kv_bytes": None}
 
 
 def _record(run: dict[str, Any], place: Path) -> dict[str, Any]:
-    """Return a run with what its record lacks for its age.
-
-    Raises:
-        ValueError: it lacks more.
-    """
+    """Return a run with what its record lacks for its age."""
     missing = [name for name in _READ if name not in run]
     if missing:
         raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")

@@ -32,11 +32,7 @@ def on_cuda(device: str) -> bool:
 
 
 def replayed(action: Callable[[], object], device: str) -> Callable[[], object]:
-    """The action as a CUDA graph; without CUDA itself.
-
-    Raises:
-        RuntimeError: it waits for the device, or copies from the host, which a graph cannot hold.
-    """
+    """The action as a CUDA graph; without CUDA itself."""
     if not on_cuda(device):
         return action
     aside = torch.cuda.Stream()

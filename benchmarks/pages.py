@@ -19,11 +19,7 @@ def svg_file(figure: Figure, name: str, title: str, words: str) -> str:
 
 
 def put(page: Path, name: str, text: str) -> None:
-    """Write a text between the marks ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` of a page.
-
-    Raises:
-        ValueError: the page does not have each of them once.
-    """
+    """Write a text between the marks ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` of a page."""
     start, end = f"<!-- {name}:start -->\n", f"\n<!-- {name}:end -->"
     before, rest = page.read_text(encoding="utf-8").split(start)
     _, after = rest.split(end)

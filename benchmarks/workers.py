@@ -21,9 +21,6 @@ class Worker:
 
     Args:
         command: that starts it, in the root of the repository.
-
-    Raises:
-        RuntimeError: it ended without a word.
     """
 
     def __init__(self, *command: str) -> None:
@@ -31,11 +28,7 @@ class Worker:
         self.versions = self._answer()
 
     def ask(self, **message: Any) -> Any:
-        """Its answer.
-
-        Raises:
-            RuntimeError: it says that there is none, or it ended.
-        """
+        """Its answer."""
         assert self.process.stdin is not None
         try:
             print(json.dumps(message), file=self.process.stdin, flush=True)

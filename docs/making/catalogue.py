@@ -63,11 +63,7 @@ SHELVES = (
 
 
 def catalogue_page() -> str:
-    """Return the text of the overview: a row for each page.
-
-    Raises:
-        ValueError: a folder of recipes is on no page, or on more than one.
-    """
+    """Return the text of the overview: a row for each page."""
     folders = _folders()
     for folder in folders:
         if sum(folder in shelf.folders for shelf in SHELVES) != 1:

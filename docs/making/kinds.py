@@ -116,11 +116,7 @@ REDUCER_KINDS = (*VISUAL_KINDS, CONTEXT_KIND)
 
 
 def page_of(name: str, kinds: tuple[Kind, ...]) -> str:
-    """Return the page that a method's card stands on, from ``docs/``.
-
-    Raises:
-        ValueError: no kind names it, or more than one does.
-    """
+    """Return the page that a method's card stands on, from ``docs/``."""
     pages = [kind.page for kind in kinds if name in kind.names]
     if len(pages) != 1:
         found = " and ".join(pages) or "no page"

@@ -95,11 +95,7 @@ def part_faults(items: list[PaperItem]) -> list[str]:
 
 
 def read_items(path: Path = ITEMS) -> dict[str, list[PaperItem]]:
-    """Read the file: paper -> its items, in its order.
-
-    Raises:
-        ValueError: an unknown paper, or an entry of another form.
-    """
+    """Read the file: paper -> its items, in its order."""
     content = read_yaml(path)
     unknown = set(content) - set(PAPERS) if isinstance(content, dict) else {type(content).__name__}
     if unknown:

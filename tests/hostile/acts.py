@@ -32,11 +32,7 @@ def command(words: Sequence[str]) -> Answer:
 
 
 def call(function: Callable[[], object]) -> Answer:
-    """Call a function: a plain ``ValueError``, or an ``OSError`` that somebody worded, is a refusal; all else is none.
-
-    Raises:
-        Exception: what the function raised, where it is neither.
-    """
+    """Call a function: a plain ``ValueError``, or an ``OSError`` that somebody worded, is a refusal; all else is none."""
     from subtoken_train.cli.terminal import one_line
 
     out = io.StringIO()

@@ -78,9 +78,6 @@ class Case:
         room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
         comes: a file that somebody else makes while the act runs, and that must stay as it came.
         says: words of which a refusal holds one, so that it was refused for what is wrong with it.
-
-    Raises:
-        ValueError: it could be taken without being compared, or is ``EITHER`` without a reason.
     """
 
     what: str

@@ -44,11 +44,7 @@ def page(pool: Path) -> tuple[Any, Any]:
 
 
 def ask(pool: Path, picture: str | None, question: str, eviction: str | None, keep: str) -> list[str]:
-    """The answers' texts, as the page shows them.
-
-    Raises:
-        ValueError: with the words that it shows instead.
-    """
+    """The answers' texts, as the page shows them."""
     models, respond = page(pool)
     *_, last = respond(models, picture, question, eviction, keep, "model")
     sides = len(models.sides)

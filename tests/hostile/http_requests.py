@@ -45,11 +45,7 @@ def model(pool: Path) -> tuple[SubTokenModel, ArmSpec]:
 
 
 def beside(pool: Path, act: Callable[[Served], Any]) -> Any:
-    """What comes of a client's act while another one asks, and asks again once it has its answer.
-
-    Raises:
-        RuntimeError: the other client is not answered as on an idle server, or the server does not say that it is well.
-    """
+    """What comes of a client's act while another one asks, and asks again once it has its answer."""
     loaded, spec = model(pool)
     others: list[Any] = []
     with serving_model(spec, model=loaded, queue=4, max_body=2_000_000, timeout=10, name="m") as served:
@@ -71,12 +67,7 @@ def alone(pool: Path) -> str:
 
 
 def answer(served: Served, asked: Any, **headers: str) -> str:
-    """The text of the answer to a body.
-
-    Raises:
-        ValueError: with the server's words.
-        RuntimeError: its answer is neither good nor the client's fault.
-    """
+    """The text of the answer to a body."""
     content = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     return text_of(
         httpx2.post(f"{served.url}/v1/chat/completions", content=content, headers={**TYPE, **headers}, timeout=8)
@@ -94,11 +85,7 @@ def text_of(reply: httpx2.Response) -> str:
 
 
 def raw(served: Served, content: bytes, good: bool = False) -> None:
-    """Send bytes, hear what comes first, hang up.
-
-    Raises:
-        ValueError: the answer is ``good``, or not, as it should be.
-    """
+    """Send bytes, hear what comes first, hang up."""
     where = urlsplit(served.url)
     with socket.create_connection((where.hostname, where.port or 0), timeout=5 if good else 0.5) as connection:
         try:

@@ -159,11 +159,7 @@ def plain(tree: Any) -> bool:
 
 
 def parsed_json(content: bytes) -> Any:
-    """A JSON document, by the letter of the standard.
-
-    Raises:
-        NoDocument: it is none, or has a key twice.
-    """
+    """A JSON document, by the letter of the standard."""
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(found)) < len(found):
@@ -180,20 +176,12 @@ def parsed_json(content: bytes) -> Any:
 
 
 def parsed_lines(content: bytes) -> list[Any]:
-    """JSON documents, one a line, empty lines left out.
-
-    Raises:
-        NoDocument: a line is none.
-    """
+    """JSON documents, one a line, empty lines left out."""
     return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
 
 
 def parsed_yaml(content: bytes) -> Any:
-    """A YAML document of plain values.
-
-    Raises:
-        NoDocument: it is none, or has a key twice.
-    """
+    """A YAML document of plain values."""
 
     class Loader(yaml.SafeLoader):
         """Refuses what stands twice."""

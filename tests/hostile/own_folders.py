@@ -76,11 +76,7 @@ def csv_table(draw: random.Random, names: list[str]) -> Table:
 
 
 def parsed_csv(content: bytes) -> list[list[str]]:
-    """The cells of a table in UTF-8, with or without a byte-order mark.
-
-    Raises:
-        NoDocument: it is none.
-    """
+    """The cells of a table in UTF-8, with or without a byte-order mark."""
     try:
         text = content.decode("utf-8-sig")
         if "\0" in text:
@@ -120,11 +116,7 @@ def texts(draw: random.Random, names: list[str]) -> Table:
 
 
 def parsed_text(content: bytes) -> list[str]:
-    """The lines of a text in UTF-8.
-
-    Raises:
-        NoDocument: no UTF-8, or characters that no text has.
-    """
+    """The lines of a text in UTF-8."""
     try:
         text = content.decode("utf-8-sig")
     except ValueError as error:

@@ -151,9 +151,6 @@ def watched(watch: Watch) -> Iterator[None]:
     """Stop what runs inside once it takes too long or too much; note what it starts and writes.
 
     The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
-
-    Raises:
-        Stopped: from inside.
     """
     global _watch  # noqa: PLW0603
     clock, wall, held = time.process_time(), time.monotonic(), resident()
