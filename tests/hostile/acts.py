@@ -32,7 +32,7 @@ def command(words: Sequence[str]) -> Answer:
 
 
 def call(function: Callable[[], object]) -> Answer:
-    """Call a function: a plain ``ValueError``, or an ``OSError`` that somebody worded, is a refusal; all else is none."""
+    """Call a function: a plain ``ValueError`` or a worded ``OSError`` is a refusal; all else is none."""
     from subtoken_train.cli.terminal import one_line
 
     out = io.StringIO()
