@@ -87,6 +87,7 @@ def placed(document):
     return text if "<image>" in text else "<image>\n" * len(document["images"]) + text
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has no image")
 def test_answers_come_in_order_whatever_the_batch(plugin, vlm_adapter, capsys):
     asked = [request(i, {**SETTINGS, "max_new_tokens": 3 + i % 2}) for i in (3, 0, 4, 2, 1)]
     single = SubTokenModel.from_pretrained(vlm_adapter)
