@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,8 @@ MOST_PIXELS = 2 * MAX_PIXELS
 """Pillow opens no larger one."""
 MAX_SCANS = 64
 """Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
+MAX_EXIF = 1000
+"""Pieces of a JPEG's EXIF: for each, Pillow copies all that came before."""
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
 """A marker of a JPEG that ends or leads a stretch: no byte of what is encoded, and no place to begin again at."""
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
@@ -193,6 +196,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
 
 
 def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Image:
+    _check_exif(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
         warnings.simplefilter("default", SubTokenWarning)
@@ -207,6 +211,15 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
         except Exception as error:  # numbers that are none, and whatever else its readers trip over
             raise ValueError("it is damaged") from error
     raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
+
+
+def _check_exif(content: io.BytesIO | Path) -> None:
+    """Raise ``PixelError`` for a JPEG whose EXIF is in very many pieces."""
+    with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
+        pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
+        file.seek(0)
+    if pieces > MAX_EXIF:
+        raise PixelError(f"its EXIF is in {pieces:,} pieces, at most {MAX_EXIF:,} are read")
 
 
 def _check_scans(image: Image.Image) -> None:

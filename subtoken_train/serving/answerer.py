@@ -119,7 +119,7 @@ class Answerer:
             )
             self._room(request, ready.tokens)
         except BaseException as error:
-            raise self._refusal(error) from None
+            raise self.refusal(error) from None
         return ready
 
     def compression(self, request: ChatRequest) -> Compression:
@@ -156,7 +156,7 @@ class Answerer:
                     self._at_work += self._company(job)
                     self._answer(self._at_work)
                 except BaseException as error:
-                    self._refuse(self._at_work, self._refusal(error))
+                    self._refuse(self._at_work, self.refusal(error))
         except BaseException:
             _log.exception("the thread that answers ended; another one takes its place")
             self._replace()
@@ -218,10 +218,10 @@ class Answerer:
         try:
             self._pass(jobs)
         except BaseException as error:
-            return self._refusal(error)
+            return self.refusal(error)
         return None
 
-    def _refusal(self, error: BaseException) -> RefusedError:
+    def refusal(self, error: BaseException) -> RefusedError:
         """Return what a request is told of what went wrong."""
         if isinstance(error, RefusedError):
             return RefusedError(error.status, self._said(str(error)), error.code)  # without frames and what they hold

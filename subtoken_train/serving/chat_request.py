@@ -68,7 +68,7 @@ class _Body:
     seed: int | None = None
     stop: str | list[str] = field(default_factory=list)
     stream: bool = False
-    stream_options: dict[str, Any] = field(default_factory=dict)
+    stream_options: dict[str, bool | None] = field(default_factory=dict)
     eviction: str | None = None
     eviction_keep: float | None = None
 
@@ -195,7 +195,7 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
         None if most is None else min(most, limits.max_new_tokens),
         stops,
         read.stream,
-        read.stream_options.get("include_usage") is True,
+        bool(read.stream_options.get("include_usage")),
         read.eviction,
         read.eviction_keep,
         template,

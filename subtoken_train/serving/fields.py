@@ -17,7 +17,7 @@ OBEYED = {
     "messages": "system, developer, user, assistant; texts, and pictures as data URLs",
     "prompt": "`/v1/completions`: a text, or a list of one, which goes on without a chat template",
     "max_tokens, max_completion_tokens": "at least 1; more than `--max-new-tokens` or the model's positions is capped",
-    "temperature": "0 to 2; 0, or left out: greedy",
+    "temperature": "0 to 2; up to 0.00001, or left out: greedy",
     "top_p": "above 0, to 1",
     "seed": "of the draws",
     "stop": "4 texts of at most 200 characters",
@@ -66,7 +66,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_salt": ("",),
 }
 """Fields that nothing here obeys: values without effect."""
-_OF_DRAWS = ("top_k", "min_p", "typical_p")
+_COLD = 1e-5
+"""A temperature at which the likeliest token is drawn; of a lower one, logits divided by it may be no numbers."""
+_OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
 """Without effect on a greedy answer, whatever they say."""
 OF_MESSAGES: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": (), "cache_control": ()}
 """Fields of a message that would change an answer; all others but role and content are ignored."""
@@ -87,7 +89,8 @@ def obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: another one would change the answer.
     """
     asked = {name: value for name, value in content.items() if value is not None and name not in IGNORED}
-    if not asked.get("temperature"):
+    heat = asked.get("temperature", 0)
+    if type(heat) in (int, float) and 0 <= heat <= _COLD:
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAWS}
     check_harmless(asked, NEUTRAL)
     return {name: value for name, value in asked.items() if name not in NEUTRAL}
@@ -103,7 +106,7 @@ def table() -> str:
     rows = [(_code(names), words) for names, words in OBEYED.items()]
     rows.append((_code(", ".join(IGNORED)), "ignored, whatever it says"))
     rows += [(_code(name), _words(values)) for name, values in NEUTRAL.items()]
-    rows.append((_code(", ".join(_OF_DRAWS)), "ignored where the answer is greedy"))
+    rows.append((_code(", ".join(_OF_DRAWS[1:])), "ignored where the answer is greedy"))
     rows += [(f"{_code(name)} of a message", _words(values)) for name, values in OF_MESSAGES.items()]
     rows += [(f"{_code(name)} of `stream_options`", _words(values)) for name, values in OF_STREAMS.items()]
     rows.append(("`detail` of `image_url`; any other of a message or of a part of it", "ignored"))

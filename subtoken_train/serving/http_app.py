@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,8 +30,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
+from subtoken_train.errors import plain
 from subtoken_train.serving.answerer import BROKEN, Answerer, time_over
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
 from subtoken_train.serving.line import Answer, Event, Job
@@ -39,7 +42,7 @@ from subtoken_train.serving.prepared import Prepared
 _log = logging.getLogger(__name__)
 LOCAL = ("127.0.0.1", "localhost")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_READING = 60  # seconds that a body may take
+_READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
@@ -179,8 +182,11 @@ class ChatServer:
         return bytes(body)
 
     def _read(self, body: bytes, path: str, owner: str) -> tuple[ChatRequest, Prepared]:
-        """Read a request whose body is here, in a thread of its own."""
-        chat = read_request(body, self.answerer.limits, path == "/v1/completions", self.answerer.sees_images)
+        """Read a request whose body is here, in a thread of its own, out of which come refusals alone."""
+        try:
+            chat = read_request(body, self.answerer.limits, path == "/v1/completions", self.answerer.sees_images)
+        except BaseException as error:
+            raise error if isinstance(error, ValueError) else self.answerer.refusal(error) from None
         if chat.model != self.settings.name:
             raise self._no_model(chat.model)
         chat = replace(chat, owner=owner if self.settings.apart else "")
@@ -245,7 +251,10 @@ class _Reply:
                 loop.call_soon_threadsafe(heard, event)
 
         job = Job(self._chat, say, self._deadline, self._ready)
-        self._server.answerer.submit(job)
+        try:
+            self._server.answerer.submit(job)
+        except BaseException as error:
+            job.tell(self._server.answerer.refusal(error))
         gone = asyncio.ensure_future(_hung_up(receive))
         speaking = asyncio.ensure_future(self._speak(scope, receive, send))
         left = self._deadline - time.monotonic()
@@ -341,7 +350,7 @@ async def _hung_up(receive: Receive) -> None:
 
 def _error_body(error: RefusedError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": " ".join(str(error).split()), "type": kind, "param": None, "code": error.code}}
+    return {"error": {"message": plain(" ".join(str(error).split())), "type": kind, "param": None, "code": error.code}}
 
 
 def _error(error: ValueError) -> JSONResponse:
@@ -368,6 +377,33 @@ def _stranger() -> RefusedError:
     return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
+class _Connection(H11Protocol):
+    """One connection: h11 is there always, and bounds the bytes of headers; their time is bounded here."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watch()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have an end to the wait for whole headers, as long as it lasts."""
+        waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if waits and self._late is None:
+            self._late = self.loop.call_later(_READING, self.send_400_response, "The headers took too long.")
+        elif not waits and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 def http_server(server: ChatServer) -> uvicorn.Server:
     """Return what serves on sockets that are bound."""
     config = uvicorn.Config(
@@ -379,7 +415,7 @@ def http_server(server: ChatServer) -> uvicorn.Server:
         timeout_graceful_shutdown=GOODBYE,
         server_header=False,
         ws="none",
-        http="h11",  # which bounds headers, and is there always
+        http=_Connection,
     )
     return uvicorn.Server(config)
 

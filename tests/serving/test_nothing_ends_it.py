@@ -80,6 +80,19 @@ def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, 
     assert llama.answerer.replaced == 0
 
 
+@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), KeyboardInterrupt(), RecursionError("broken")])
+@pytest.mark.parametrize("stage", ["http_app.read_request", "answerer.read_for_pass", "line.Line.put"])
+def test_nothing_that_is_raised_before_the_pass_ends_the_server(llama, monkeypatch, stage, error):
+    def fail(*given, **more):
+        raise error
+
+    monkeypatch.setattr(f"subtoken_train.serving.{stage}", fail)
+    assert refusal(llama, 500) == "the server failed at this request; its log says why"
+    monkeypatch.undo()
+    assert said(llama.ask("Hi")) is not None
+    llama.until_free()
+
+
 def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):
     before, replaced = llama.answerer._thread, llama.answerer.replaced
 
@@ -208,6 +221,29 @@ def test_headers_are_bounded(llama):
         client.settimeout(20)
         client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000)
         assert client.recv(12) == b"HTTP/1.1 400"
+
+
+def test_slow_headers_end(llama, monkeypatch):
+    monkeypatch.setattr("subtoken_train.serving.http_app._READING", 0.3)
+    with opened(llama) as silent, opened(llama) as again, opened(llama) as quick:
+        for client in (silent, again, quick):
+            client.settimeout(20)
+        ask = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        again.sendall(ask + b"\r\n" + ask)  # one that is answered, and the next one's beginning
+        quick.sendall(ask + b"\r\n")
+        assert b" 200 OK" in quick.recv(1000)
+        assert silent.recv(12) == b"HTTP/1.1 400"
+        told = b""
+        while part := again.recv(1000):
+            told += part
+        assert told.startswith(b"HTTP/1.1 200 OK")
+        assert b"HTTP/1.1 400" in told
+        assert b"The headers took too long." in told
+
+
+def test_messages_hold_no_controls(llama):
+    words = httpx2.get(f"{llama.url}/v1/x%1b[31m%E2%80%AE").json()["error"]["message"]
+    assert words.startswith(r"GET /v1/x\x1b[31m\u202e: Not Found; there are POST")
 
 
 def test_strangers_learn_nothing():

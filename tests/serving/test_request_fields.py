@@ -46,7 +46,13 @@ def test_numbers_are_no_truths_and_draws_need_a_temperature():
     for name, value in (("n", True), ("logprobs", 0), ("frequency_penalty", False)):
         with pytest.raises(ValueError, match="is not served here"):
             read(**{name: value})
-    assert read(top_k=50, min_p=0.1, temperature=0) == read()
+    for cold in (0, -0.0, 1e-300, 1e-5):
+        assert read(top_k=50, min_p=0.1, temperature=cold) == read()
+    assert read(temperature=1e-4).settings["temperature"] == 1e-4
+    with pytest.raises(ValueError, match="temperature is False; it must be a number"):
+        read(temperature=False)
+    with pytest.raises(ValueError, match=r"include_usage.* is 1; it must be true or false"):
+        read(stream=True, stream_options={"include_usage": 1})
     with pytest.raises(ValueError, match="top_k 50 is not served here"):
         read(top_k=50, temperature=0.5)
     with pytest.raises(ValueError, match=r"unknown key 'evction'\. Did you mean 'eviction'\?"):
