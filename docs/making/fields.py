@@ -33,10 +33,10 @@ refused in every form, and in tables, texts and files of prompts; `<image>` alon
 
 **Pictures that a text names** would be trained without. Refused are spellings that only media have: a tag around a
 target (`<img>0.png</img>`, `<video>a.mp4</video>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`,
-`<image_placeholder>`), and in a record that has no media `<image 1>`, or a bare tag (`<video>`, `[image]`) as the first
-or last line of a question. A file that a question of such a record names (in a Markdown picture, `<img src="a.png">`,
-`see a.png`) is refused where it lies in the folder of the images; elsewhere it is text, and `check` counts such
-names.
+`<image_placeholder>`), and in a record that has no media `<image 1>`, a picture's own bytes
+(`data:image/png;base64,...`), or a bare tag (`<video>`, `[image]`) as the first or last line of a question. A file
+that a question of such a record names (in a Markdown picture, `<img src="a.png">`, `see a.png`) is refused where it
+lies in the folder of the images; elsewhere it is text, and `check` counts such names.
 
 **Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Where a text
 is *about* the tag, write `\<image>`: the model reads the characters `<image>`, even if its tokenizer has a token of

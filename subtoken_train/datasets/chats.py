@@ -132,7 +132,7 @@ def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
     if limits.as_asked or (forms := asked_otherwise(tokenizer, **variables)) is None:
         return None
     return (
-        f"the chat template writes {forms[0]!r} before an answer in a conversation, as chats are trained, but "
+        f"the chat template writes {forms[0]!r} before {forms[2]} in a conversation, as chats are trained, but "
         f"{forms[1]!r} where the model is asked; set data.as_asked: true to train answers where they are asked, "
         "or change the form by data.chat_template_kwargs"
     )

@@ -156,7 +156,7 @@ def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]], text:
     begun = {begin for begin, end in spans if begin < end and not text[begin].isspace()}
     return [
         any(begin <= start < end for begin, end in spans) or any(start < begin < after for begin in begun)
-        for start, after in pairwise([*starts, 0])
+        for start, after in pairwise([*starts, len(text)])
     ]
 
 

@@ -24,9 +24,11 @@ from subtoken_train.typed import shown
 
 SOUND_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus")
 MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, ".heic", ".heif", ".svg", *VIDEO_SUFFIXES, *SOUND_SUFFIXES)
-_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vision|audios?|speech|sound|media)"
+_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vids?|vision|visual|audios?|speech|sound|media)"
 _TAG = re.compile(
-    rf"(?<!\\)[<\[]({_KIND})\b[^<>\[\]\n]{{0,200}}[>\]]([^<>\[\]\n]{{1,400}})[<\[]/\1\s{{0,9}}[>\]]", re.I
+    rf"(?<!\\)[<\[]({_KIND}(?:[_-](?:path|url|file|src))?)\b[^<>\[\]\n]{{0,200}}[>\]]"
+    r"([^<>\[\]\n]{1,400})[<\[]/\1\s{0,9}[>\]]",
+    re.I,
 )
 _PLACE = re.compile(r"(?:data|file|https?):", re.I)
 _TOKEN = re.compile(
@@ -39,7 +41,9 @@ _NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)
 """Matches what is a picture's name where the picture has a mark beside it."""
 _CAPITALS = re.compile(r"\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\](?!https?:)")
 """Matches tokens of Mistral's models, which other spellings of the letters are not."""
-_BARE = re.compile(rf"[<\[{{(]{{1,2}}/?{_KIND}[ _-]?\d{{0,4}}\s?/?[>\])}}]{{1,2}}", re.I)
+_BARE = re.compile(rf"(?:[<\[{{(]{{1,2}}/?{_KIND}[ _-]?\d{{0,4}}\s?/?[>\])}}]{{1,2}}\s?)+", re.I)
+_INLINE = re.compile(r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}")
+"""Matches a whole medium in a text; code that speaks of one leaves its letters out."""
 _WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
 _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
 
@@ -115,10 +119,14 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _bare(text: str, as_document: bool) -> str | None:
-    """Return a bare tag that is the first or the last line of a longer text, or all of it."""
+    """Return a bare tag that is the first or the last line of a longer text, or all of it; or a medium's own bytes."""
+    if inline := _INLINE.search(text):
+        return inline[0]
+    for mark in (IMAGE_MARK, VIDEO_MARK) if as_document else (IMAGE_MARK,):
+        text = text.replace(mark, "")
     lines = text.strip().split("\n")
     for line in (lines[0].strip(), lines[-1].strip()):
-        if _BARE.fullmatch(line) and line != IMAGE_MARK and not (as_document and line == VIDEO_MARK):
+        if _BARE.fullmatch(line):
             return line
     return None
 

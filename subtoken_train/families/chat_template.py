@@ -163,18 +163,24 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
     return RenderedPrompt(text, spans, "", _system_end(shown, places))
 
 
-def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str] | None:
-    """Return what stands before an answer in a conversation and in a prompt; None where the one begins as the other.
+def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | None:
+    """Return what stands before an answer in a conversation and in a prompt, and before which; None where they agree.
+
+    An earlier answer, which others follow, is looked at too: some templates open thoughts in the last one alone.
 
     Args:
         tokenizer: one with a template.
         variables: given to the template.
     """
-    talk = messages_of([Turn("?", "!")])
+    talk = messages_of([Turn("?", "!"), Turn("?", "!")])
     text = filled_template(tokenizer, talk, **variables)
-    (_, asked), (said, _) = _places(tokenizer, talk, text, **variables)
-    opening = _after(tokenizer, talk[:1], add_generation_prompt=True, **variables)
-    return None if opening is None or text.startswith(opening, asked) else (text[asked:said], opening)
+    places = _places(tokenizer, talk, text, **variables)
+    for number, which in ((3, "an answer"), (1, "an earlier answer")):
+        asked, said = places[number - 1][1], places[number][0]
+        opening = _after(tokenizer, talk[:number], add_generation_prompt=True, **variables)
+        if opening is not None and not text.startswith(opening, asked):
+            return text[asked:said], opening, which
+    return None
 
 
 def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
@@ -231,7 +237,10 @@ def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: A
                 "the tokenizer's chat template does not write what the assistant says in message "
                 f"{number + 1} as it is, so its tokens cannot be told; set another chat_template"
             )
-        if place is None and message["content"].strip():
+        others = [*messages[:number], *messages[number + 1 :]]
+        told = place is not None or not message["content"].strip()
+        # some systems' texts are orders to the template (SmolLM3's /no_think), which obeys them and writes no word
+        if not told and (message["role"] != "system" or filled_template(tokenizer, others, **options) == text):
             raise _unwritten(message["role"])
         found[number] = place or (0, 0)
     return [found[number] for number in range(len(messages))]
@@ -239,14 +248,13 @@ def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: A
 
 def _forms(tokenizer: Any, content: str) -> list[tuple[int, int]]:
     """Return what a template may write of a content: all, stripped, or what follows a word that the template knows."""
-    size, last = len(content), len(content.rstrip())
-    begins = (min(size - len(rest), last) for rest in (content, content.lstrip("\n"), content.lstrip()))
     words = [word for word in _tags(tokenizer.get_chat_template()) if word in content]
     cuts = {place + len(word) for word in words for place in (content.find(word), content.rfind(word))}
-    forms = list(product(begins, (size, last)))
-    for cut in sorted(cuts):
-        inner = size - len(content[cut:].lstrip())
-        forms += [(cut, size), (min(inner, max(cut, last)), max(cut, last))]
+    ends = [len(each) for each in (content, content.rstrip("\n"), content.rstrip())]
+    forms = []
+    for rest in (content[cut:] for cut in (0, *sorted(cuts))):
+        begins = (len(content) - len(each) for each in (rest, rest.lstrip("\n"), rest.lstrip()))
+        forms += [(begin, max(begin, end)) for begin, end in product(begins, ends)]
     return list(dict.fromkeys(forms))
 
 

@@ -27,6 +27,7 @@ IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 _MARK = re.compile(r"(?<!\\)<(?:image|video)>")
 _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
 _STAND_IN = re.compile("[\ud800-\udfdf]")
+_TURN = re.compile(r"\W.*\w.*\W")
 _NEAR, _FAR = 0xDF00 - 0xD800, 0xDFE0 - 0xDF00
 """Characters that have a stand-in each, the first ones of Unicode, and further ones of a tokenizer's special tokens."""
 _PRIVATE = range(0xF0000, 0x10FFFE)
@@ -123,7 +124,7 @@ def _written(stand_in: str, far: str) -> str:
 
 @dataclass(frozen=True)
 class _Specials:
-    """Special tokens of a tokenizer.
+    """Special tokens of a tokenizer, and added ones that its chat template writes; not two that enclose a part.
 
     Attributes:
         places: each with a number of its own.
@@ -146,7 +147,15 @@ class _Specials:
 
 @lru_cache(maxsize=4)
 def _specials(tokenizer: Any) -> _Specials:
-    held = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = {token.content: (number, token.special) for number, token in tokenizer.added_tokens_decoder.items()}
+    written = str(tokenizer.chat_template or "")
+    # DeepSeek's <|User|> is not marked as special, but its template writes it; <think> and </think> are an answer's
+    held = {
+        name: number
+        for name, (number, special) in added.items()
+        if special
+        or (name in written and _TURN.fullmatch(name) and not added.keys() & {f"</{name[1:]}", f"<{name[2:]}"})
+    }
     held |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     tokens = [token for token in held if token]
     far = "".join(sorted({each for token in tokens for each in token if ord(each) >= _NEAR}))

@@ -37,21 +37,28 @@ SPELT = {
     "<Image>\nwhat ?": "<Image>",
     "what ?\n[image]": "[image]",
     "{{image}}\nwhat ?": "{{image}}",
+    "<img><img>\nwhich ?": "<img><img>",
+    "<image_path>0.png</image_path> what ?": "<image_path>0.png</image_path>",
+    "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
+    "<vid>clip.mp4</vid> what ?": "<vid>clip.mp4</vid>",
+    "<|visual_1|> what ?": "<|visual_1|>",
+    f"![](data:image/png;base64,{'iVBORw0K' * 9}) what ?": "data:image/png;base64,iVBORw0K",
 }
 
 
 @pytest.mark.parametrize("text", SPELT)
 @pytest.mark.parametrize("as_document", [False, True])
 def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
-    words = f"r: a text holds {SPELT[text]!r}, a medium that nothing would read; name it in image, images"
-    with pytest.raises(ValueError, match=re.escape(words)):
+    words = rf"^r: a text holds '{re.escape(SPELT[text])}.*, a medium that nothing would read; name it in image, images"
+    with pytest.raises(ValueError, match=words):
         checked_record(asked(text), "r", set(), as_document)
 
 
 def test_a_video_mark_without_a_video():
     with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
         checked_record(asked("<video>\nwhat ?"), "r", set())
-    checked_record(asked("<video>\nwhat ?"), "r", set(), as_document=True)  # marks are text to a language model
+    for text in ("<video>\nwhat ?", "<image><image>\nwhat ?"):
+        checked_record(asked(text), "r", set(), as_document=True)  # marks are text to a language model
 
 
 def test_an_answer_that_is_a_picture_is_refused_too():
@@ -75,6 +82,7 @@ TEXTS = [
     "mark [image] in a text",
     '<div><img src="logo.png"></div>',
     "![](https://a.b/c.png) in markdown",
+    "how long is 'data:image/png;base64,iVBORw0K...' in HTML ?",
     r"\<image>0.png\</image> is how it is written",
     "a" * 200_000 + "<" * 20_000 + "[img" * 5000,
 ]

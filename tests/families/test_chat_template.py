@@ -97,7 +97,21 @@ def test_special_tokens_that_people_write_are_text():
     assert hidden_specials(tokenizer, "no token <|im_en|>") == "no token <|im_en|>"
 
 
-WORDS = ["B", "no", "yes or no", "Choose: A or B", "hello", "assistant", " user", "  B", "B\n", "\n no ", "user", "@"]
+WORDS = [
+    "B",
+    "no",
+    "yes or no",
+    "Choose: A or B",
+    "hello",
+    "assistant",
+    " user",
+    "  B",
+    "B\n",
+    "\n no ",
+    "user",
+    "@",
+    "\n",
+]
 TALKS = st.tuples(
     st.sampled_from([None, "yes or no", "B"]),
     st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([*WORDS, ""])), min_size=1, max_size=3),
@@ -131,6 +145,32 @@ def test_what_is_learnt_is_what_the_assistant_says_in_every_published_format(nam
         assert said in (wanted, f" {wanted}")  # a token may hold the space before a word
 
 
+def test_answers_of_which_a_template_leaves_nothing_are_ends_of_turns():
+    for name, answer, start in (
+        ("QwQ", "\n", ""),
+        ("SmolLM3", "\n", ""),
+        ("Qwen3", "<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
+    ):
+        rendered = rendered_conversation(published(name), talk_of(None, [("B", answer)]))
+        assert learnt_of(published(name), rendered) == [f"{start}{IM}"]
+    tokenizer = tokenizer_of(CHATML.replace("m.content +", "m.content.rstrip('\\n') +"))
+    rendered = rendered_conversation(tokenizer, talk_of(None, [("B", "B \n")]))
+    assert learnt_of(tokenizer, rendered) == [f"B {IM}"]
+
+
+def test_an_answer_in_one_token_with_the_space_before_it_is_learnt_at_the_end():
+    rendered = rendered_conversation(published("ChatQA"), talk_of(None, [("what", "<")]))
+    assert learnt_of(published("ChatQA"), rendered) == [" <"]
+
+
+def test_a_system_text_that_orders_the_template_need_not_be_written():
+    talk = talk_of("/no_think", [("B", "B")])
+    rendered = rendered_conversation(published("SmolLM3"), talk)
+    assert "Reasoning Mode: /no_think" in rendered.text
+    assert learnt_of(published("SmolLM3"), rendered) == [f"B{IM}"]
+    assert rendered.text.startswith(rendered_prompt(published("SmolLM3"), talk[:-1]).text)
+
+
 THOUGHTS = {
     "ChatML": f"<think>\nhm\n</think>\n\nB{IM}",
     "Qwen3": f"<think>\nhm\n</think>\n\nB{IM}",
@@ -158,10 +198,14 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(name):
 
 def test_a_prompt_that_differs_once_it_is_answered_is_told():
     differ = {name for name in PUBLISHED if asked_otherwise(published(name)) is not None}
-    assert differ == {"QwQ", "DeepSeek-R1-Distill", "ChatQA"}
+    assert differ == {"QwQ", "DeepSeek-R1-Distill", "ChatQA", "Qwen3-2507-Thinking"}
+    heads = [f"{IM}\n<|im_start|>assistant\n", f"{IM}\n<|im_start|>assistant\n<think>\n"]
+    assert asked_otherwise(published("Qwen3-2507-Thinking")) == (*heads, "an earlier answer")
+    silent = asked_otherwise(published("Qwen3"), enable_thinking=False)
+    assert silent == (heads[0], f"{heads[1]}\n</think>\n\n", "an earlier answer")
     bar = "\N{FULLWIDTH VERTICAL LINE}"
     forms = asked_otherwise(published("DeepSeek-R1-Distill"))
-    assert forms == (f"<{bar}Assistant{bar}>", f"<{bar}Assistant{bar}><think>\n")
+    assert forms == (f"<{bar}Assistant{bar}>", f"<{bar}Assistant{bar}><think>\n", "an answer")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -149,6 +149,21 @@ def test_nothing_that_is_typed_becomes_a_special_token(kind):
         assert tokenizer.decode(tokenise(tokenizer, hidden_specials(tokenizer, f"a{end}b"))[0]) == f"a{end}b"
 
 
+def test_a_token_that_opens_turns_is_typed_as_text_though_it_is_not_marked_as_special():
+    bar = "\N{FULLWIDTH VERTICAL LINE}"
+    user = f"<{bar}User{bar}>"
+    tokenizer = byte_level(
+        f"{{% for m in messages %}}{{{{ '{user}' + m.content.split('</think>')[-1] }}}}{{% endfor %}}"
+    )
+    tokenizer.add_tokens([user, "<think>", "</think>", f"<{bar}other{bar}>"])
+    text = f"{user}{hidden_specials(tokenizer, f'a{user}<think>b</think>')}"
+    ids, _ = tokenise(tokenizer, text)
+    assert tokenizer.decode(ids) == f"{user}a{user}<think>b</think>"
+    assert [each for each in ids if each in tokenizer.added_tokens_decoder] == [
+        tokenizer.convert_tokens_to_ids(each) for each in (user, "<think>", "</think>")
+    ]
+
+
 def test_a_token_does_not_arise_between_what_is_typed_and_the_template():
     tokenizer = byte_level()
     text = f"<|im_start|>{hidden_specials(tokenizer, 'a <|im_end|')}>{hidden_specials(tokenizer, 'im_end|>')}"

@@ -128,6 +128,7 @@ _OLMO2 = (
 )
 _SMOLLM3 = (
     _TOLD_FIRST + "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+    "{% if '/no_think' in told %}{% set enable_thinking = false %}{% endif %}"
     "{{ '<|im_start|>system\\n## Metadata\\n\\nReasoning Mode: ' + ('/think' if enable_thinking else '/no_think') }}"
     "{{ '\\n\\n## Custom Instructions\\n\\n' }}"
     "{{ told.replace('/no_think', '').replace('/think', '').rstrip() or 'Help.' }}"
