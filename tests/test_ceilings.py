@@ -10,14 +10,14 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 69_900,
-    "files of the package": 406,
-    "lines of tests": 80_200,
+    "lines of the package": 68_100,
+    "files of the package": 404,
+    "lines of tests": 80_950,
     "lines of benchmark programs": 6_000,
-    "words of pages": 142_500,
+    "words of pages": 145_000,
     "tracked megabytes": 28.6,
 }
-"""What there may be at most. One per cent above what there was, as long as several parts change at once."""
+"""What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")
 """Folders whose README counts as a page."""
 
