@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import parse_json, real_path
-from subtoken_train.errors import plain
+from subtoken_train.errors import COLD, plain
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     model = _load(args)
     layers = _layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
-    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streams = args.num_beams == 1
     out = model.generate(
         **inputs,

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.documents import real_path
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
@@ -69,7 +70,7 @@ class Answerer:
         self._bound = position_bound(model.backbone.family.decoder.config)
         self._most_characters = self._bound and self._bound * max(map(len, model.tokenizer.get_vocab()))
         models = [Path(str(named)).parent for named in (spec.adapter, spec.backbone) if named]
-        saved = [] if contexts.folder is None else [contexts.folder, contexts.folder.resolve()]
+        saved = [] if contexts.folder is None else [contexts.folder, real_path(contexts.folder)]
         self._places = [f"{place}/" for place in (*saved, Path.cwd(), *models) if place.name]
         self._line, self._at_work, self._closed = Line(), list[Job](), False
         self._begin()

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from subtoken_train.errors import COLD
 from subtoken_train.typed import shown
 
 OBEYED = {
@@ -66,8 +67,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_salt": ("",),
 }
 """Fields that nothing here obeys: values without effect."""
-_COLD = 1e-5
-"""A temperature at which the likeliest token is drawn; of a lower one, logits divided by it may be no numbers."""
 _OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
 """Without effect on a greedy answer, whatever they say."""
 OF_MESSAGES: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": (), "cache_control": ()}
@@ -90,7 +89,7 @@ def obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     asked = {name: value for name, value in content.items() if value is not None and name not in IGNORED}
     heat = asked.get("temperature", 0)
-    if type(heat) in (int, float) and 0 <= heat <= _COLD:
+    if type(heat) in (int, float) and 0 <= heat <= COLD:
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAWS}
     check_harmless(asked, NEUTRAL)
     return {name: value for name, value in asked.items() if name not in NEUTRAL}

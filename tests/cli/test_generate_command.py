@@ -51,6 +51,7 @@ def test_beams_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictio
     common = ["--adapter", vlm_adapter, "--image", picture, "--prompt", "hi", "--max-new-tokens", 4]
     assert LINE.fullmatch(lines(capsys, *common, "--num-beams", 2)[-1])
     assert LINE.fullmatch(lines(capsys, *common, "--temperature", 0.7)[-1])
+    assert lines(capsys, *common, "--temperature", "1e-40")[0] == lines(capsys, *common)[0]  # greedy
     evicted = ["--eviction", "first_visual", "--eviction-keep", "0.5", "--eviction-option", "window=2"]
     line = lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1]
     assert "%, in int8); compressed region 7.8125% of its KV (12.5% of its entries; before the eviction nominal" in line
