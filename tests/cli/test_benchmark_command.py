@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "a file for a folder": (
         ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],
-        "README.md; name another place",
+        "README.md/record.json; a part of that path is a file",
     ),
     "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
 }

@@ -22,7 +22,7 @@ from tests.hostile.values import HUGE, NAN, damaged, no_file, written
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 INVALID: dict[tuple[Any, ...], tuple[Any, ...]] = {
-    ("version",): (0, -1, 4, 99, "1", None, 1.0, True, HUGE),
+    ("version",): (0, -1, 5, 99, "1", None, 1.0, True, HUGE),
     ("dtype",): ("float16", "os", 5, None),
     ("model",): (5, None, [], {}),
     ("model", "weights"): (5, None, "0" * 64, ""),

@@ -65,7 +65,7 @@ FORM = Format(
         "tasks": lambda value: isinstance(value, list) and len(value) > 1,
     },
     exact=("tasks.0.name",),
-    unsaid=("arms.0.backbone", "arms.0.adapter", "batch_size"),
+    unsaid=("arms.0.backbone", "arms.0.adapter", "batch_size", "limit", "anchors"),
     # an adapter names its backbone, a backbone without an adapter is an arm, and a default is null as well
 )
 Grid = dict[str, Any]

@@ -21,6 +21,7 @@ FORM = Format(
     legal={
         "*.messages.*.role": lambda value: value in ("user", "assistant", "system"),
         "*.messages.*.content": lambda value: isinstance(value, str | list),
+        "*.messages.*.content.*": lambda value: isinstance(value, str | dict),
         "*.messages.*.content.*.text": lambda value: isinstance(value, str),
         "*.images.*": lambda value: isinstance(value, str | dict),
         "*.images": lambda value: isinstance(value, str | list | dict),
