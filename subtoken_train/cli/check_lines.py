@@ -191,7 +191,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
     yield (
         f"optimiser  {_OPTIMIZERS[optimizer.name]} at {optimizer.learning_rate:g}{routers}, "
-        f"weight decay {optimizer.weight_decay:g}, {optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
+        f"weight decay {optimizer.weight_decay + 0:g}, {optimizer.warmup_steps:,} warm-up steps, "
+        f"then {optimizer.schedule}"
     )
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 from subtoken_train.typed import shown
 
+_LONGEST = 255  # bytes of a name that a file system takes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -91,6 +93,8 @@ def check_named(config: BackboneConfig) -> None:
     named: object = config.path
     if not isinstance(named, str) or not named.strip():
         raise ValueError(f"backbone.path is {shown(named)}; name a folder, a Hub id or a GGUF file")
+    if max(map(len, os.fsencode(named).split(b"/"))) > _LONGEST:
+        raise ValueError(f"backbone.path holds a name of more than {_LONGEST} bytes: look at it for a missing space")
 
 
 def _check_gguf_settings(config: BackboneConfig) -> None:

@@ -33,7 +33,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, check_range
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression, method_record, settings_record
@@ -259,6 +259,7 @@ def _devices(backbone: CompressedBackbone) -> list[torch.device]:
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
     """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
+    check_range("its report's kept_entries", report.kept_entries, 0, 1)
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)

@@ -59,6 +59,8 @@ def test_an_unknown_dtype_names_the_nearest(folder, load):
 
 @pytest.mark.parametrize("load", [load_family, layout_family])
 def test_an_unknown_path_says_what_was_looked_for(load):
+    with pytest.raises(ValueError, match="holds a name of more than 255 bytes: look at it for a missing space"):
+        load(BackboneConfig("a/" + "é" * 128))
     with pytest.raises(ValueError, match=r"backbone 'no/such-model' is neither a folder with a config\.json nor a mod"):
         load(BackboneConfig("no/such-model"))
 

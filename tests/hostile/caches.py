@@ -52,6 +52,7 @@ FORM = Format(
     legal={
         "model.backbone.path": lambda value: isinstance(value, str),
         "model.backbone.revision": lambda value: value is None or isinstance(value, str),
+        "report.kept_entries": lambda value: value is None or (not isinstance(value, str) and 0 <= value <= 1),
     },
     unsaid=(
         *("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
