@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -79,7 +80,7 @@ class RecipeParser(LightningArgumentParser):
                 self.add_argument(f"--trainer.{key}", type=_as_it_stands, default="auto" if key == "strategy" else None)
             self.add_argument("--trainer.accelerator", type=Literal[ACCELERATORS], default="auto")
             self.add_argument("--trainer.max_time", type=str | None, default=None)
-            self.add_argument("--trainer.val_check_interval", type=int | float | str | None, default=None)
+            self.add_argument("--trainer.val_check_interval", type=_count_share_or_time, default=None)
         self._try_whole_numbers_first()
         return added
 
@@ -103,6 +104,14 @@ class RecipeParser(LightningArgumentParser):
 
 def _as_it_stands(value: Any) -> Any:
     """Take what ``recipe_source`` has checked already."""
+    return value
+
+
+def _count_share_or_time(value: Any) -> Any:
+    """Return a text as the whole number or the share that it writes; a time stays a text."""
+    for kind in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            return kind(value)
     return value
 
 

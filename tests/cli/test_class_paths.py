@@ -74,6 +74,12 @@ def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
     assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
 
 
+@pytest.mark.parametrize(("text", "value"), [("5", 5), ("0.25", 0.25), ("00:00:10:00", "00:00:10:00")])
+def test_an_interval_is_a_count_a_share_or_a_time(text, value):
+    found = RecipeCLI(["--config", RECIPE, f"--trainer.val_check_interval={text}"]).config.trainer.val_check_interval
+    assert (found, type(found)) == (value, type(value))
+
+
 REFUSED = {
     "lightning.pytorch.loggers.WandbLogger": "write wandb",
     "{class_path: subtoken_train.training.strategies.Fsdp2Strategy}": "names no class",
