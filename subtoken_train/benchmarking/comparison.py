@@ -272,12 +272,10 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
 
 
 def _ratio(found: Sequence[float], row: Mapping[str, Any]) -> str:
-    """With its interval, where there is one."""
     return cell((found[0], found[1], found[2])) if row["pairs"] > 1 else f"{found[0]:.2f}"
 
 
 def _share_lines(row: Mapping[str, Any]) -> list[str]:
-    """Attention's rate of reading over a copy's."""
     if "share_of_copy" not in row:
         return []
     table = [["one layer's attention", "reads MiB", "GB/s", "copy GB/s", "share of copy"]]

@@ -113,7 +113,6 @@ def other_machine(
 
 
 def _smaller(family: Family, path: str, backbones: Collection[str]) -> list[str]:
-    """In what a model is not as it was published."""
     known = published_config(path)
     if path not in backbones or known is None:
         return [f"{path} is none of the paper's backbones"]

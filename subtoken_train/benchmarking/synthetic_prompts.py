@@ -128,7 +128,6 @@ def plain_inputs(family: Family, prompts: Batch) -> Mapping[str, Any]:
 def _given(
     family: Family, pixels: Tensor, grid_I3: Tensor | None, ids_BN: Tensor, images_B: Tensor
 ) -> dict[str, Tensor]:
-    """Pictures of several prompts by the names of the family's processor."""
     given = family.given_images(pixels, grid_I3, ids_BN)
     return given | ({"batch_num_images": images_B} if "batch_num_images" in given else {})  # of one prompt: all
 
@@ -143,7 +142,6 @@ def _words(family: Family, shape: tuple[int, int], generator: torch.Generator) -
 
 
 def _pictures(family: Family, count: int, together: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Pictures of ``IMAGE_SIZE`` as the tower takes them."""
     height, width = IMAGE_SIZE
     if family.processor is not None:
         noise = torch.randint(256, (count, height, width, 3), generator=generator, dtype=torch.uint8)

@@ -20,7 +20,6 @@ def chosen_samples(indices: Tensor, batch: int) -> Tensor:
 
     Args:
         indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
-        batch: samples that there are.
     """
     try:
         chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
@@ -40,11 +39,6 @@ def repeated_samples(batch: int, repeats: int) -> Tensor:
 
 def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
     """Return the blocks of a batch of the chosen samples, in their order; a sample may come several times.
-
-    Args:
-        blocks: of one layer.
-        samples: numbers of samples of the present batch.
-        kv_heads: h.
 
     The chosen rows are copied.
     """
@@ -79,7 +73,6 @@ def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
-    """Copy the stored pieces of some rows: each row's pieces lie together."""
     pieces = len(values.piece_bit)
     ends = torch.cat([values.offsets[1:], values.offsets.new_tensor([len(values.pieces.data)])])
     counts_RP = (ends - values.offsets).view(-1, pieces)

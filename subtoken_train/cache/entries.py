@@ -73,17 +73,7 @@ class EvictionState:
         carried_BkM: Tensor | None,
         reads_inputs: bool = False,
     ) -> EvictionState:
-        """Build the state of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first.
-
-        Args:
-            plan: what was packed.
-            regions_BM: of the rows of the prompt's pass.
-            competes_BM: rows that compete.
-            budget_B: see the class.
-            observed: see the class.
-            carried_BkM: the method's, [B, h * k, M].
-            reads_inputs: see the class.
-        """
+        """Build the state of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first."""
         valid_BN = plan.entries_BN >= 0
         rows_BN = (plan.entries_BN if plan.rows_BN is None else plan.rows_BN).clamp(min=0)
         whole_BN = torch.ones_like(valid_BN) if plan.group_mask_BNS is None else plan.group_mask_BNS.all(-1)
@@ -226,13 +216,10 @@ def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_
     """Return blocks of the marked entries of a layer and its tail.
 
     Args:
-        blocks: of the layer.
         keep_RN: entries that stay, bool: the stored ones in their order, to the longest row, then the tail's. They come
             to lie in the same order.
-        tail: by row, in the model's dtype.
         settles_R: rows whose tail is stored in ``form``; that of the others stays in the model's dtype meanwhile,
             bool. Without rounding it makes no difference.
-        form: in which tails are stored.
     """
     stored = keep_RN.shape[1] - tail.entries
     groups: dict[tuple[tuple[int, int], ...], list[_Rows]] = {}
@@ -281,7 +268,6 @@ def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, B
 
 
 def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
-    """Return the marked entries of some rows, equally many of each."""
     if len(rows) < len(mark_RM):
         part, mark_RM = select_part(part, rows), mark_RM[rows]
     index_RM = mark_RM.nonzero()[:, 1].view(len(rows), -1)
@@ -306,13 +292,11 @@ def _take(payload: Payload, index_RM: Tensor) -> Payload:
 
 
 def _chosen(vectors_RcMd: Tensor, index_RM: Tensor) -> Tensor:
-    """Return chosen entries of every head."""
     heads, width = vectors_RcMd.shape[1], vectors_RcMd.shape[-1]
     return vectors_RcMd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:
-    """Join the entries (axis 2) or rows (axis 0) of parts of one kind."""
     if len(parts) == 1:
         return parts[0]
     keys = concatenated([part.keys for part in parts], axis)
@@ -329,7 +313,6 @@ def _payload(part: BlockPart) -> Payload:
 
 
 def _block(members: list[_Rows], count: int) -> Block:
-    """Return one block of all members' rows, ascending."""
     parts = [_joined(list(of_kind), 0) for of_kind in zip(*(each.parts for each in members), strict=True)]
     rows = torch.cat([each.rows for each in members])
     channels = None

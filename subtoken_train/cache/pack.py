@@ -30,14 +30,7 @@ from subtoken_train.types import CutKeys, LayerPlan, Layout
 
 @dataclass(frozen=True)
 class Kind:
-    """Entries of a row that are stored alike.
-
-    Attributes:
-        routed: in pieces, else with the whole value.
-        cut: with a part of the key.
-        marks_RM: which they are, bool.
-        form: of their keys and values.
-    """
+    """Entries of a row that are stored alike."""
 
     routed: bool
     cut: bool
@@ -56,7 +49,6 @@ class PlanMarks:
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
         piece_bit: which of the bits rules each piece, int32 [P]; None where no value is cut.
         bit_of: ``piece_bit`` on the host; empty where no value is cut.
-        cut: which keys are cut; None: none.
     """
 
     rows_RM: Tensor
@@ -89,7 +81,6 @@ class RowCounts:
     """``PlanMarks.numbers`` on the host.
 
     Attributes:
-        marks: which they are of.
         kinds: of every row the entries of each kind.
         bits: per routed kind of every row the entries that store each bit.
         channels: that a cut key keeps; 0 where none is cut.
@@ -102,15 +93,7 @@ class RowCounts:
 
 
 def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form: Format = MODEL) -> PlanMarks:
-    """Sort a plan's entries by how they are stored.
-
-    Args:
-        plan: of one layer.
-        kv_heads: h.
-        width: d.
-        layout: of the value groups.
-        form: in which entries are stored; under one that has runs, those that fill none are kinds of their own.
-    """
+    """Sort a plan's entries by how they are stored."""
     valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
     rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
     times = 1 if shared else kv_heads
@@ -141,7 +124,6 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
 
 
 def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
-    """Divide entries into those in the full runs of their row, and the latest."""
     marks_RM = kind.marks_RM
     early_RM = marks_RM.cumsum(-1) <= kind.form.rounded(marks_RM.sum(-1, keepdim=True))
     return replace(kind, marks_RM=marks_RM & early_RM), replace(kind, marks_RM=marks_RM & ~early_RM, form=MODEL)
@@ -154,13 +136,6 @@ def read_counts(
 
     Layers of equal shapes are sorted together: a GPU waits for calls, and one layer after another asks for as many as a
     layer's attention does.
-
-    Args:
-        plans: of the layers.
-        kv_heads: h.
-        width: d.
-        layout: of the value groups.
-        form: as of ``plan_marks``.
     """
     alike: dict[object, list[int]] = {}
     for number, plan in enumerate(plans):
@@ -223,7 +198,6 @@ def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
 
 
 def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[int]:
-    """Return the group that rules each piece of an entry's whole value."""
     if layout == "per_head":
         return list(range(num_groups)) * kv_heads
     group_width = kv_heads * width // num_groups
@@ -266,8 +240,6 @@ class Packing:
     """Settings by which a layer is stored.
 
     Attributes:
-        layout: of the value groups.
-        form: of the stored vectors, which are heads of keys and values.
         feedback_Bhdd: of ``BalancedBasis.feedback``; None: keys are rounded without.
     """
 
@@ -293,10 +265,6 @@ def pack_layer(
     """Pack the kept entries of a layer into blocks.
 
     Args:
-        key_BhNd: rotated keys of the prompt's rows.
-        value_BhNd: their values.
-        plan: entries that stay, by the rows that they are; one with all S value groups is stored whole.
-        packing: layout and precision.
         position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
         counts: of ``read_counts``, by the same packing; None: they are read now, which alone waits for the device.
         fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
@@ -394,7 +362,6 @@ def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = 
 def _routed_values(
     value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int]
 ) -> RoutedValues:
-    """Keep the flagged pieces, with the faster index that is small enough."""
     (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
     flags_RPM = flags_RSM.index_select(1, piece_bit)
@@ -415,10 +382,7 @@ def with_index(
     """Index stored pieces by their entries, where not all entries of a row store the same.
 
     Args:
-        pieces: in the order of ``RoutedValues.pieces``.
         flags_RSM: what each entry stores, bool, by its S bits.
-        piece_bit: which of the bits rules each piece.
-        keys: of the same entries.
         bounds: of the result; None: they are read from the device.
         found: flags by piece, [R, P, M], and (row * P + piece) * M + entry of the pieces; None: they are found.
     """
@@ -446,7 +410,6 @@ class PageReading:
     """Settings of how much of a layer a step reads.
 
     Attributes:
-        size: entries of a page.
         least: pages that are read at least, what is left over after the whole ones counting as one.
         chosen_BM: entries of the layer's plan that a step chooses among, bool; pages with others are always read.
         budget_B: how many of these it reads at most, int64, unless ``least`` or what is always read are more.
@@ -462,10 +425,6 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
     """Return the blocks with page indices; samples that read other numbers of pages get their own blocks.
 
     A block without an index is read in full: it has no more than a step may read.
-
-    Args:
-        blocks: of one layer, whose heads share their entries and store them whole, in the plan's order.
-        reading: of the layer.
     """
     paged = []
     for block in blocks:

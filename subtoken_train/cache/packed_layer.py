@@ -42,13 +42,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         keys: of the tail, [B, h, T, d], in the ``basis``; the first ``tail_length`` places are tokens.
         values: of the tail, in the same places.
         reserved: places of the tail that stay, whether tokens are there or not.
-        tail_start_B: see ``Tail``.
-        written: see ``Tail``; shared by all layers of a cache, which counts it up before a step.
-        fused: state of the fused kernels, with the scratch of the cache that the layer belongs to.
         fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
         basis: in which all keys stand; None: their own.
         prompt_length: tokens of the unreduced prompt, padding included.
-        settled_length: tokens that were in the tail before it was packed.
         eviction_state: which token each entry is; None where nothing is evicted while decoding.
         first_B: position of the tail's first place, in a layer with a window; only while the cache may append.
         extent: positions from the oldest entry of any sample to the latest first token of a tail.

@@ -90,16 +90,7 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
 def check_routed(
     place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
 ) -> None:
-    """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once.
-
-    Args:
-        place: for messages.
-        index: a form of ``RoutedValues.index``.
-        offsets: int32 [R * P].
-        piece_bit: int32 [P].
-        stored: n.
-        sizes: (R, c, M).
-    """
+    """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once."""
     rows, heads, entries = sizes
     bounds = torch.cat([offsets.long(), torch.tensor([stored])])
     counts = bounds.diff()
@@ -176,9 +167,7 @@ class LayerRecord:
     """Record of a ``PackedLayer``.
 
     Attributes:
-        blocks: in order.
         fill: ``stored`` by the cache, a ``weight`` of the model, or None.
-        turned: whether keys are turned to axes along which they are cut.
     """
 
     blocks: list[BlockRecord]
@@ -192,7 +181,6 @@ class PackedRecord:
 
     Attributes:
         prompt_length: tokens of the unreduced prompts, padding included.
-        layers: in order.
     """
 
     prompt_length: int
@@ -204,11 +192,6 @@ class PackedShape:
     """Shape of a model's cache.
 
     Attributes:
-        batch: B.
-        kv_heads: h.
-        width: d.
-        dtype: of the model.
-        form: of stored keys and values.
         windows: of every layer; None: it sees all.
         axes: of a position id: 1, or 3 under mRoPE.
         mirrors: of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
@@ -275,9 +258,6 @@ def packed_cache(
     """Build a cache from its record and tensors.
 
     Args:
-        record: what there is.
-        tensors: by name, on the CPU.
-        shape: what the model's cache is like.
         devices: where every layer's tensors go; the positions go to the first.
     """
     if len(record.layers) != len(shape.windows):
@@ -336,7 +316,6 @@ def _read_basis(name: str, turned: bool, reader: TensorReader, shape: PackedShap
 
 
 def _read_block(place: str, record: BlockRecord, reader: TensorReader, shape: PackedShape, placed: bool) -> Block:
-    """Build a block on the CPU; ``placed``: its entries have positions."""
     if not record.parts:
         raise ValueError(f"{place[:-1]}: a block without a part")
     rows = reader.take(f"{place}rows", (torch.int64,), None) if record.rows else None

@@ -64,13 +64,9 @@ class ContextSplit:
     """One pass over a batch of contexts and queries, right- or left-padded.
 
     Attributes:
-        reducer: chooses context tokens in every layer; None keeps all.
         regions_BN: ``Region`` codes; the rows of the compressed region, and all before it, attend to all context with
             whole values.
-        spared_BN: rows that are never dropped, bool.
         asks_BN: the query rows that choose, bool.
-        bank: the routers; None for a token-only arm.
-        routing: what the routers read and did.
         collects: remember the routed values of every layer in ``routed``, for a cache.
         windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
         position_BN: of the rows, where a layer has a window or a reducer chooses.
@@ -291,7 +287,6 @@ def reading_packed(config: Any) -> Iterator[None]:
 
 
 def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Transformers' attention interface around another implementation."""
     wrapped: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS[name]
 
     def attention(

@@ -28,10 +28,6 @@ def attention_row(
 
     Args:
         family: the backbone; its layer's own norm and q/k projections (LoRA included) are used.
-        layer: layer index.
-        hidden_BND: that layer's input.
-        visible_BN: real tokens, bool; padding is never seen.
-        position_ids: of the rows, [B, N] or [3, B, N].
         row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
     """
     with gathered_weights(family.decoder.layers[layer]):
@@ -87,11 +83,6 @@ def region_attention(
     """Attention that a region pays to all positions in ``layer``, the mean over its rows and heads, [B, N] in fp32.
 
     Args:
-        family: as in ``attention_row``, like the arguments after it.
-        layer: layer index.
-        hidden_BND: that layer's input.
-        visible_BN: real tokens, bool.
-        position_ids: of the rows, [B, N] or [3, B, N].
         region_BN: the attending rows, bool; a sample without any gets zeros.
         normed: ``hidden_BND`` is the output of the layer's norm already.
     """
@@ -111,12 +102,6 @@ def query_attention(
     """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout.
 
     Of a layer's normed rows, whole: it sees all that a causal row sees, before a context reducer drops any of it.
-
-    Args:
-        family: as in ``attention_row``, like the next two.
-        visible_BN: real tokens, bool.
-        position_ids: of the rows, [B, N] or [3, B, N].
-        query_BN: the question rows, bool.
     """
 
     def paid(layer: int, normed_BND: Tensor) -> Tensor:

@@ -123,7 +123,6 @@ class CompressedBackbone(nn.Module):
         Args:
             samples: tokens of each one's compressed region, before the reducer.
             key_channels: share of their keys that stays.
-            key_axes: along which they are cut.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
@@ -153,7 +152,6 @@ class CompressedBackbone(nn.Module):
         """Run a batch through all decoder layers, reduced and routed.
 
         Args:
-            batch: padded prompts, with or without answers.
             cache: filled when given (prefill), values as routed, dropped groups (0, or filled) too, until it is packed.
             pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
@@ -340,9 +338,6 @@ class Cutting:
     """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
 
     Args:
-        family: the backbone.
-        reducer: which cuts.
-        run: the pass, before its first layer.
         always: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
     """
 
@@ -362,13 +357,7 @@ class Cutting:
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
     def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:
-        """Drop the rows that ``layer`` will not see.
-
-        Args:
-            run: the pass, after the layer below.
-            layer: first layer after the cut.
-            below_BMD: input of the layer below.
-        """
+        """Drop the rows that ``layer`` will not see."""
         rows, below = run.rows, self.family.decoder.layers[layer - 1]
         with gathered_weights(below), evaluation_mode(below):
             with torch.no_grad():
@@ -415,7 +404,6 @@ def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Count the images of every sample.
 
     Args:
-        tokens: visual tokens of each sample.
         sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
     """
     counts, image = [], 0

@@ -34,9 +34,7 @@ class HeadMix:
 
     Attributes:
         alpha_Lh: share of full attention, per layer and key-value head; a gradient flows to it.
-        sinks: first entries that streaming sees.
         recent: entries up to a row, itself included, that streaming sees.
-        visible_BN: real tokens, bool.
     """
 
     alpha_Lh: Tensor
@@ -81,7 +79,6 @@ def _mixed_attention(
 
 @contextmanager
 def _attending(config: Any) -> Iterator[None]:
-    """Inside the block a decoder's layers mix their heads."""
     AttentionInterface.register(NAME, _mixed_attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):

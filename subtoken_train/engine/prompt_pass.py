@@ -41,10 +41,8 @@ class Rows:
 
     Attributes:
         index_BM: row of the unreduced sequence each one came from; 0 where ``visible`` is False.
-        visible_BM: real tokens; False is padding.
         position: position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE.
         ordinal_BM: real tokens before it in the unreduced sequence; does not depend on the padding side.
-        regions_BM: ``Region`` codes.
         next_position: position id of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest of the
             unreduced prompt, whatever was dropped since.
         deep_nBMD: what the first n layers add to their outputs (visual features of their own); None for most models.
@@ -168,7 +166,6 @@ class PromptPass:
 
     Attributes:
         hidden_BMD: last layer's output, before the final norm.
-        rows: the rows of ``hidden``.
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
         state: what the routers did; None without routing.
         routing: settings of the routing that acted; None where every group stays as it is.
@@ -197,12 +194,7 @@ class PromptPass:
         return [(rows, rows.regions_BM.masked_fill(~self.kept[layer], Region.PADDING)) for layer, rows in spread]
 
     def plan(self, keep: list[Tensor] | None = None) -> Plan:
-        """Plan the entries and value groups that every layer's cache holds after this pass.
-
-        Args:
-            keep: per layer the entries that an eviction leaves, bool [B, h, M] (h = 1: one set for all heads); None
-                where nothing is evicted.
-        """
+        """Plan the entries and value groups that every layer's cache holds after this pass."""
         masks, held = self.groups(), self.layer_rows()
         kept = self.entries() if keep is None else keep
         layers = layer_plans(kept, masks, [rows.index_BM for rows, _ in held])
@@ -242,13 +234,7 @@ def are_finite(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check_states(hidden_BMD: Tensor, visible_BM: Tensor, names: Sequence[str]) -> None:
-    """Raise a worded ``ValueError`` where real rows of a pass hold NaN or infinity; the device is read once.
-
-    Args:
-        hidden_BMD: the last layer's output.
-        visible_BM: real rows, bool.
-        names: of the samples.
-    """
+    """Raise a worded ``ValueError`` where real rows of a pass hold NaN or infinity; the device is read once."""
     low_BM, high_BM = hidden_BMD.aminmax(dim=-1)
     broken_B = (~(low_BM.isfinite() & high_BM.isfinite()) & visible_BM.to(low_BM.device)).any(-1)
     _raise_first(broken_B, names, hidden_BMD.dtype)

@@ -60,7 +60,6 @@ class TaskRows:
     """Rows that look back at a prompt.
 
     Attributes:
-        hidden_BSD: input embeddings.
         rows_BS: False is padding, on either side.
         position: position ids, [B, S], or [3, B, S] under mRoPE.
         deep_nBSD: what the first n layers add to their outputs; None for most models.
@@ -145,20 +144,7 @@ def task_view(
     scale: float,
     rows_BS: Tensor,
 ) -> TaskView:
-    """Return one layer of a task as a method sees it, on the layer's device.
-
-    Args:
-        family: the backbone.
-        plan: the task.
-        rows: the prompt's, of this layer: those that are no entries of it are PADDING.
-        task: its rows.
-        layer: its number, and with all that follows as ``TaskObserver`` has it.
-        query: likewise.
-        key: likewise.
-        value: likewise.
-        scale: likewise.
-        rows_BS: likewise.
-    """
+    """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     about_BM, regions_BM, asks_BS = (
         each.to(query.device) for each in (about_BM & rows.visible_BM, rows.regions_BM, rows_BS)
@@ -204,8 +190,6 @@ def second_pass(
         family: in evaluation mode, with ``use_packed_attention``.
         cache: of the prompt; grows by a layer's rows at a time and is left as it came.
         entries: per layer the rows of the cache that may be seen, bool [B, N].
-        task: the rows.
-        observe: sees layer after layer.
         positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
     """
     hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
@@ -286,9 +270,7 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
     The contexts run as they do in the pass that counts: whole, with LoRA, without dropout or gradient.
 
     Args:
-        family: the backbone.
         bank: its routers, which read nothing behind the context.
-        run: the pass that counts, before its first layer.
         held: of every layer the context tokens that are chosen among, bool [B, N].
 
     Returns:

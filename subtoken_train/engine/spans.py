@@ -43,7 +43,6 @@ class Chunks:
 
     Attributes:
         size: rows at a time.
-        finished: takes every layer.
     """
 
     size: int
@@ -62,19 +61,13 @@ class RunningPass:
     """One pass over a batch, which its stages hand on.
 
     Attributes:
-        batch: padded prompts, with or without answers.
-        cache: filled by the layers; None: none.
-        pad_left: side on which samples with fewer kept rows are padded.
         observer: sees every layer's attention.
-        inputs: sees what every layer projects, before that.
         chunks: how layers run in chunks of rows; None: all rows at once.
-        acts: whether the reducer acts.
         hidden_BMD: states of the rows: their embeddings, then the output of the last layer that ran.
         rows: what is left of the batch.
         embeds_BND: input embeddings of the unreduced sequence.
         rank_BN: the reducer's rank of every row of the unreduced sequence, int64, 0 where a row is gone; None where it
             ranks nothing.
-        split: what query rows of a language model see; None: all before them.
         state: what the routers read of these rows, and did; None in layers without routing.
         spans: (first layer, last layer + 1, rows) of each stretch that ran.
     """
@@ -222,16 +215,8 @@ def run_chunks(
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
     Args:
-        family: in evaluation mode, with ``use_packed_attention``.
-        cache: grows by the rows.
-        layer: its number.
-        hidden_BND: the rows, n of them.
         seen_BN: what may be seen, bool: of the cache's rows first, then of these.
-        position: of the n rows, [B, n] or [3, B, n].
-        size: rows at a time.
         observer: sees every chunk: its queries, all keys and values so far.
-        split: as ``split_attention`` takes it; decided ahead.
-        state: of the routers; routed ahead.
         deep_nBND: what the first layers add to their outputs, of the n rows.
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
         unpadded: whether all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.

@@ -33,10 +33,8 @@ class AnswerStream:
     at an end, half a character and what may become a stop text are held back until more has come.
 
     Args:
-        tokenizer: of the model.
         say: called with every piece; none is empty.
         stopped: asked after every token whether to end here.
-        stops: texts that end the answer and are no part of it.
         goes_on: whether it goes on with a text, and may begin with a space.
 
     Attributes:
@@ -107,7 +105,6 @@ class AnswerStream:
         return text
 
     def _held(self, said: str) -> int:
-        """Return how many characters at the end may begin a stop text."""
         beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
         return max((len(each) for each in beginnings if said.endswith(each)), default=0)
 
@@ -116,9 +113,7 @@ def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None], goes_on: bool
     """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
 
     Args:
-        tokenizer: of the model.
         answer: puts ids into the stream that it is given, and asks it whether to end. What it raises is raised here.
-        goes_on: see ``AnswerStream``.
     """
     said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
     closed = threading.Event()

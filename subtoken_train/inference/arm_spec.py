@@ -76,7 +76,6 @@ class ArmSpec(ArmSettings):
             raise ValueError(f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}")
 
     def _check_groups(self) -> None:
-        """Refuse groups of an adapter, which has its own."""
         if (name := next((name for name in ("groups", "layout") if getattr(self, name) is not None), None)) is not None:
             raise ValueError(f"{self.spelled(name)} is for a backbone alone; {self.adapter} is an adapter with its own")
 
@@ -120,13 +119,7 @@ class ArmSpec(ArmSettings):
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
     ) -> SubTokenModel:
-        """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone.
-
-        Args:
-            device: where it runs, as ``SubTokenModel.from_pretrained`` takes it.
-            revision: branch, tag or commit of a Hub id.
-            backbone: how to load the backbone; None: as the adapter (or the default) says.
-        """
+        """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
         self._check_reducer()
         compression = self.compression()
         # what is no adapter would be taken for a backbone

@@ -49,10 +49,6 @@ def greedy_tokens(
     steps themselves read nothing.
 
     Args:
-        backbone: in evaluation mode.
-        cache: with the prompts; it grows.
-        logits_BV: of the first token.
-        max_new_tokens: at least 1.
         ended: called with the ids of every step so far, [B] each; says which samples are done (bool [B]) beside those
             that said end-of-text.
 
@@ -94,10 +90,6 @@ def given_tokens(
     the rotary embedding's frequencies depend on the length.
 
     Args:
-        backbone: in evaluation mode.
-        cache: with the prompts; nothing is evicted from it while tokens are decoded.
-        logits_BV: of the first token.
-        given: ids after each prompt; none: not scored.
         chooses_pages: every token chooses the pages that it reads, as a decoded one does: a pass for each. Otherwise
             all read everything. The same where a cache has no pages.
 
@@ -172,12 +164,6 @@ def generate_batch(
     outside of the seconds.
 
     Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers, on the model's device, padded on either side.
-        max_new_tokens: at most this many tokens per sample.
-        stop: texts that end an answer; an empty one ends none.
-        compression: eviction and precision; None: none, the model's dtype.
-        protocol: what is seen when the cache is compressed, see ``open_prompts``.
         references: token ids of each prompt's reference answer, to be scored too; an empty one is not. Not with
             ``eviction_every``, under which tokens leave the cache for good.
     """
@@ -235,13 +221,6 @@ def score_batch(
     need nothing else. The others are appended to the cache one after another (those of a batch together, long ones with
     long ones), and cropped off again. Nothing is generated, and ``eviction_every`` has nothing to do; what is so long
     that it would act is refused.
-
-    Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers, on the model's device, padded on either side.
-        continuations: token ids of each prompt's continuations; prompts may have different numbers of them.
-        compression: eviction and precision; None: none, the model's dtype.
-        protocol: what is seen when the cache is compressed, see ``open_prompts``.
     """
     check_continuations(prompts, continuations)
     compression = compression or Compression()
@@ -292,7 +271,6 @@ def _opened(
 
 
 def _decoded(outcomes: list[Outcome], seconds: float) -> list[Outcome]:
-    """The outcomes with their shares of the seconds after the prompts."""
     return [replace(each, decode_seconds=round(seconds / len(outcomes), 5)) for each in outcomes]
 
 

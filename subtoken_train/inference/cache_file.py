@@ -56,13 +56,7 @@ class CacheHeader:
     """Description of a file's tensors.
 
     Attributes:
-        model: which model made them.
-        dtype: of that model.
-        reducer: name and settings of its token reducer.
-        compression: settings, see ``settings_record``.
         frames: texts around the questions of each context.
-        contexts: SHA-256 of each context, in hexadecimal.
-        report: what the cache takes.
     """
 
     model: ModelIdentity
@@ -120,13 +114,7 @@ def write_cache(
 
 
 def read_cache(path: Path, backbone: CompressedBackbone, compression: Compression) -> tuple[CacheHeader, PackedCache]:
-    """A cache for the model, on its devices, and what its file says.
-
-    Args:
-        path: the file.
-        backbone: in evaluation mode; it must be the one that made the cache.
-        compression: which must be the cache's.
-    """
+    """A cache for the model, on its devices, and what its file says."""
     try:
         digest, text = _metadata(path)
         content = _content(text, path)
@@ -196,7 +184,6 @@ def _metadata(path: Path) -> tuple[str, str]:
 
 
 def _content(text: str, path: Path) -> dict[str, Any]:
-    """The record as plain values, of a version that is read."""
     content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
     version = checked(int, content.get("version"), f"{path}: version")
     if version > VERSION:

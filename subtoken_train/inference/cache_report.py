@@ -141,9 +141,6 @@ def report(
     """Measure a filled cache, whichever samples it holds by now.
 
     Args:
-        backbone: whose budget is the promise.
-        prompts: the batch that was put into the cache.
-        plan: what of it was kept.
         cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
         compression: what the prompts went through; None: nothing but reducer and routers.
     """
@@ -186,7 +183,6 @@ def _kept_entries(plan: Plan, regions_PN: Tensor, heads: int) -> float:
 
 
 def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
-    """Retained share of the compressed region of each prompt that has one."""
     found = []
     for place in range(len(regions_PN)):
         one = torch.tensor([place], device=regions_PN.device)
@@ -198,7 +194,6 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
 
 
 def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, compression: Compression) -> float:
-    """Share of the compressed region that the budget promises."""
     samples = in_compressed_region(regions_PN).sum(-1).tolist()
     return backbone.promised_fraction(samples, compression.key_channels, compression.key_axes)
 
@@ -208,7 +203,6 @@ def _plan_bytes(layer: LayerPlan) -> int:
 
 
 def _bytes(things: Iterable[object]) -> int:
-    """Bytes of the tensors among them."""
     return sum(thing.nbytes for thing in things if isinstance(thing, torch.Tensor))
 
 
@@ -232,8 +226,6 @@ class Measured:
             merges them into tokens without a place (VisionZip on LLaVA).
         emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
         unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
-        new_tokens: tokens generated, end-of-text included, or tokens scored.
-        batch_size: prompts that shared the passes.
         prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
         decode_seconds: what came after it, likewise.
     """
@@ -262,7 +254,6 @@ class TokenScore:
     Attributes:
         logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
         right: how many of them are the likeliest token at their place, the given ones standing before it.
-        count: how many there are, at least 1.
     """
 
     logprob: float
@@ -294,12 +285,7 @@ class Outcome(Measured):
 
 
 def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]:
-    """Return which rows of a prompt each layer holds uncompressed, bool: of a window, what the next token sees.
-
-    Args:
-        windows: of every layer, as ``DecoderStack.windows``.
-        regions_BN: ``Region`` codes of the prompt, in which places count positions.
-    """
+    """Return which rows of a prompt each layer holds uncompressed, bool: of a window, what the next token sees."""
     visible_BN = regions_BN != Region.PADDING
     held = {size: visible_BN if size is None else last_marked(visible_BN, size - 1) for size in set(windows)}
     return [held[size] for size in windows]

@@ -79,13 +79,8 @@ def context_batches(
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
     Args:
-        backbone: in evaluation mode.
-        compression: eviction and precision.
-        contexts: at least one.
-        raw: whether a language model reads them without its chat template.
         system: what the system says before each; None: what the chat template says by itself.
         by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
-        chat_template_kwargs: variables of a language model's chat template.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
@@ -114,7 +109,6 @@ def _context_batch(
 def _text(
     family: Family, context: Context, raw: bool, system: str | None, by_system: bool, variables: Mapping[str, Any]
 ) -> tuple[Batch, QuestionFrame]:
-    """A text as a batch of one context."""
     if not isinstance(context, str):
         raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
     if not context.strip():
@@ -133,7 +127,6 @@ def _text(
 
 
 def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
-    """Pictures as a batch of one context: all up to the last visual token."""
     if isinstance(context, str) or not context:
         raise ValueError(
             f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
@@ -220,14 +213,7 @@ class CompressedContext:
     """One or more contexts in one cache, which never changes: every question is answered on a branch of it.
 
     Attributes:
-        backbone: what compressed them.
-        compression: how.
         packed: the cache; nothing follows the contexts in it.
-        frames: of the questions of each context.
-        digests: SHA-256 of each context's token ids and pixels, in hexadecimal.
-        report: what the cache takes.
-        plan: what the cache keeps of the contexts; None where it was read from a file.
-        goes_on: whether answers go on with a raw text, and may begin with a space.
     """
 
     backbone: CompressedBackbone
@@ -248,15 +234,7 @@ class CompressedContext:
         frames: list[QuestionFrame],
         goes_on: bool = False,
     ) -> CompressedContext:
-        """Compress contexts in one pass, which all of them share.
-
-        Args:
-            backbone: in evaluation mode.
-            compression: eviction and precision.
-            batch: contexts that were checked, see ``context_batches``.
-            frames: of their questions.
-            goes_on: whether answers go on with a raw text.
-        """
+        """Compress contexts in one pass, which all of them share."""
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
         held_LBN = held_rows(backbone.family.windows, batch.regions_BN)
@@ -284,8 +262,6 @@ class CompressedContext:
 
         Args:
             questions: of each context; they may have different numbers of them.
-            max_new_tokens: of one answer, at most.
-            ended: see ``greedy_tokens``.
         """
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
@@ -313,7 +289,6 @@ class CompressedContext:
         Args:
             asked: what stands between the context and each answer, see ``question_ids``.
             cache: a ``branch`` of as many rows, which grows.
-            settings: of ``generate`` (``max_new_tokens``, ``do_sample``, ``streamer``, ...).
 
         Returns:
             Ids of questions, padded on the left, and answers, [B, N].
@@ -360,7 +335,6 @@ class CompressedContext:
         """Return the token ids between the one context and the answer.
 
         Args:
-            question: see ``answers``.
             after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
         """
         (frame,) = self.frames
@@ -398,7 +372,6 @@ class CompressedContext:
         max_new_tokens: int,
         ended: Callable[[list[Tensor]], Tensor] | None,
     ) -> list[str]:
-        """An answer for each of some contexts."""
         family, cache = self.backbone.family, self.packed.branch()
         if len(rows) < len(self.frames):
             cache.batch_select_indices(torch.tensor(rows))
@@ -415,12 +388,7 @@ class CompressedContext:
             check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``.
-
-        Args:
-            path: of the file.
-            overwrite: replace what is there.
-        """
+        """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``."""
         if self.compression.every is not None:
             raise ValueError(
                 f"a cache with eviction_every={self.compression.every} is not saved: what later evictions need (who "

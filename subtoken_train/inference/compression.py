@@ -47,7 +47,6 @@ class Compression:
         eviction: the method; None evicts nothing.
         keep: what stays of the entries in scope: a share of those that the token reducer left, a number of them per
             layer and sample, or bytes of a sample's whole prompt cache, text included.
-        unit: of ``keep``.
         scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
             context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
@@ -67,7 +66,6 @@ class Compression:
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
-        rerotate: turn the keys that stay to closed-up positions, see ``inference/layer_packer.py``.
     """
 
     eviction: Eviction | None = None
@@ -384,13 +382,7 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
 
 
 def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` settings of a dataclass, each read as what its field is; keys of no field stay texts.
-
-    Args:
-        fields: by key.
-        name: of what is set, for messages.
-        settings: as they are written.
-    """
+    """``key=value`` settings of a dataclass, each read as what its field is; keys of no field stay texts."""
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -414,12 +406,10 @@ def _kind(field: Field[Any]) -> Callable[[str], object]:
 
 
 def _whole_or_share(text: str) -> float:
-    """Read a whole number as an int, any other as a float."""
     return int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
 
 
 def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
-    """Return a text as a bool, int, float or several numbers, or as it is."""
     if kind is bool:
         check_word(f"value of {name}", text, SWITCHES)
         return SWITCHES[text]
@@ -524,6 +514,5 @@ def method_record(method: Eviction | Reducer) -> dict[str, Any]:
 
 
 def _as_read(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record as JSON reads it back."""
     read: dict[str, Any] = json.loads(json.dumps(record))
     return read

@@ -48,11 +48,8 @@ def entries_for_bytes(
 
     Args:
         allowed: bytes of a sample's whole prompt cache; every layer gets as many.
-        shape: cache geometry.
         regions_BM: ``Region`` codes of the rows, PADDING where a row is no entry.
         competes_BM: entries that the budget chooses among, bool.
-        cut_BM: entries whose keys keep ``budget.key_channels`` only, bool.
-        budget: what an entry of the compressed region stores.
     """
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
@@ -84,9 +81,7 @@ def largest_choice(
     Args:
         choose: entries that stay, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
             competing ones, int64 [B]; None: as many as were counted.
-        bytes_of: what such a choice takes, [B].
         most_B: the largest number that changes anything.
-        allowed: bytes of a sample.
     """
     kept = choose(None)
     fits_B = bytes_of(kept) <= allowed
@@ -119,10 +114,6 @@ def prompt_bytes(
     Args:
         kept_LBhM: per layer the entries that stay, bool; h is 1 where all heads share a set.
         masks: per layer the value groups of every row, bool [B, M, S]; None: all of them.
-        cuts_LBM: per layer the rows whose keys keep ``budget.key_channels`` of their channels, bool.
-        budget: says what a layer holds once for each sample, too.
-        shape: cache geometry.
-        layout: of the groups.
     """
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
     beside, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
@@ -145,11 +136,7 @@ class LastingLayer:
     """A layer's part that evicting while decoding still needs.
 
     Attributes:
-        scale: factor of its attention scores.
-        regions_BM: ``Region`` codes of its rows.
-        competes_BM: those that compete, bool.
         budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
-        carried: see ``Scores``.
     """
 
     scale: float
@@ -167,8 +154,6 @@ class EvictionPass:
     much of it may stay (int64 [B]).
 
     Args:
-        compression: with an eviction.
-        family: the backbone.
         prompts: whole, or their first part (``followed``), whose last rows may be dropped.
         reducer: the token reducer that the prompts go through; a matched anchor's says what its arm keeps.
         groups: what a routed entry stores, which a budget in bytes counts with; None: whole entries.
@@ -252,7 +237,6 @@ class EvictionPass:
         Args:
             masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
                 holds. Empty where no layer routes.
-            layout: of the groups.
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
@@ -354,7 +338,6 @@ class EvictionPass:
         return share_B - (count_B - competes_BM.sum(-1))
 
     def _stored(self) -> KVBudget:
-        """Return what an entry of the compressed region stores."""
         own = self.compression
         return replace(self.groups, key_channels=own.key_channels, key_axes=own.key_axes)
 

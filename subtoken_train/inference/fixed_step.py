@@ -44,9 +44,6 @@ class FixedStep:
     The cache's lengths are right after every step, and it is an ordinary cache when the block ends.
 
     Args:
-        backbone: in evaluation mode, on one device.
-        cache: with the prompts.
-        tokens: steps that will be made at most; room is made for them at once.
         compile_config: of ``torch.compile``, as transformers' ``generate`` takes it; None: the step runs as it is.
         cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so
             by itself.

@@ -116,12 +116,7 @@ def drop_silent(settings: dict[str, Any]) -> None:
 
 
 def check_settings(settings: Mapping[str, Any], own: GenerationConfig) -> None:
-    """Raise a worded ``ValueError`` for arguments that a packed cache has no answer to, or that do not exist.
-
-    Args:
-        settings: keyword arguments of ``generate``; ``generation_config`` may be among them.
-        own: the model's generation configuration.
-    """
+    """Raise a worded ``ValueError`` for arguments that a packed cache has no answer to, or that do not exist."""
     given = settings.get("generation_config")
     if given is not None and not isinstance(given, GenerationConfig):
         raise ValueError(f"generation_config must be a transformers GenerationConfig, not {type(given).__name__}")
@@ -185,9 +180,6 @@ def tokens_appended(settings: Mapping[str, Any], own: GenerationConfig, given: i
     """Tokens that are appended to a cache at most; None where the settings do not say. An answer's last one is not.
 
     Args:
-        settings: of ``generate``.
-        own: the model's generation configuration.
-        given: length of the input ids.
         held: of them, those that are in the cache when tokens are appended.
     """
     new, whole = (setting(name, settings, own) for name in ("max_new_tokens", "max_length"))
@@ -254,10 +246,6 @@ def check_turn(
     Args:
         ids_BN: all tokens, or the new ones alone with a mask over all.
         mask: of all tokens; None: all are real, or padding tokens are padding.
-        cached_ids_BN: the prompt of every row of the cache.
-        cached: tokens that the cache has seen.
-        settings: keyword arguments of ``generate``.
-        own: the model's generation configuration.
     """
     rows, prompt = cached_ids_BN.shape
     if copies_asked(settings, own)[1] > 1:
@@ -287,7 +275,6 @@ def check_turn(
 
 
 def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
-    """The mask as bool."""
     if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
         raise ValueError(
             f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}; pass the processor's whole "
@@ -299,14 +286,12 @@ def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _ids(value: Any) -> list[int]:
-    """Token ids that are given as none, one or several, in any form."""
     if value is None:
         return []
     return [int(each) for each in torch.as_tensor(value).flatten().tolist()]
 
 
 def _kind(thing: Any) -> str:
-    """A tensor's shape and dtype, or a type's name."""
     return (
         f"{list(thing.shape)} of {thing.dtype}".replace("torch.", "")
         if isinstance(thing, Tensor)

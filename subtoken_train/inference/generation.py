@@ -67,8 +67,6 @@ def compressed(
     A prompt is run once, however many beams or sequences transformers makes of it.
 
     Args:
-        backbone: in evaluation mode.
-        compression: eviction and precision.
         prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
         cache: empty, or with an earlier call's prompts, or a branch of a context.
         filled: called when the prompts are in the cache; None where they are a context.

@@ -48,11 +48,7 @@ from subtoken_train.types import CutKeys, LayerPlan, Region
 
 
 class KeyCut:
-    """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys.
-
-    Args:
-        compression: whose ``key_channels`` stay, along its ``key_axes``.
-    """
+    """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys."""
 
     def __init__(self, compression: Compression) -> None:
         self.compression = compression
@@ -68,13 +64,7 @@ class KeyCut:
         self.asked[layer] = asked(query, asks_BM, key.shape[1])
 
     def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
-        """Write into a layer's plan which keys are cut, and to which channels; nothing if the prompts have none to cut.
-
-        Args:
-            layer: its number.
-            plan: what it keeps.
-            key_BhMd: its rotated keys.
-        """
+        """Write into a plan which keys are cut, and to which channels; nothing if the prompts have none to cut."""
         may_BM = self.compression.cuts_keys(self.regions[layer])
         if self.cuts is None:  # read once: rows that leave on the way add none
             self.cuts = bool(may_BM.any())
@@ -126,10 +116,8 @@ class Rerotation:
         """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
 
         Args:
-            layer: its number.
             key_BhNd: rotated by ``position_BN``.
             keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
-            position_BN: position ids of its rows.
         """
         count_Bh = keep_BhN.sum(-1)
         before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
@@ -161,12 +149,8 @@ class LayerPacker:
     """Packs a prompt's layers, in any order; each one's dense states are let go.
 
     Attributes:
-        backbone: what ran.
-        compression: precision, and whether keys are re-rotated.
-        cache: is filled.
         prompt_length: tokens of the unreduced prompts, padding included.
         dense: the cache that the pass fills.
-        packing: layout and precision.
         rerotation: closes up the keys; None: they keep their positions.
         key_cut: chooses key channels; observes the pass. None: all stay.
         moments: of queries, where keys are stored in a basis; observes the pass.
@@ -211,13 +195,9 @@ class LayerPacker:
         """Pack what a layer keeps.
 
         Args:
-            layer: its number.
-            kept: its plan; which keys are cut is written into it, and whether a fill was stored.
             keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
             entries_BM: its rows that are entries before any eviction, bool.
             position: position ids of its rows, [B, M] or [3, B, M].
-            counts: of ``counts``; None: they are read now.
-            fill_BV: what dropped groups read as, see ``RoutingState.fills``; None: zero.
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
         assert isinstance(packed, PackedLayer)

@@ -61,9 +61,6 @@ def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
 
     For chat formats that are no template: these have no other place for it. What one says in several messages is
     joined by line breaks, as the parts of a message are.
-
-    Raises:
-        ValueError: the assistant speaks before the user, or the system later than first.
     """
     told, said = "", list[Message]()
     for number, message in enumerate(messages, 1):
@@ -111,7 +108,6 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
 
 
 def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
-    """Return the text of a part of a content, and the picture that it holds."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         _check_keys(part, ("type", "text"), f"a part of message {number}")
@@ -129,7 +125,6 @@ def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
 
 
 def _check_keys(given: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:
-    """Raise ``ValueError`` where a message or a part says more than is read."""
     if more := [name for name, value in given.items() if name not in allowed and value is not None]:
         raise ValueError(f"{place} has {shown(more[0])}, which is not read; leave it out ({', '.join(allowed)})")
 

@@ -58,11 +58,7 @@ class LastPrompt:
     """The last prompt that was compressed.
 
     Attributes:
-        batch: the prompts; their pixels are let go.
-        plan: what the cache keeps of them.
-        cache: what follows them is in it too.
         prefill_seconds: of the prompt's pass; 0 where the last call went on from the cache.
-        decode_seconds: of everything else.
         beams: running beams of each prompt in the cache.
     """
 
@@ -90,7 +86,6 @@ def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Redu
 
 
 def _one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
-    """Return the cache that is given under one of its two names."""
     if cache is not None and past_key_values is not None:
         raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
     return past_key_values if cache is None else cache
@@ -120,15 +115,9 @@ class SubTokenModel:
         groups: S and K: of every token that the reducer leaves, K of S value groups stay, chosen without training.
         selector: what chooses them: ``value_norm`` (None), ``output_norm``, ``random``, ``static`` or ``leading``.
         layout: of the groups: ``contiguous`` (None), pieces of the whole value vector, or ``per_head``, of every head.
-        settings: how caches are compressed, see ``CompressionSettings``.
 
     Attributes:
-        backbone: in evaluation mode.
-        compression: eviction and precision.
         last: the prompt that ``generate`` compressed last; None where ``ask`` was called since.
-
-    Raises:
-        ValueError: a model or a processor that is not served, or settings that do not exist or do not fit.
     """
 
     backbone: CompressedBackbone
@@ -191,16 +180,11 @@ class SubTokenModel:
             revision: branch, tag or commit of a Hub id.
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
-            reducer: for a backbone alone: a token reducer, see the class; an adapter has its own.
-            keep_ratio: of a reducer by name.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
             groups: for a backbone alone: value groups without training, see the class.
             selector: likewise.
             layout: likewise.
             settings: how caches are compressed, see ``CompressionSettings``.
-
-        Raises:
-            ValueError: names, revisions or settings that do not exist, or that do not fit the backbone.
         """
         compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
         own = _reducer_of(reducer, keep_ratio)
@@ -263,15 +247,10 @@ class SubTokenModel:
         Args:
             input_ids: of the prompts, [B, N]; with a cache those that follow what is in it, alone.
             past_key_values: of the call before; None: ``input_ids`` are prompts, which are compressed.
-            cache: the same, see ``generate``.
-            context_length: see ``generate``.
             inputs: the rest of ``inputs`` or of the processor: masks and pictures of prompts.
 
         Returns:
             ``logits`` [B, 1, V] after the last token, without gradient, and the cache, which grows in place.
-
-        Raises:
-            ValueError: as ``generate``.
         """
         family, clock = self.backbone.family, time.perf_counter()
         ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
@@ -307,7 +286,6 @@ class SubTokenModel:
         """``generate`` of transformers: the same arguments and results.
 
         Args:
-            input_ids: of the prompts, [B, N].
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
                 the cached tokens is appended in full.
             cache: the same under the name that transformers has for it from 5.24 on.
@@ -316,9 +294,6 @@ class SubTokenModel:
                 last 64.
             inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
                 ``num_beams``, ``streamer``, ...).
-
-        Raises:
-            ValueError: what the prompt or the settings do not fit; the object serves the next call.
         """
         past = _one_cache(past_key_values, cache)
         with serving(self.backbone.family):
@@ -353,14 +328,12 @@ class SubTokenModel:
         return out
 
     def _prompts(self, ids: Tensor, context_length: int | None, inputs: dict[str, Any]) -> Batch:
-        """Prompts as a batch; ``inputs`` holds their mask, regions and pictures."""
         family, mask = self.backbone.family, inputs.get("attention_mask")
         visible = visible_tokens(ids, mask, inputs, family.model.generation_config)
         images = {name: inputs.get(name) for name in IMAGE_INPUTS}
         return batch_from_inputs(family, ids, visible, images, context_length, inputs.get("regions"))
 
     def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
-        """Return what notes prompts that are in the cache as ``last``."""
 
         def filled(result: Prefill) -> None:
             # the cache stands for the pixels
@@ -374,7 +347,6 @@ class SubTokenModel:
         return filled
 
     def _continued(self, past: PackedCache) -> LastPrompt:
-        """The prompt of a cache that a call goes on with."""
         if self.last is None or self.last.cache is not past:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
         past.check_holds_prompt()
@@ -410,13 +382,6 @@ class SubTokenModel:
             raw: a language model's prompt without its chat template: a text to go on with.
             chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``;
                 by default none, so that the template's own defaults hold.
-
-        Raises:
-            ValueError: placeholders and images that do not match, a path, a video for a family that takes none, a
-                conversation that the template refuses, or a variable that it does not read.
-
-        Warns:
-            SubTokenWarning: ``raw`` for a model with a chat template.
         """
         return inputs_of(self.backbone.family, prompt, images, raw, chat_template_kwargs)
 
@@ -498,22 +463,12 @@ class SubTokenModel:
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
             system: what the system says first, for every context; it stays whole. It stands where ``chat`` puts a
                 system message; ``raw``, or without a template, before the context, a blank line behind it.
-            max_new_tokens: of an answer.
-            raw: whether a language model reads the context without its chat template.
             chat_template_kwargs: see ``inputs``; given with the context.
             stream: hand on the answer to one question, a text, while it is made. The model serves no other call until
                 the iterator is exhausted or closed.
 
         Returns:
             An answer for each question, in the form of ``questions``; streamed, an iterator over pieces of the one.
-
-        Raises:
-            ValueError: an eviction, reducer or router that reads the question; contexts and questions that do not go
-                together. The object serves the next call, and the context that was compressed before stays unless the
-                new one was compressed.
-
-        Warns:
-            SubTokenWarning: context, question and answer take more positions than the model was made for.
         """
         if stream and not isinstance(questions, str):
             got = type(questions).__name__
@@ -543,32 +498,19 @@ class SubTokenModel:
 
     @property
     def cache(self) -> CompressedContext:
-        """The context that ``ask`` compressed last, or that ``load_cache`` read; ``cache.save(path)`` writes it.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The context that ``ask`` compressed last, or that ``load_cache`` read; ``cache.save(path)`` writes it."""
         if self._context is None:
             raise ValueError("no context has been compressed yet; call ask(context, questions) or load_cache(path)")
         return self._context
 
     def load_cache(self, path: str | Path) -> CompressedContext:
-        """Take a context that ``cache.save`` wrote; ``ask(None, questions)`` goes on with it.
-
-        Raises:
-            ValueError: no such file, a damaged or newer one, or one of another backbone, adapter, tokenizer or
-                compression.
-        """
+        """Take a context that ``cache.save`` wrote; ``ask(None, questions)`` goes on with it."""
         self._context = CompressedContext.load(path, self.backbone, self.compression)
         self.last = None
         return self._context
 
     def cache_report(self) -> CacheReport:
-        """Bytes of the last prompt's cache, measured beside what was promised; after ``ask`` of the contexts'.
-
-        Raises:
-            ValueError: nothing was generated yet.
-        """
+        """Bytes of the last prompt's cache, measured beside what was promised; after ``ask`` of the contexts'."""
         if self.last is None and self._context is not None:
             return self._context.report
         if self.last is None:

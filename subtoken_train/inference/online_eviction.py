@@ -46,11 +46,7 @@ class HeldLayer:
     """A layer's entries by row, oldest first, then its tail; padding between them where a row stores fewer than others.
 
     Attributes:
-        layer: the layer.
         order_RM: where in the order of storage each of the stored entries is.
-        place_RN: see ``EvictionState``.
-        regions_RN: ``Region`` codes; padding is no entry.
-        competes_RN: entries that compete, bool.
     """
 
     layer: PackedLayer
@@ -145,14 +141,7 @@ def _arranged(of_entries: Tensor, order_RM: Tensor) -> Tensor:
 
 
 def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan, names: Sequence[str]) -> None:
-    """Let a cache that was just filled evict while tokens are decoded.
-
-    Args:
-        cache: packed from the plan.
-        eviction: of the prompts.
-        plan: what it kept.
-        names: of the prompts.
-    """
+    """Let a cache that was just filled evict while tokens are decoded."""
     compression, method = eviction.compression, eviction.method
     assert compression.every is not None
     assert method.online is not None
@@ -185,13 +174,8 @@ class OnlineEviction:
     """Evicts from the cache that it was made for.
 
     Attributes:
-        method: one that can (``Eviction.online``).
-        every: tokens between two looks.
-        scales: factor of each layer's attention scores.
-        form: of what is stored.
         threshold: what scores must reach to stay; None: the prompt's budgets say how many stay.
         due: generated tokens in the tail at which it looks next.
-        evictions: how often something was evicted.
     """
 
     method: Eviction

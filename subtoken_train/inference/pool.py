@@ -53,9 +53,6 @@ class ModelPool:
     Args:
         device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
             a model that the first of several GPUs does not hold is spread over all, see ``families/load.py``.
-
-    Attributes:
-        loads: how many times weights of a backbone were read.
     """
 
     def __init__(self, device_map: str | None = None) -> None:
@@ -97,14 +94,10 @@ class ModelPool:
         """An arm in evaluation mode, until the next call.
 
         Args:
-            path: an adapter (folder, merged folder or Hub id), or a backbone alone.
-            revision: branch, tag or commit of a Hub id.
-            backbone: for an adapter: where its backbone is, or how to load it; for a backbone alone: how to load it.
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K. None: the adapter's own.
             seed: of that selector where it draws; None: the adapter's.
-            routing: of a backbone alone, see ``untrained_routing``.
             loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
         """
         if selector not in (None, "none"):
@@ -134,7 +127,6 @@ class ModelPool:
         routing: RoutingConfig | None,
         loading: Mapping[str, Any] | None,
     ) -> CompressedBackbone:
-        """A backbone without an adapter."""
         if isinstance(backbone, str):
             raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
         if selector not in (None, "none"):
@@ -163,7 +155,6 @@ class ModelPool:
         return self._family
 
     def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
-        """Read weights."""
         free = free_memory() if self._spreads else []
         memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
         return load_family(source, reducer, memory)

@@ -107,7 +107,6 @@ class Prefill:
     """Results of compressing prompts.
 
     Attributes:
-        logits_BV: of the next token.
         plan: what the cache keeps of the part that was compressed; it was packed from this very object.
         regions_BM: of that part, which the plan counts in; the whole prompt unless its context went first.
     """
@@ -124,12 +123,6 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
     of the unevicted cache. Dense keys and values exist until their layer is packed: those of all layers, in chunks
     (``Compression.prefill_chunk``) those of one.
-
-    Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers, padded on either side.
-        cache: an empty one, of as many layers as the model has.
-        compression: eviction and precision.
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
@@ -163,7 +156,6 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
 
 
 def _are_numbers(eviction: EvictionPass | None, packer: LayerPacker) -> bool:
-    """Return whether all that a failed pass had given until then is finite."""
     held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
     return all(bool(are_finite(each)) for each in held) and (eviction is None or eviction.saw_numbers())
 
@@ -185,7 +177,6 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
 def _whole(
     backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
-    """Run all layers, plan what stays, pack each layer."""
     result = run_whole(backbone, prompts, eviction, packer)
     return result, pack_whole(result, eviction, packer)
 
@@ -228,7 +219,6 @@ def pack_whole(result: PromptPass, eviction: EvictionPass | None, packer: LayerP
 def _chunked(
     backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
 ) -> tuple[PromptPass, Plan]:
-    """Run, plan and pack one layer after another."""
     size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
     assert size is not None
 
@@ -281,9 +271,6 @@ def append(
     No router and no reducer runs. Past the positions that the model was made for it warns, once a sequence.
 
     Args:
-        backbone: in evaluation mode.
-        token_ids_Bq: text, causal.
-        cache: with the prompts.
         padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
             prompt. None: none is.
         chooses_pages: read chosen pages of a cache that has pages; for one token.
@@ -377,10 +364,6 @@ def open_prompts(
     """Fill ``cache`` with a batch of prompts.
 
     Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers, padded on either side.
-        cache: an empty one.
-        compression: eviction and precision.
         protocol: ``query_aware`` or ``context_first``. Under the latter a prompt without context is not compressed:
             its first token is run alone, and all others follow in full.
     """
@@ -408,10 +391,6 @@ def append_rest(
     """Append what follows the contexts of a cache, in full; logits of the next token, [B, V].
 
     Args:
-        backbone: in evaluation mode.
-        ids_Bq: text, padded on the left.
-        padding_Bq: which of it is padding, bool.
-        cache: with the contexts, and nothing after them.
         chunk: tokens that run at a time; None: all.
     """
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]

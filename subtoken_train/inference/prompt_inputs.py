@@ -55,8 +55,6 @@ def batch_from_inputs(
     token is the last one. A language model: CONTEXT and QUERY, see ``context_tokens``.
 
     Args:
-        family: the backbone.
-        input_ids_BN: token ids, one image token per visual token.
         visible_BN: real tokens, bool.
         inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``.
         context_length: tokens of a language model's context, of every sample; None: the default split.
@@ -150,7 +148,6 @@ def _shown(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _on(device: torch.device, name: str, given: Any) -> Tensor:
-    """An input that is a tensor, on the model's device."""
     if not isinstance(given, Tensor):
         raise ValueError(f'{name} must be a tensor, not {type(given).__name__}; use return_tensors="pt"')
     return given.to(device)
@@ -176,7 +173,6 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
 
 
 def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
-    """Regions of prompts as int64 on the model's device."""
     if isinstance(given, Tensor) and given.shape == visible_BN.shape:
         regions = given.to(visible_BN.device).long()
         places = torch.arange(regions.shape[1], device=regions.device)
@@ -281,7 +277,6 @@ def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images
 
 
 def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:
-    """Pictures stand before a prompt that places none."""
     return prompt if picture_marks(prompt) else "<image>\n" * len(images) + prompt
 
 

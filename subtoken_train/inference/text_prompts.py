@@ -85,12 +85,6 @@ def text_frame(
 
     Context and question are one turn of the user, a blank line between them unless a line break stands there already.
 
-    Args:
-        family: a language model whose tokenizer has a template.
-        context: what the questions are about.
-        system: what the system says first; None: what the template says by itself.
-        variables: given to the template, which may not know them.
-
     Returns:
         (the text up to the end of the context, its characters before the context, the frame).
     """
@@ -122,10 +116,8 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
     """Return what the chat format writes between a first question, which is not given, and the answer to the last one.
 
     Args:
-        family: of any kind; a language model's tokenizer has a template.
         messages: what was said after the first question, without pictures; the last one is the user's, or an
             assistant's that is to be gone on with.
-        variables: given to the template.
     """
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
@@ -182,9 +174,7 @@ class EncodedText:
     Attributes:
         input_ids: the prompt's, BOS included.
         context_length: of them, those that may be compressed; the others ask.
-        continuations: token ids of each continuation.
         record_id: made of the prompt, so that random choices do not depend on the batch.
-        dropped_tokens: ids cut from the left.
         system_length: ids before the context, which stay: a chat template's beginning and its system prompt.
     """
 
@@ -208,9 +198,7 @@ def encode_text(
     """Encode one prompt.
 
     Args:
-        family: a language model.
         prompt: what the model reads. With continuations, white space at its end moves to them.
-        continuations: what is scored.
         context_characters: how much of the prompt, from its start, may be compressed; a token across that boundary is
             not in it. None: the default split, see ``context_tokens``.
         max_length: positions for prompt and continuation (its last token needs none); None: any number, or with
@@ -257,11 +245,9 @@ def encode_chat(
     special token is added: the template writes its own. One that can ask a model to think first is told not to.
 
     Args:
-        family: a language model.
         context: what may be compressed; the question too, where it is to be.
         asked: what the user says after it, "" where the context holds the question.
         answer_prefix: what the answer begins with, which the model goes on from.
-        max_length: positions; None: any number.
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
@@ -283,9 +269,7 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
     split as texts.
 
     Args:
-        family: a language model.
         messages: the last one is the user's, or an assistant's that is to be gone on with.
-        variables: given to the template.
     """
     if family.tokenizer.chat_template:
         rendered = rendered_prompt(family.tokenizer, messages, **variables)
@@ -358,7 +342,6 @@ def _adds_bos(family: Family, text: str) -> bool:
 
 
 def _tokens_within(family: Family, text: str, characters: int) -> int:
-    """Leading tokens that end at or before a character."""
     if not family.tokenizer.is_fast:
         raise _no_offsets()
     made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
@@ -375,12 +358,9 @@ def without_middle(
     to another token or two than they had; where the positions are too few for these, more is cut.
 
     Args:
-        family: a language model.
-        prompt: the whole text.
         context: characters of it, from its start, that may be compressed.
         max_length: tokens of the prompt, without its chat format; None: what the positions
             allow that the model was made for.
-        max_new_tokens: of the answer.
         chat: whether ``in_chat`` is called next.
 
     Returns:

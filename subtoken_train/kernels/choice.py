@@ -23,9 +23,7 @@ class KernelChoice:
     """A path and the reason for it, in words.
 
     Attributes:
-        path: one of ``PATHS``.
         why: follows "because".
-        forced: whether ``SUBTOKEN_KERNEL`` names it.
     """
 
     path: str

@@ -129,7 +129,6 @@ def weighted_sums(weight_XMG: Tensor, values: Payload | RoutedValues) -> Tensor:
 
 
 def _of_rounded(weight_XMG: Tensor, values: Payload) -> Tensor:
-    """Sum whole rounded values; the scales go into the weights."""
     sums = [
         (weight_XMG.narrow(1, start, codes.shape[1]) * scale.float()).mT.bmm(codes)
         for start, codes, scale in rounded_stretches(values)
@@ -277,17 +276,7 @@ def _attend(
     reach: CacheWindow | None,
     fill_x1d: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of a block's tails, [x, T, G], and its value sums, [x, G, d] (None: no entries).
-
-    Args:
-        block: scores over all its parts, one softmax, then each part's values.
-        query_xGd: queries of its rows.
-        scaled_xGd: the same, scaled.
-        last_xTG: scores of the tails.
-        own_q: places of the new tokens in the tail; None where nothing is hidden.
-        reach: of its rows.
-        fill_x1d: what pieces that are not stored read as; None: zero.
-    """
+    """Return the weights of a block's tails, [x, T, G], and its value sums, [x, G, d] (None: no entries)."""
     if block.pages is not None and (own_q is None or len(own_q) == 1):
         block = read_pages(block, query_xGd.reshape(block.num_rows, block.heads, *query_xGd.shape[1:]))
     scores = torch.cat([*block_scores(scaled_xGd, block), last_xTG], 1)

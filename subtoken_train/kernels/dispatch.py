@@ -34,12 +34,8 @@ def attend(
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d].
 
     Args:
-        query_BHqd: rotated queries of the new tokens.
         blocks: the prompt's entries; every row of the batch is in exactly one block. All are seen by every new token.
-        tail: everything since the prompt, the new tokens last.
-        scale: factor of the scores.
         reach: a window, in which every new token sees entries and tail; None: all of them.
-        state: the layer's, for these blocks; None: made for this call.
         fill: what pieces that are not stored read as; None: zero.
 
     Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
@@ -84,6 +80,5 @@ def _fused(
 
 @lru_cache
 def _say(reason: str) -> None:
-    """Warn of a fall-back once per reason."""
     words = f"decoding runs without the fused kernels, which do not serve {reason}; it is slower"
     warnings.warn(words, SubTokenWarning, stacklevel=3)

@@ -47,7 +47,6 @@ class Format:
     """The model's own dtype, stored as it is; formats that round override what differs.
 
     Attributes:
-        name: the format's ``kv_dtype``.
         bits: bits of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
     """
 
@@ -94,8 +93,6 @@ class Format:
 
         Args:
             lead: (R, c, M).
-            width: unused by pieces.
-            part: what they are of.
         """
         return (*lead, 1)
 
@@ -117,7 +114,6 @@ class Format:
         """Store keys of the last axis, see ``store``.
 
         Args:
-            keys: [..., M, d].
             feedback: [..., d, d], unit lower triangular, for formats that rotate: what a channel's error asks of those
                 after it, see ``BalancedBasis.feedback``; None: nothing.
         """
@@ -127,7 +123,6 @@ class Format:
         """Store pieces of values; those of an entry's head are rounded together.
 
         Args:
-            pieces_nw: of all entries.
             stored_n: (row * P + piece) * M + entry of each.
             sizes: (R, c, M).
             per_head: pieces of an entry's head, P / c.
@@ -400,10 +395,7 @@ class Stored:
     """Stored numbers, and the scales that they are read with.
 
     Attributes:
-        data: the numbers.
         scale: fp16, as ``Format.scale_shape`` says; None where nothing is rounded.
-        dtype: the dtype in which they are read.
-        format: how they are stored.
     """
 
     data: Tensor
@@ -466,11 +458,7 @@ def concatenated(parts: Sequence[StoredKind], axis: int) -> StoredKind:
 
 @dataclass
 class Picked(Payload):
-    """Some of a payload's vectors, gathered when they are read.
-
-    Attributes:
-        entry_RcM: their numbers, int64.
-    """
+    """Some of a payload's vectors, gathered when they are read."""
 
     entry_RcM: Tensor
 

@@ -69,7 +69,6 @@ class Alike(NamedTuple):
     """Tell how the entries of some stretches are stored, for which the kernel is compiled.
 
     Attributes:
-        bits: of their format.
         shared: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
             vector has a scale, and no zero point.
         key_dtype: of stored keys, of an empty table that of nothing.
@@ -100,16 +99,11 @@ class RowTable:
     """A layer's packed entries, as addresses.
 
     Attributes:
-        rows: [rows of all parts, len(Field)], int64.
         items: (row, first entry, number of the stretch, slot of the row's first head) of each stretch, int32 [n, 4].
         owners: (first slot, slots) of each head of each sample, int32 [B * h, 2].
         launches: how items are stored, and those that are stored so, which lie together; one at least.
-        stretch: entries of a stretch.
-        slots: of all heads.
-        heads: c.
         piece: channels of a value piece; the head's width where nothing is routed.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
-        cut: whether any keys are cut.
         fill_dtype: of what pieces that are not stored read as; None: as zero.
         held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
         nbytes: bytes of the table, without the blocks.
@@ -149,12 +143,7 @@ class RowTable:
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
-    """Say in words why the fused kernels cannot read these blocks; None: they can.
-
-    Args:
-        blocks: of one layer.
-        query_BHqd: what asks.
-    """
+    """Say in words why the fused kernels cannot read these blocks; None: they can."""
     new, width = query_BHqd.shape[2:]
     if width > 256:
         return f"heads of {width} channels (up to 256)"
@@ -166,15 +155,7 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
 
 
 def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:
-    """Build the table of a layer's blocks; nothing is read from the device.
-
-    Args:
-        blocks: every row of the batch is in exactly one.
-        batch: B.
-        kv_heads: h.
-        width: of a head.
-        fill: what pieces that are not stored read as; None: as zero.
-    """
+    """Build the table of a layer's blocks; nothing is read from the device."""
     parts = [(block, part) for block in blocks for part in block.parts if part.entries]
     heads = blocks[0].heads if blocks else kv_heads
     device = blocks[0].parts[0].keys.data.device if blocks else torch.device("cpu")
@@ -311,12 +292,7 @@ class Workspace:
 
 @dataclass
 class FusedState:
-    """Fused kernels' state of one layer; its table is built on demand and dropped when the blocks change.
-
-    Attributes:
-        workspace: of the cache.
-        table: None until a fused kernel reads the layer.
-    """
+    """Fused kernels' state of one layer; its table is built on demand and dropped when the blocks change."""
 
     workspace: Workspace = field(default_factory=Workspace)
     table: RowTable | None = None

@@ -56,15 +56,7 @@ def prepare_bits(device: torch.device) -> None:
 
 
 def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: int, stored: int) -> Tensor:
-    """Return (row * c + head) * M + entry of each stored piece, by row, piece and entry, int32 [n].
-
-    Args:
-        packed_RSm: of ``pack_bits``.
-        piece_bit: which of the S bits rules each of the P pieces, int [P].
-        heads: c.
-        entries: M.
-        stored: n.
-    """
+    """Return (row * c + head) * M + entry of each stored piece, by row, piece and entry, int32 [n]."""
     device, (rows, _, per_piece) = packed_RSm.device, packed_RSm.shape
     count_256, nth = _tables[device]
     byte_b = packed_RSm.index_select(1, piece_bit).flatten().int()
@@ -120,8 +112,6 @@ class RoutedValues:
             share a scale, [R, c, M, 1], or [R, c, M, 1, 2] with its zero point.
         offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
-        entries: M.
-        heads: c.
         bounds: the offsets and n, on the host: read from the device once where they are not given, not in every step.
     """
 
@@ -177,7 +167,6 @@ class BlockPart:
     Attributes:
         keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
         values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
-        cut: whether the keys are cut.
         position_RM: of every entry, int32, where the layer has a window; None: every new token sees all entries.
     """
 
@@ -294,12 +283,7 @@ def stored_flags(values: RoutedValues) -> Tensor:
 
 
 def read_pages(block: Block, query_RcGd: Tensor) -> Block:
-    """Return a block of the entries that one new token reads; every head chooses its own pages.
-
-    Args:
-        block: with a page index, of one part that is stored whole.
-        query_RcGd: rotated queries of one token.
-    """
+    """Return a block of the entries that one new token reads; every head chooses its own pages."""
     pages, (part,) = block.pages, block.parts
     assert pages is not None
     assert isinstance(part.values, Payload)
@@ -330,12 +314,6 @@ def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, hig
 
     It is Quest's upper bound on the attention logits of a page of keys. It is linear in the positive and in the
     negative part of a query, so the mean of several queries' bounds is the bound of their mean parts.
-
-    Args:
-        positive_Rcd: the query where it is positive, 0 elsewhere.
-        negative_Rcd: the query where it is negative.
-        low_RcPd: smallest value of each channel in a page.
-        high_RcPd: largest value.
     """
     bound_RcP = torch.einsum("rcd,rcpd->rcp", positive_Rcd, high_RcPd)
     return bound_RcP + torch.einsum("rcd,rcpd->rcp", negative_Rcd, low_RcPd)

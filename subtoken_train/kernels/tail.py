@@ -25,8 +25,6 @@ class Tail:
 
     Attributes:
         room_keys_BhTd: keys; places after the last token hold finite numbers that nothing reads.
-        room_values_BhTd: values, laid out like the keys.
-        length: tokens that are there.
         start_B: first real token of each sample, where tails are padded on the left; padding is seen by nothing but
             itself. None: none is.
         written: the same number as ``length``, int64 [1] on the device, where all steps must have one shape
@@ -73,14 +71,7 @@ class CacheWindow:
         return CacheWindow(self.size, first_R if rows is None else first_R[rows])
 
     def hidden(self, block: Block, tail: int, own_q: Tensor, columns: int) -> Tensor:
-        """Mark what the window hides from the query rows of a block, bool [R, 1, N, G].
-
-        Args:
-            block: whose parts have positions.
-            tail: T.
-            own_q: places of the q new tokens in the tail.
-            columns: G.
-        """
+        """Mark what the window hides from the query rows of a block, bool [R, 1, N, G]."""
         first_R1 = self.first_B[:, None]
         places_T = torch.arange(tail, device=first_R1.device)
         stored = [part.position_RM for part in block.parts if part.position_RM is not None]

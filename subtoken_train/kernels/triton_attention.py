@@ -36,11 +36,7 @@ def fused_decoding(
 
     Args:
         query_BHqd: in fp32, fp16 or bf16; the last axis is contiguous.
-        table: of the layer's blocks.
         tail: keys and values with equal strides.
-        scale: factor of the scores.
-        reach: a window; None: there is none.
-        workspace: is written into.
     """
     if torch.compiler.is_compiling():
         first_B, size = (None, 0) if reach is None else (reach.first_B, reach.size)
@@ -139,14 +135,7 @@ def _launch(
 
 
 def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the sizes of a program's tiles, powers of 2; products need at least 16 rows, entries and channels.
-
-    Args:
-        width: of a head.
-        piece: channels of a value piece.
-        rows: query rows of a key-value head.
-        dtype: of the queries.
-    """
+    """Return the sizes of a program's tiles, powers of 2; products need at least 16 rows, entries and channels."""
     pieces = _power(width // piece)
     return {
         "TILE": min(max(16, _power(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
@@ -174,5 +163,4 @@ def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
 
 
 def _power(number: int) -> int:
-    """Round up to a power of 2."""
     return 1 << (number - 1).bit_length()

@@ -69,7 +69,6 @@ class TrainingFlops:
     """Cost of rows in each layer.
 
     Attributes:
-        size: the decoder.
         trained: weights that train in each layer.
     """
 

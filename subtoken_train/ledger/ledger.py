@@ -77,7 +77,6 @@ def nominal_ledger(
     """The cache after prefill, as the budget promises it.
 
     Args:
-        shape: cache geometry.
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
         budget: keep ratio and groups of the routed regions (``visual`` and ``context``); others stay whole.
         cut_layer: first layer that sees a reduced set: 0 where the input itself is shortened, L_f for decoder-stage
@@ -116,10 +115,7 @@ class Anchor:
     """A token-only arm with the bytes of a routed one.
 
     Attributes:
-        tokens: of the region before reduction.
         layer_tokens: those that each layer holds.
-        keep_ratio: its reducer's.
-        fraction: of the region's KV.
     """
 
     tokens: int
@@ -152,11 +148,8 @@ def solve_anchor(
     """The matched token-only anchor of one cut: the smallest token count whose bytes reach ``target`` of the KV.
 
     Args:
-        shape: cache geometry.
-        tokens: tokens of the region before reduction.
         target: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
         cut_layer: as in ``nominal_ledger``; layers below it hold every token.
-        region: the region's name, ``visual`` or ``context``.
     """
     ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))

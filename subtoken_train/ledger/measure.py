@@ -32,7 +32,6 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     Args:
         plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
         regions_BN: ``Region`` codes of the unreduced batch.
-        shape: cache geometry.
     """
     entries = []
     for index, layer in enumerate(plan.layers):
@@ -55,7 +54,6 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
 
 
 def _cut_bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape) -> int:
-    """Bytes of the key channels that the marked entries of a layer go without."""
     assert layer.cut_keys is not None
     cut_BN = layer.cut_keys.entries_BN & kept_BN
     slices = int(cut_BN.sum()) * shape.num_kv_heads if layer.heads_BNh is None else int(layer.heads_BNh[cut_BN].sum())
@@ -87,7 +85,6 @@ def _named(layer: LayerPlan) -> Tensor:
 
 
 def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) -> tuple[int, int, int]:
-    """Bytes of keys, of values and of the index of a layer's marked entries."""
     head_bytes, heads, groups = shape.side_bytes // shape.num_kv_heads, layer.heads_BNh, layer.group_mask_BNS
     count = int(kept_BN.sum())
     slices = count * shape.num_kv_heads if heads is None else int(heads[kept_BN].sum())
@@ -112,7 +109,6 @@ def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) 
     """Count for each sample, region by region, the layers in which compression left no head an entry of it.
 
     Args:
-        plan: one ``LayerPlan`` per layer.
         regions_BN: ``Region`` codes of the rows that the plan counts in.
         held_LBN: rows that each layer holds without compression, bool: fewer where it attends in a window.
     """
@@ -130,13 +126,7 @@ def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) 
 def emptied_words(
     emptied: Sequence[dict[str, int]], compression: str, remedy: str = "Keep more (eviction_keep), or use scope context"
 ) -> str | None:
-    """Warn of emptied regions, on one line; None where every region keeps something.
-
-    Args:
-        emptied: what ``emptied_regions`` found, of every prompt.
-        compression: its label.
-        remedy: what to do about it.
-    """
+    """Warn of emptied regions, on one line; None where every region keeps something."""
     prompts = Counter(region for sample in emptied for region in sample)
     if not prompts:
         return None
