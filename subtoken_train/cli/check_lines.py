@@ -306,7 +306,7 @@ def folder_lines(cli: RecipeCLI) -> Iterator[str]:
     """Yield what already lies where the run would write, which needs --overwrite or --resume."""
     if not cli.config.overwrite and not cli.config.resume:
         try:
-            RunFolder(cli.output_dir, cli.output_dir).check(resume=False)
+            RunFolder(cli.output_dir).check(resume=False)
         except ValueError as error:
             yield str(error)
 

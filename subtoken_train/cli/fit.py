@@ -10,7 +10,7 @@ HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--ov
 
 Trains LoRA and routers from a recipe. Any key of the recipe can be overridden after --config, for instance
   --trainer.max_steps 100   --model.routing.kept_groups 2   --data.batch_size 16   --output_dir runs/mine
---overwrite replaces a run (the old one is deleted once the new one is complete), --resume continues from its newest
+--overwrite renames the run that is there to NAME.1 (the next free number), --resume continues from its newest
 checkpoint, --print_config prints the resulting recipe.
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --push_to_hub user/name publishes the adapter at the end (--private: only for you); name and token are checked first.
@@ -32,23 +32,19 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.fit_course import (
         check_held,
         checkpoint_to_resume,
-        is_first_process,
         leave_adapter,
         open_run,
         train,
         trained,
     )
-    from subtoken_train.cli.loggers import finish_remote
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.training.run_folder import RunFolder, settle_after_kill
+    from subtoken_train.training.run_folder import RunFolder
 
     if wants_anchor:
         source = read_source(anchor_words(argv))
     cli = RecipeCLI(source)
-    if is_first_process() and settle_after_kill(cli.output_dir):
-        cli = RecipeCLI(source)  # the folder holds another run now
     resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    folder, destination, trainer = RunFolder(cli.output_dir, cli.place), cli.destination, cli.trainer
+    folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
     try:
         if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
             check_held(cli)
@@ -65,8 +61,6 @@ def run_raw(argv: list[str]) -> int:
         folder.close(keep=False)
         raise
     finally:
-        if folder.staged:
-            finish_remote(trainer.loggers)
         folder.close(keep=trained(cli))
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {shell_words(adapter)} --data FILE")
     if destination is not None:

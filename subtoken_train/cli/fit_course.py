@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.utilities import rank_zero_only
 
 from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
@@ -39,18 +38,18 @@ from subtoken_train.training.trained_tensors import check_resumable, finished_pa
 
 
 def check_held(cli: Any) -> None:
-    """Refuse to replace a folder (with ``--overwrite`` alone) that holds what the run reads."""
+    """Refuse to rename a folder (with ``--overwrite`` alone) that holds what the run reads."""
     folder: Path = cli.output_dir
-    if cli.place == folder:
+    if not cli.replaces:
         return
     for key, text in _texts({"data": cli.config.data.as_dict(), "model": cli.config.model.as_dict()}, ""):
         if _lies_in(Path(text), folder):
             raise ValueError(
-                f"{key} ({text}) lies in {folder}, which this run would replace; choose another --output_dir"
+                f"{key} ({text}) lies in {folder}, which --overwrite would rename; choose another --output_dir"
             )
     for path in filter(None, map(find_recipe, cli.source.words.configs)):
         if _lies_in(path, folder) and real_path(path) != real_path(folder / RECIPE_FILE):
-            raise ValueError(f"the recipe {path} lies in {folder}, which this run would replace; move it elsewhere")
+            raise ValueError(f"the recipe {path} lies in {folder}, which --overwrite would rename; move it elsewhere")
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
@@ -194,11 +193,6 @@ def _usage(courses: Courses) -> dict[int, Mapping[int, float]]:
     return {int(match[1]): courses[name] for name, match in found.items() if match}
 
 
-def is_first_process() -> bool:
-    """Return True for process 0 of a run, as far as the environment knows before there is a trainer."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
 def checkpoint_to_resume(checkpoints: Path) -> Path:
     """The run's newest complete checkpoint; a worded ``ValueError`` where there is none."""
     if newest := newest_complete(checkpoints):
@@ -236,8 +230,13 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if line := say_unknown(family.tokenizer, cli.datamodule.some_texts(family.tokenizer), "training data"):
         print(line, file=sys.stderr)
     folder.open(resume is not None)
-    cli.save_recipe(folder.current / RECIPE_FILE)
-    hand_over(cli, folder)
+    if folder.aside is not None:
+        print(folder.said(), file=sys.stderr)
+    cli.save_recipe(cli.output_dir / RECIPE_FILE)
+    trainer: Any = cli.trainer
+    for callback in trainer.callbacks:
+        if isinstance(callback, RunCheckpoints):
+            callback.on_whole = lambda: stand_again(cli, folder)
 
 
 def say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
@@ -249,28 +248,11 @@ def say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
         print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
 
 
-def hand_over(cli: RecipeCLI, folder: RunFolder) -> None:
-    """Let the run take its place as soon as its first checkpoint stands, in a folder that is a run's."""
-    trainer: Any = cli.trainer
-
-    def stands() -> None:
-        stand_again(cli, folder)
-        if not folder.staged:
-            return
-        for logger in trainer.loggers:
-            logger.save()  # nothing of it is under way while folders are renamed
-        folder.take_place()
-
-    for callback in trainer.callbacks:
-        if isinstance(callback, RunCheckpoints):
-            callback.on_whole = stands
-
-
 def stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
     """Write marker and recipe again where somebody removed the run's folder, so that it can be resumed or replaced."""
     if folder.remake():
-        cli.save_recipe(folder.current / RECIPE_FILE)
-        print(f"{folder.current} was removed while the run wrote to it; its recipe is written again", file=sys.stderr)
+        cli.save_recipe(cli.output_dir / RECIPE_FILE)
+        print(f"{cli.output_dir} was removed while the run wrote to it; its recipe is written again", file=sys.stderr)
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
@@ -301,17 +283,13 @@ def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
 
 
 def leave_adapter(cli: RecipeCLI, folder: RunFolder, repo_id: str | None) -> Path:
-    """Write the adapter, then remove what the run replaces."""
+    """Write the adapter."""
     try:
         stand_again(cli, folder)
-        folder.take_place()  # a run of no step has no checkpoint
-        adapter = export(cli, cli.output_dir, repo_id)
+        return export(cli, cli.output_dir, repo_id)
     except BaseException:
         say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
         raise
-    for line in folder.finish():
-        print(line, file=sys.stderr)
-    return adapter
 
 
 def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
@@ -331,17 +309,17 @@ def trained(cli: RecipeCLI) -> bool:
 
 
 def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
-    """Tell the user why a run ended, what is left of it, and where the run is that it was to replace."""
+    """Tell the user why a run ended, what is left of it, and where the run is that had its name."""
     print(f"\n{reason}", file=sys.stderr)
     if not cli.trainer.is_global_zero:
         return
-    if folder.current.is_dir():
+    if cli.output_dir.is_dir():
         stand_again(cli, folder)
-    if newest := newest_complete(folder.current / "checkpoints"):
-        command = f"subtoken-train fit --config {shell_words(folder.current / RECIPE_FILE)} --resume"
+    if newest := newest_complete(cli.output_dir / "checkpoints"):
+        command = f"subtoken-train fit --config {shell_words(cli.output_dir / RECIPE_FILE)} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:
-        logs = f"; its logs: {folder.current / 'logs'}" if trained(cli) and folder.current.is_dir() else ""
+        logs = f"; its logs: {cli.output_dir / 'logs'}" if trained(cli) and cli.output_dir.is_dir() else ""
         print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
-    if folder.staged:
+    if folder.aside is not None:
         print(folder.said(), file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -42,19 +42,19 @@ class SortedTensorBoard(TensorBoardLogger):
         super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
 
 
-def run_loggers(given: Any, folder: Path, name: str) -> list[Logger]:
+def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
     """Loggers that write below ``folder``/logs, and the given ones.
 
     Args:
         given: ``trainer.logger``: names of loggers, None or True for ours alone, False for none at all.
         folder: the run's folder. A later part of a run must not delete the CSV log of its first: it gets ``csv-2``,
             ``csv-3``...
-        name: of the run, for loggers that send it elsewhere.
+        anew: whether what lies there is another run, which will have been renamed.
     """
     if given is False:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
-    part = next(name for name in names if not (folder / FOLDER / name).exists())
+    part = next(name for name in names if anew or not (folder / FOLDER / name).exists())
     ours: list[Logger] = [CSVLogger(str(folder), FOLDER, part)]
     try:
         check_package("tensorboard", "tensorboard", f"TensorBoard's log, beside {folder / FOLDER / part},")
@@ -62,7 +62,7 @@ def run_loggers(given: Any, folder: Path, name: str) -> list[Logger]:
         rank_zero_info(f"left out: {missing}")
     else:
         ours.append(SortedTensorBoard(str(folder), FOLDER, "tb", default_hp_metric=False))
-    remote = {"wandb": {"name": name, "save_dir": str(folder / FOLDER)}, "mlflow": {"run_name": name}}
+    remote = {"wandb": {"name": folder.name, "save_dir": str(folder / FOLDER)}, "mlflow": {"run_name": folder.name}}
     return [*ours, *build_parts("logger", given, **remote)]
 
 
@@ -90,11 +90,3 @@ def logged(folder: Path) -> dict[str, dict[int, float]]:
                     if value and name != "step":
                         course.setdefault(name, {})[int(row["step"])] = float(value)
     return course
-
-
-def finish_remote(loggers: Iterable[Any]) -> None:
-    """Let W&B write its last files now; else it does when Python ends, into a folder that has another name by then."""
-    for logger in loggers:
-        run = getattr(logger, "_experiment", None)  # asked for by its public name, it would be started
-        if type(logger).__name__ == "WandbLogger" and run is not None:
-            run.finish()

@@ -48,7 +48,7 @@ from subtoken_train.training.panels.run_progress import BarProgress, LineProgres
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.preflight import check_cpus, check_devices
 from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
-from subtoken_train.training.run_folder import final_names, has_work, place_beside, requeued_with_work
+from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
 from subtoken_train.typed import shown
@@ -198,13 +198,13 @@ class RecipeCLI(LightningCLI):
         source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
 
     Attributes:
-        place: where the run is written first: ``output_dir``, or beside it where another run is to be replaced.
+        replaces: whether ``--overwrite`` renames a run that is there.
     """
 
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
         self._trainer: L.Trainer | None = None
-        self.place = Path()
+        self.replaces = False
         super().__init__(
             SubTokenModule,
             data_module_of(self.source.data_keys()),
@@ -252,10 +252,9 @@ class RecipeCLI(LightningCLI):
         check_strategy(self.config.model.backbone.quantization, self.strategy)
         if requeued_with_work(self.output_dir, self.config.overwrite):
             self.config.resume, self.config.overwrite = True, False
-        replaces = self.config.overwrite and not self.config.resume and has_work(self.output_dir)
-        self.place = place_beside(self.output_dir) if replaces else self.output_dir
-        self.config.checkpoint.folder = str(self.place / "checkpoints")
-        self.config.trainer.default_root_dir = str(self.place)
+        self.replaces = self.config.overwrite and not self.config.resume and has_work(self.output_dir)
+        self.config.checkpoint.folder = str(self.output_dir / "checkpoints")
+        self.config.trainer.default_root_dir = str(self.output_dir)
         self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
         check_remote(self.config.trainer.logger)
 
@@ -314,7 +313,7 @@ class RecipeCLI(LightningCLI):
         if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
             settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
         settings.callbacks = [*given, *ours]
-        settings.logger = run_loggers(settings.logger, self.place, self.output_dir.name)
+        settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
         settings.profiler = next(iter(build_parts("profiler", settings.profiler)), None)
@@ -368,9 +367,9 @@ class RecipeCLI(LightningCLI):
         write_whole(path, self.recipe_text())
 
     def recipe_text(self) -> str:
-        """Return the resolved recipe as YAML, without what was for this call alone; its paths name ``output_dir``."""
+        """Return the resolved recipe as YAML, without what was for this call alone."""
         config = self.config.clone()
         for flag in FLAGS:
             del config[flag]
         config.push_to_hub = None
-        return final_names(str(self.parser.dump(config, skip_validation=True)), self.place)
+        return str(self.parser.dump(config, skip_validation=True))

@@ -290,9 +290,8 @@ class RunCheckpoints(Checkpoint):
         self._inside_window = self._stop_held = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take over the signals: until training starts, they end the run at once. Process 0 says where to write."""
+        """Take over the signals: until training starts, they end the run at once."""
         if stage == "fit":
-            self.folder = trainer.strategy.broadcast(self.folder)
             self._signals, self._losses = StopSignals(), LossWatch()
             self._signals.install(trainer)
 

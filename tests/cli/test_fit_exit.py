@@ -18,8 +18,8 @@ def ended(error, tmp_path, rank=0):
         raise error
 
     trainer = SimpleNamespace(fit=fit, is_global_zero=rank == 0, global_step=0)
-    cli = SimpleNamespace(trainer=trainer, model=None, datamodule=None)
-    return train(cli, None, RunFolder(tmp_path, tmp_path))
+    cli = SimpleNamespace(trainer=trainer, model=None, datamodule=None, output_dir=tmp_path)
+    return train(cli, None, RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize(

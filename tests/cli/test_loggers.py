@@ -20,7 +20,6 @@ from subtoken_train.cli.loggers import (
     OVERVIEW,
     SortedTensorBoard,
     csv_parts,
-    finish_remote,
     logged,
     run_loggers,
     tensorboard_tag,
@@ -161,22 +160,10 @@ def test_mlflow_gets_the_recipe_and_the_metrics(mlflow_stub, tmp_path):
     assert noted["router_entropy/layer_3"] == 0.25
 
 
-def test_a_run_that_replaces_another_writes_beside_it_and_is_named_after_it(wandb_runs, tmp_path):
-    checkpoint = tmp_path / "mine" / "checkpoints" / "step-1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "COMPLETE").write_text("{}")
-    cli = RecipeCLI([*argv("wandb", tmp_path / "mine"), "--overwrite"])
-    logger = cli.trainer.loggers[-1]
-    assert logger._wandb_init["name"] == "mine"
-    assert logger._wandb_init["dir"] == f"{cli.place}/logs"
-    assert cli.place.name.startswith("mine.new-")
-    assert ".new-" not in cli.recipe_text()
-    finish_remote(cli.trainer.loggers)  # nothing was started
-    assert wandb_runs == []
-    finished = []
-    logger.experiment.finish = lambda: finished.append("finished")
-    finish_remote(cli.trainer.loggers)
-    assert finished == ["finished"]
+def test_a_run_that_replaces_another_begins_its_logs_anew(tmp_path):
+    (tmp_path / "mine" / "logs" / "csv").mkdir(parents=True)
+    parts = [run_loggers(None, tmp_path / "mine", anew)[0].log_dir for anew in (True, False)]
+    assert parts == [f"{tmp_path}/mine/logs/{name}" for name in ("csv", "csv-2")]
 
 
 def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
@@ -188,24 +175,24 @@ def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
 @pytest.mark.parametrize("given", [None, True, "mlflow", ["mlflow", {"mine": {"save_dir": "x"}}]])
 def test_ours_come_first_and_the_given_ones_after_them(mlflow_stub, monkeypatch, tmp_path, given):
     monkeypatch.setitem(KINDS["logger"].names._classes, "mine", CSVLogger)  # as another package's entry point
-    found = [type(logger) for logger in run_loggers(given, tmp_path, "run")]
+    found = [type(logger) for logger in run_loggers(given, tmp_path, False)]
     own = {"mlflow": [MLFlowLogger]}.get(given, []) if not isinstance(given, list) else [MLFlowLogger, CSVLogger]
     assert found == [CSVLogger, SortedTensorBoard, *own]
-    assert run_loggers(False, tmp_path, "run") == []
+    assert run_loggers(False, tmp_path, False) == []
 
 
 def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     monkeypatch.setattr("subtoken_train.cli.loggers.rank_zero_info", said.append)
-    assert [type(logger) for logger in run_loggers(None, tmp_path, "run")] == [CSVLogger]
+    assert [type(logger) for logger in run_loggers(None, tmp_path, False)] == [CSVLogger]
     assert said[0].startswith("left out: TensorBoard's log, beside")
     assert "pip install 'subtoken_train[tensorboard]'" in said[0]
 
 
 def test_a_resumed_run_keeps_its_csv_logs(tmp_path):
     for number, name in enumerate(["csv", "csv-2", *[f"csv-{i}" for i in range(3, 11)]]):
-        (logger, _) = run_loggers(None, tmp_path, "run")
+        (logger, _) = run_loggers(None, tmp_path, False)
         assert Path(logger.log_dir).name == name
         logger.log_metrics({"a": number}, step=number)
         logger.save()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_folder import RunFolder, new_marker, place_beside, write_run_marker
+from subtoken_train.training.run_folder import RunFolder, new_marker, write_run_marker
 from tests.support.commands import printed
 
 
@@ -52,28 +52,17 @@ def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:
 
 def begun(folder: Path) -> RunFolder:
     """A run that is to replace the one in ``folder``."""
-    new = RunFolder(folder, place_beside(folder))
+    new = RunFolder(folder, replaces=True)
     new.check(resume=False)
     new.open(resume=False)
-    (new.place / "recipe.yaml").write_text("new")
+    (folder / "recipe.yaml").write_text("new")
     return new
 
 
 def states(parent: Path) -> dict[str, str]:
     """Every run's folder below ``parent`` and what its checkpoint holds."""
     found = sorted(parent.glob("*/checkpoints/step-3/state.ckpt"))
-    return {path.parts[-4]: path.read_text() for path in found if not (parent / path.parts[-4]).is_symlink()}
-
-
-def complete(new: RunFolder) -> list[str]:
-    """From the first checkpoint of a run to its end."""
-    checkpoint(new.place, "new")
-    new.take_place()
-    (new.place / "logs").mkdir(exist_ok=True)  # a logger that opens its files by the first name
-    (new.place / "logs" / "later.txt").write_text("new")
-    (new.folder / "adapter").mkdir()
-    (new.folder / "adapter" / "subtoken_config.json").write_text("new")
-    return new.finish()
+    return {path.parts[-4]: path.read_text() for path in found}
 
 
 def kill_in(number: int, action: Callable[[], object]) -> bool:

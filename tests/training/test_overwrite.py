@@ -10,7 +10,7 @@ import pytest
 from subtoken_train.cli.main import main
 from subtoken_train.training import checkpoints, run_folder
 from subtoken_train.training.checkpoints import newest_complete
-from subtoken_train.training.run_folder import MARKER_FILE, RUN, RunFolder, place_beside
+from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
@@ -32,28 +32,40 @@ def finished(tiny_run, tmp_path):
 
 
 def beside(run):
-    return sorted(path.name.rpartition("-")[0] for path in run.parent.glob("run.*"))
+    return sorted(path.name for path in run.parent.glob("run.*"))
 
 
 def rank(run):
     return json.loads((run / "adapter" / "adapter_config.json").read_text())["r"]
 
 
+def same(folder, old):
+    return {path: text for path, text in content(folder).items() if path.name != ".lock"} == {
+        path: text for path, text in old.items() if path.name != ".lock"
+    }
+
+
 @pytest.mark.slow
-def test_a_new_run_takes_the_place_of_the_old_one(tiny_run, finished, capsys):
-    assert main(tiny_run("--overwrite", *OTHER)) == 0
-    assert "no part of a run: notes.txt" in capsys.readouterr().err
-    assert rank(finished) == 4
-    assert beside(finished) == []
-    assert (finished / "notes.txt").read_text() == "mine"
-    assert [path.name for path in RUN.others(finished)] == ["notes.txt"]  # all that fit writes is known
-    assert ".new-" not in (finished / "recipe.yaml").read_text() + (finished / "logs/csv/hparams.yaml").read_text()
-    assert len((finished / "logs" / "csv" / "metrics.csv").read_text().splitlines()) > 3
-    assert str(finished / "logs") not in os.listdir(finished.parent)
+@pytest.mark.parametrize("torchrun", [None, True, False], ids=["one", "torchrun", "launched"])
+def test_a_new_run_takes_the_name_of_the_old_one(tiny_run, finished, capsys, torchrun):
+    old = content(finished)
+    settings = ["--trainer.strategy=ddp", "--data.batch_size=4", "--data.group_by_length=false"]
+    argv = tiny_run("--overwrite", *OTHER, *([] if torchrun is None else [*settings, "--trainer.callbacks=samples"]))
+    if torchrun is None:
+        assert main(argv) == 0
+        assert f"the run that was there is in {finished}.1" in capsys.readouterr().err
+        assert len((finished / "logs" / "csv" / "metrics.csv").read_text().splitlines()) > 3
+    else:
+        ended = run_fit(argv, processes=2, torchrun=torchrun)
+        assert ended.returncode == 0, ended.stdout
+        for process in range(2):
+            assert len((finished / "logs" / f"samples-rank{process}.jsonl").read_text().splitlines()) == 3
+    assert (rank(finished), beside(finished)) == (4, ["run.1"])
+    assert same(finished.with_name("run.1"), old)
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_run_whose_folder_was_removed_can_be_resumed_and_replaced(tiny_run, tmp_path, capsys, monkeypatch, step):
+def test_a_run_whose_folder_was_removed_can_be_resumed(tiny_run, tmp_path, capsys, monkeypatch, step):
     """Before a checkpoint, and after the last one that stands: what fit says next is what can be done."""
     run, begin = tmp_path / "run", checkpoints.begin
 
@@ -69,40 +81,21 @@ def test_a_run_whose_folder_was_removed_can_be_resumed_and_replaced(tiny_run, tm
     assert f"{run} was removed while the run wrote to it; its recipe is written again" in said
     assert f"last good checkpoint: {run / 'checkpoints' / f'step-{step}'}" in said
     assert f"continue with: subtoken-train fit --config {run / 'recipe.yaml'} --resume" in said
-    assert not RUN.others(run)
     monkeypatch.undo()
     assert "holds a run; pass --overwrite, --resume" in refused(capsys, *tiny_run(*every))
     assert main(["fit", "--config", str(run / "recipe.yaml"), "--resume"]) == 0
     assert last_state(run)["global_step"] == 3
-    RunFolder(run, place_beside(run)).check(resume=False)  # as --overwrite
 
 
-def test_ctrl_c_after_a_checkpoint_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
+def test_ctrl_c_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
     old = content(finished)
     assert interrupted_fit(tiny_run("--overwrite", "--trainer.max_steps=4", "--model.lora.rank=4"), after_step=2) == 130
     said = capsys.readouterr().err
-    (aside,) = finished.parent.glob("run.replaced-*")
-    assert f"the run that was there is in {aside}, and is deleted once this one is complete" in said
+    assert said.count(f"the run that was there is in {finished}.1\n") == 2  # as it begins, and now
     assert f"continue with: subtoken-train fit --config {finished / 'recipe.yaml'} --resume" in said
-    assert rank(aside) == 8
-    assert {name: old[name] for name in content(aside) if name.suffix != ".json"}.items() <= old.items()
+    assert same(finished.with_name("run.1"), old)
     assert main(["fit", "--config", str(finished / "recipe.yaml"), "--resume"]) == 0
     assert rank(finished) == 4
-    assert beside(finished) == []
-    assert (finished / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "launched"])
-def test_two_processes_write_into_one_place(tiny_run, finished, torchrun):
-    settings = ["--trainer.strategy=ddp", "--data.batch_size=4", "--data.group_by_length=false"]
-    log = "--trainer.callbacks=samples"
-    ended = run_fit(tiny_run("--overwrite", *OTHER, *settings, log), processes=2, torchrun=torchrun)
-    assert ended.returncode == 0, ended.stdout
-    assert rank(finished) == 4
-    assert beside(finished) == []
-    for process in range(2):
-        assert len((finished / "logs" / f"samples-rank{process}.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.slow
@@ -118,11 +111,11 @@ def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monke
         patched.setattr(SubTokenModule, "training_step", diverging)
         assert main(tiny_run("--overwrite")) == 1
     said = capsys.readouterr().err
-    assert f"the run that was there is where it was: {finished}" in said
-    assert content(finished) == old
-    assert "its logs: " in said  # they show how it diverged
+    assert f"the run that was there is in {finished}.1" in said
+    assert f"its logs: {finished / 'logs'}" in said  # they show how it diverged
+    assert same(finished.with_name("run.1"), old)
     assert main(tiny_run("--overwrite", SHORT)) == 0
-    assert beside(finished) == []
+    assert beside(finished) == ["run.1"]
 
 
 @sampled(
@@ -136,38 +129,19 @@ def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monke
     ],
     every=3,
 )
-def test_a_recipe_that_is_refused_or_reads_from_the_run_loses_nothing(tiny_run, finished, capsys, mistake):
+def test_a_recipe_that_is_refused_or_reads_from_the_run_moves_nothing(tiny_run, finished, capsys, mistake):
     (finished / "train.json").write_text("[]")
     (finished / "images").mkdir()
     old = content(finished)
     assert main(tiny_run("--overwrite", SHORT, mistake.format(run=finished))) == 2
     assert "Traceback" not in (said := capsys.readouterr().err)
-    assert "{run}" not in mistake or "which this run would replace" in said
-    assert content(finished) == old
+    assert "{run}" not in mistake or "which --overwrite would rename" in said
+    assert same(finished, old)
     assert beside(finished) == []
 
 
 @pytest.mark.slow
-def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
-    (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
-    assert "mine.yaml lies in" in refused(capsys, "fit", "--config", str(finished / "mine.yaml"), "--overwrite")
-    assert main(["fit", "--config", str(finished / "recipe.yaml"), "--overwrite"]) == 0
-    assert (finished / "mine.yaml").exists()
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_resumed_and_never_replaced(tiny_run, finished, capsys):
-    (finished / MARKER_FILE).unlink()
-    assert "never replaced" in refused(capsys, *tiny_run("--overwrite", SHORT))
-    assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0
-    assert last_state(finished)["global_step"] == 2
-    assert not (finished / MARKER_FILE).exists()
-    (finished / "recipe.yaml").unlink()
-    assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
-
-
-@pytest.mark.slow
-def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
+def test_an_error_before_the_first_step_gives_the_name_back(tiny_run, finished, tmp_path, monkeypatch):
     from subtoken_train.training.module import SubTokenModule
 
     def broken(self, *args):
@@ -176,32 +150,50 @@ def test_a_failed_call_leaves_no_folder(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr(SubTokenModule, "training_step", broken)
     before = set(tmp_path.iterdir())
     assert main(tiny_run(SHORT, output="deep/run")) == 2
+    old = content(finished)
+    assert main(tiny_run("--overwrite", SHORT)) == 2
+    assert same(finished, old)
     assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow
-def test_kills_leave_the_old_run_and_a_second_attempt_replaces_it(tiny_run, finished, monkeypatch):
+def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
+    (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
+    assert "mine.yaml lies in" in refused(capsys, "fit", "--config", str(finished / "mine.yaml"), "--overwrite")
+    assert main(["fit", "--config", str(finished / "recipe.yaml"), "--overwrite"]) == 0
+    assert (finished.with_name("run.1") / "mine.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_resumed(tiny_run, finished):
+    (finished / MARKER_FILE).unlink()
+    assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0
+    assert last_state(finished)["global_step"] == 2
+    assert not (finished / MARKER_FILE).exists()
+    (finished / "recipe.yaml").unlink()
+    assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
+
+
+@pytest.mark.slow
+def test_kills_leave_the_old_run_and_a_second_attempt_goes_on(tiny_run, finished, monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.1)
     old = content(finished)
     argv = tiny_run("--overwrite", *OTHER)
+    aside = finished.with_name("run.1")
     with RunServer(finished.parent / "log.txt") as server:
-        server.start(argv, die_writing=1)  # before its first checkpoint stands
-        assert server.wait() == -signal.SIGKILL
-        assert content(finished) == old
-        assert beside(finished) == ["run.new"]
-        server.start(argv, die_writing=2)  # after that
-        assert server.wait() == -signal.SIGKILL
-        (aside,) = finished.parent.glob("run.replaced-*")
-        assert rank(aside) == 8
+        for nth in (1, 2):  # before its first checkpoint stands, and after that
+            server.start(argv, die_writing=nth)
+            assert server.wait() == -signal.SIGKILL
+            assert same(aside, old)
+        assert beside(finished) == ["run.1"]
         assert newest_complete(finished / "checkpoints").name == "step-1"
         server.start(tiny_run("--overwrite", "--trainer.max_steps=2000", *OTHER[1:]))
-        wait_until(lambda: len(list(finished.parent.glob("run.replaced-*"))) == 2, server)
+        wait_until(lambda: newest_complete(finished / "checkpoints") and len(beside(finished)) == 2, server)
         assert main(tiny_run("--resume", *OTHER)) == 2  # it is at work
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-        assert aside.is_dir()
-        server.start(tiny_run("--resume", "--trainer.max_steps=4", *OTHER[1:]))
-        assert server.wait() == 0, server.log.read_text()
-    assert rank(finished) == 4
-    assert beside(finished) == []
-    assert (finished / "notes.txt").read_text() == "mine"
+        server.start(tiny_run("--resume", "--trainer.max_steps=4000", *OTHER[1:]))
+        wait_until(lambda: "resuming from" in server.log.read_text(), server)
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    assert same(aside, old)

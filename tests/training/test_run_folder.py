@@ -1,27 +1,26 @@
-"""Into which folders a run may be written, and who else may not at the same time."""
+"""Into which folders a run may be written, who else may not at the same time, and where a run goes that is replaced."""
 
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.outputs import whole_file
 from subtoken_train.training import run_folder
 from subtoken_train.training.run_folder import (
     MARKER_FILE,
-    RUN,
     RunFolder,
     has_work,
     lock_run,
     new_marker,
-    place_beside,
+    read_run_marker,
+    requeued_with_work,
     write_run_marker,
 )
-from tests.support.faults import die, killed
-from tests.support.run_folders import checkpoint, made_run, states
+from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, states
 
 
 @pytest.fixture(autouse=True)
@@ -29,93 +28,156 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.05)
 
 
-def test_runs_without_a_marker_are_never_replaced_and_can_be_resumed(tmp_path):
-    run = made_run(tmp_path / "run", marked=False)
-    with pytest.raises(ValueError, match=r"runs of version 0.1 have none\), so it is never replaced"):
-        RunFolder(run, place_beside(run)).check(resume=False)
-    with pytest.raises(ValueError, match=r"of version 0.1.*pass --resume, or another --output_dir"):
-        RunFolder(run, run).check(resume=False)
-    resumed = RunFolder(run, run)
-    resumed.check(resume=True)
-    resumed.open(resume=True)
-    resumed.close(keep=False)
-    assert not (run / MARKER_FILE).exists()
-    assert states(tmp_path) == {"run": "old"}
+@pytest.mark.parametrize("marked", [True, False], ids=["", "of version 0.1"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_run_that_is_replaced_keeps_all_its_files_under_the_next_free_name(tmp_path, marked, link):
+    run = made_run(tmp_path / "disk" / "run", marked=marked)
+    name = tmp_path / "link" if link else run
+    if link:
+        name.symlink_to(run)
+    old = content(run)
+    for number, text in enumerate(("new", "newer"), start=1):
+        new = begun(name)
+        assert new.said() == f"the run that was there is in {run}.{number}"
+        checkpoint(run, text)
+        new.close(keep=True)
+    assert states(run.parent) == {"run": "newer", "run.1": "old", "run.2": "new"}
+    assert {path: text for path, text in content(tmp_path / "disk" / "run.1").items() if path.name != ".lock"} == old
+    assert name.is_symlink() == link
+
+
+def test_a_name_that_is_taken_is_left_alone(tmp_path):
+    made_run(tmp_path / "run")
+    (tmp_path / "run.1").symlink_to("nowhere")
+    begun(tmp_path / "run").close(keep=True)
+    assert states(tmp_path) == {"run.2": "old"}
+
+
+def test_a_run_without_a_step_gives_the_name_back_and_one_with_steps_keeps_its_logs(tmp_path):
+    run = made_run(tmp_path / "run")
+    old = content(run)
+    for keep in (False, True):
+        new = begun(run)
+        (run / "logs").mkdir()
+        (run / "logs" / "metrics.csv").write_text("loss")
+        new.close(keep)
+        assert states(tmp_path) == {"run.1" if keep else "run": "old"}
+        assert keep or {path: text for path, text in content(run).items() if path.name != ".lock"} == old
+    assert (run / "logs" / "metrics.csv").read_text() == "loss"
+
+
+def test_what_somebody_put_beside_a_failed_run_stays(tmp_path):
+    new = begun(made_run(tmp_path / "run"))
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    new.close(keep=False)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert states(tmp_path) == {"run.1": "old"}
+
+
+def test_a_kill_at_any_step_loses_nothing_and_the_next_run_begins(tmp_path):
+    for number in range(1, 50):
+        run = made_run(tmp_path / str(number) / "run")
+        if not kill_in(number, lambda run=run: begun(run).close(keep=True)):
+            break
+        assert list(states(run.parent).values()) == ["old"], number
+        assert [path.read_text() for path in run.parent.rglob("notes.txt")] == ["old"]
+        again = RunFolder(run, has_work(run))
+        again.check(resume=False)
+        again.open(resume=False)
+        again.close(keep=True)
+        assert list(states(run.parent).values()) == ["old"], number
+        assert read_run_marker(run) is not None
+    assert number > 4
 
 
 @pytest.mark.parametrize("content", ["logs/a.csv", "recipe.yaml", "checkpoints/step-3.partial/state.ckpt", "photo.png"])
 def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     (tmp_path / "run" / content).parent.mkdir(parents=True)
     (tmp_path / "run" / content).write_text("mine")
-    with pytest.raises(ValueError, match="holds files but is not a run"):
-        RunFolder(tmp_path / "run", tmp_path / "run").check(resume=False)
+    (tmp_path / "link").symlink_to("run")
+    for name in ("run", "link"):
+        run = RunFolder(tmp_path / name)
+        with pytest.raises(ValueError, match="holds files but is not a run"):
+            run.check(resume=False)
+        run.close(keep=False)
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("a\0b", "contains a NUL character"),
+        ("run/../other", "leads through a folder that does not exist"),
+        ("file", "file is a file; choose another --output_dir"),
+        ("done", "holds a run; pass --overwrite, --resume, or another --output_dir"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path, folder, words):
+    (tmp_path / "file").touch()
+    made_run(tmp_path / "done")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=words):
+        RunFolder(tmp_path / Path(folder)).check(resume=False)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("here", "name"), [("run", "."), ("run", ""), ("run/logs", ".."), ("run/logs", "")])
+def test_the_current_folder_is_never_renamed(tmp_path, monkeypatch, here, name):
+    run = made_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / here)
+    with pytest.raises(ValueError, match="holds the folder you are in"):
+        RunFolder(Path(name) if name else run, replaces=True).check(resume=False)
+
+
+def test_a_mount_point_is_not_renamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "run")
+    with pytest.raises(ValueError, match="mount point and cannot be renamed"):
+        RunFolder(made_run(tmp_path / "run"), replaces=True).check(resume=False)
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
 def test_a_run_goes_on_where_no_file_can_be_locked(tmp_path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
-    run = RunFolder(tmp_path / "run", tmp_path / "run")
-    run.check(resume=False)
+    run = RunFolder(tmp_path / "run")
     with pytest.warns(SubTokenWarning, match="run lies on a file system without locks; it continues without one"):
         run.open(resume=False)
     assert (tmp_path / "run" / MARKER_FILE).is_file()
     run.close(keep=True)
 
 
-def test_a_link_to_somebodys_folder_stays(tmp_path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "notes").write_text("mine")
-    (tmp_path / "run").symlink_to("theirs")
-    run = RunFolder(tmp_path / "run", tmp_path / "run")
-    with pytest.raises(ValueError, match="holds files but is not a run"):
-        run.check(resume=False)
-    run.close(keep=False)
-    assert (tmp_path / "run").is_symlink()
-
-
-def test_no_folder_has_a_name_with_a_nul():
-    with pytest.raises(ValueError, match="contains a NUL character"):
-        RunFolder(Path("a\0b"), Path("a\0b")).check(resume=False)
-
-
-def test_a_path_through_a_folder_that_is_not_there_makes_none(tmp_path):
-    run = RunFolder(tmp_path / "run" / ".." / "other", tmp_path / "run" / ".." / "other")
-    with pytest.raises(ValueError, match="leads through a folder that does not exist"):
-        run.check(resume=False)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_that_came_to_nothing_is_begun_again_in_its_folder(tmp_path):
-    first = RunFolder(tmp_path / "runs" / "run", tmp_path / "runs" / "run")
+    run = tmp_path / "runs" / "run"
+    first = RunFolder(run)
     first.open(resume=False)
-    (first.place / "logs" / "csv").mkdir(parents=True)
-    (first.place / "logs" / "csv" / "metrics.csv").write_text("loss")
+    (run / "logs" / "csv").mkdir(parents=True)
+    (run / "logs" / "csv" / "metrics.csv").write_text("loss")
     first.close(keep=True)
-    again = RunFolder(first.folder, first.folder)
+    again = RunFolder(run)
     again.check(resume=False)
     again.open(resume=False)
     again.close(keep=False)
-    assert (first.place / "logs" / "csv" / "metrics.csv").read_text() == "loss"
+    assert (run / "logs" / "csv" / "metrics.csv").read_text() == "loss"
 
 
-def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path):
-    new = RunFolder(tmp_path / "runs" / "run", tmp_path / "runs" / "run")
+@pytest.mark.parametrize("there", ["nothing", "folder", "link"])
+def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path, there):
+    if there != "nothing":
+        (tmp_path / "theirs").mkdir()
+    if there == "link":
+        (tmp_path / "link").symlink_to("theirs")
+    before = sorted(tmp_path.rglob("*"))
+    new = RunFolder(tmp_path / {"nothing": "runs/run", "folder": "theirs", "link": "link"}[there])
+    new.check(resume=False)
     new.open(resume=False)
     new.close(keep=False)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "mine").mkdir()
-    new = RunFolder(tmp_path / "mine", tmp_path / "mine")
-    new.open(resume=False)
-    new.close(keep=False)
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_two_runs_do_not_share_a_folder(tmp_path, resume):
+def test_a_run_at_work_is_neither_resumed_nor_renamed(tmp_path, resume):
     run = made_run(tmp_path / "run")
     lock = lock_run(run)
-    second = RunFolder(run, run if resume else place_beside(run))
+    second = RunFolder(run, replaces=not resume)
     with pytest.raises(ValueError, match=r"another 'fit' is writing to .*run; wait for it"):
         second.check(resume)
     lock.release()
@@ -124,82 +186,50 @@ def test_two_runs_do_not_share_a_folder(tmp_path, resume):
 
 
 def test_two_first_runs_do_not_share_a_folder(tmp_path):
-    first, second = (RunFolder(tmp_path / "run", tmp_path / "run") for _ in range(2))
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
     for new in (first, second):
         new.check(resume=False)
     first.open(resume=False)
     with pytest.raises(ValueError, match="another 'fit' is writing to"):
         second.open(resume=False)
     second.close(keep=False)
-    checkpoint(first.place, "first")
+    checkpoint(tmp_path / "run", "first")
     first.close(keep=True)
     with pytest.raises(ValueError, match="holds a run"):
         second.open(resume=False)
 
 
-def test_the_current_folder_is_never_replaced(tmp_path, monkeypatch):
-    run = made_run(tmp_path / "run")
-    (run / "deeper").mkdir()
-    for here in (run, run / "deeper"):
-        monkeypatch.chdir(here)
-        for name in (run, Path(), Path("..")):
-            if run.is_relative_to(name.resolve()) or name.resolve().is_relative_to(run):
-                with pytest.raises(ValueError, match=r"holds the folder you are in|no marker of a run"):
-                    RunFolder(name, place_beside(name)).check(resume=False)
-    assert states(tmp_path) == {"run": "old"}
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]"])
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]", '{"schema_version": 9}'])
 def test_a_broken_marker_is_worded(tmp_path, text):
     run = made_run(tmp_path / "run")
     (run / MARKER_FILE).write_text(text)
-    with pytest.raises(ValueError, match=MARKER_FILE):
-        RunFolder(run, place_beside(run)).check(resume=False)
-    (run / MARKER_FILE).write_text('{"schema_version": 9}')
-    with pytest.raises(ValueError, match="has schema 9"):
-        RunFolder(run, run).check(resume=True)
+    for resume in (True, False):
+        with pytest.raises(ValueError, match="has schema 9" if "9" in text else MARKER_FILE):
+            RunFolder(run, replaces=not resume).check(resume)
 
 
-def test_names_in_a_marker_lead_nowhere_else(tmp_path):
-    run, other = made_run(tmp_path / "run"), made_run(tmp_path / "other")
-    write_run_marker(run, new_marker(replaces=("other", "../run", "run.replaced-../../x", str(other))))
-    assert RunFolder(run, run).replaced() == []
-    assert RunFolder(run, run).finish() == []
-    assert has_work(other)
+def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):
+    """Versions before this one swapped a running folder, and noted so."""
+    old = {"version": "0.3", "created": "x", "job": "7", "staged": "run.new-0", "replaces": ["a"], "schema_version": 1}
+    (tmp_path / MARKER_FILE).write_text(json.dumps(old))
+    assert read_run_marker(tmp_path).job == "7"
 
 
-def test_a_failed_run_leaves_a_link_to_an_empty_folder(tmp_path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "run").symlink_to("theirs")
-    new = RunFolder(tmp_path / "run", tmp_path / "run")
-    new.check(resume=False)
-    new.open(resume=False)
-    new.close(keep=False)
-    assert (tmp_path / "run").is_symlink()
-    assert list((tmp_path / "theirs").iterdir()) == []
-
-
-def test_a_link_in_the_place_of_a_temporary_file_leads_nowhere(tmp_path):
-    run = made_run(tmp_path / "run")
+def test_a_link_in_the_place_of_the_marker_leads_nowhere(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    (run / f"{MARKER_FILE}.partial").symlink_to(tmp_path / "mine")
-    write_run_marker(run, new_marker())
+    (tmp_path / MARKER_FILE).symlink_to(tmp_path / "mine")
+    write_run_marker(tmp_path, new_marker())
     assert (tmp_path / "mine").read_text() == "mine"
-    assert not (run / MARKER_FILE).is_symlink()
+    assert not (tmp_path / MARKER_FILE).is_symlink()
 
 
 @pytest.mark.parametrize(
-    "name", [".subtoken-run.json", "recipe.yaml", "checkpoints/step-3.partial/state.ckpt", "logs/samples-rank0.jsonl"]
+    ("restarts", "job", "overwrite", "again"),
+    [("0", "7", False, False), ("1", "7", False, True), ("1", "7", True, True), ("1", "8", True, False)],
 )
-def test_what_a_killed_write_leaves_is_part_of_the_run(tmp_path, name):
-    def dying():
-        with whole_file(tmp_path / name) as temporary:
-            temporary.write_text("{}")
-            (temporary.parent / ".tmpA1b2C3").write_text("a library's")
-            die()
-
-    assert killed(dying)
-    (tmp_path / name).with_name(f".{Path(name).name}.0123abcd").write_text("what version 0.2 left")
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
-    assert RUN.others(tmp_path) == []
-    assert RUN.remove(tmp_path) == []
+def test_a_requeued_job_goes_on_with_its_own_work_alone(tmp_path, monkeypatch, restarts, job, overwrite, again):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run = made_run(tmp_path / "run")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    assert requeued_with_work(run, overwrite) == again
