@@ -26,7 +26,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.decoder import CACHE, PREFIX
 from subtoken_train.families.family import Family
-from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.cache_report import held_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, decode, prefill
 from subtoken_train.kernels.choice import choose_kernel
@@ -131,11 +131,9 @@ class PackedSide(Side):
 
     def held(self) -> HeldBytes:
         """From the cache's own report."""
-        assert self._backbone is not None
-        assert self._opened is not None
         assert self.cache is not None
-        found = report(self._backbone, self.prompts, self._opened.plan, self.cache, self.compression)
-        return HeldBytes(**{part.name: getattr(found, f"{part.name}_bytes") for part in fields(HeldBytes)})
+        found = held_bytes(self.cache)
+        return HeldBytes(**{part.name: found[f"{part.name}_bytes"] for part in fields(HeldBytes)})
 
     def entries(self) -> int:
         """Count the entries that any head keeps."""

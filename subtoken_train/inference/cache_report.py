@@ -6,24 +6,26 @@ layers, S value groups, h key-value heads.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.by_sample import sample_shares
+from subtoken_train.cache.by_sample import Share, sample_shares
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import plan_marks
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.gather import last_marked, take_rows
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import Prefill
+from subtoken_train.inference.prefill import Prefill, who_drops
 from subtoken_train.kernels.formats import MODEL, KVDtype
 from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
 from subtoken_train.ledger.ledger import Ledger
-from subtoken_train.ledger.measure import emptied_regions, measured_ledger
+from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Layout, Plan, Region, in_compressed_region
 
 REGIONS = ("visual", "context")
@@ -151,27 +153,42 @@ def report(
     regions_PN = prompts.regions_BN[held_P]
     shape = backbone.family.shape
     own = Plan([layer.select(held_P) for layer in plan.layers], plan.layout)
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    tail = [layer.tail_bytes for layer in layers]
     tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     generated = cache.get_seq_length() - cache.prompt_length
+    samples = in_compressed_region(regions_PN).sum(-1).tolist()
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
-        nominal_fraction=_nominal(backbone, regions_PN, compression),
-        payload_bytes=sum(layer.payload_bytes for layer in layers),
-        index_bytes=sum(layer.index_bytes for layer in layers),
-        tail_bytes=sum(used for used, _ in tail),
-        slack_bytes=sum(slack for _, slack in tail),
+        nominal_fraction=backbone.promised_fraction(samples, compression.key_channels, compression.key_axes),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
         plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
-        statistics_bytes=sum(layer.eviction_state.nbytes for layer in layers if layer.eviction_state is not None),
-        kernel_bytes=cache.kernel_bytes,
-        evictions=0 if cache.evictor is None else cache.evictor.evictions,
-        unread_bytes=sum(layer.unread_bytes for layer in layers),
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
         kept_entries=None if compression.eviction is None else _kept_entries(own, regions_PN, shape.num_kv_heads),
         kv_dtype=compression.kv_dtype,
+        **held_bytes(cache),
     )
+
+
+def held_bytes(cache: PackedCache) -> dict[str, int]:
+    """Return the fields of a ``CacheReport`` that are measured on a cache's tensors alone."""
+    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))
+    return {
+        "payload_bytes": sum(layer.payload_bytes for layer in layers),
+        "index_bytes": sum(layer.index_bytes for layer in layers),
+        "tail_bytes": used,
+        "slack_bytes": slack,
+        "statistics_bytes": sum(layer.eviction_state.nbytes for layer in layers if layer.eviction_state is not None),
+        "kernel_bytes": cache.kernel_bytes,
+        "unread_bytes": sum(layer.unread_bytes for layer in layers),
+        "evictions": 0 if cache.evictor is None else cache.evictor.evictions,
+    }
+
+
+def warn_of_emptied(backbone: CompressedBackbone, compression: Compression, prompts: Batch, plan: Plan) -> None:
+    """Warn where nothing is left of a whole region of a prompt in some layer."""
+    emptied = emptied_regions(plan, prompts.regions_BN, held_rows(backbone.family.windows, prompts.regions_BN))
+    if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
+        warnings.warn(words, SubTokenWarning, stacklevel=4)
 
 
 def _kept_entries(plan: Plan, regions_PN: Tensor, heads: int) -> float:
@@ -191,11 +208,6 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
         names = [name for name in REGIONS if ledger.dense_bytes(name)]
         found += [ledger.fraction(name) for name in names[:1]]
     return found
-
-
-def _nominal(backbone: CompressedBackbone, regions_PN: Tensor, compression: Compression) -> float:
-    samples = in_compressed_region(regions_PN).sum(-1).tolist()
-    return backbone.promised_fraction(samples, compression.key_channels, compression.key_axes)
 
 
 def _plan_bytes(layer: LayerPlan) -> int:
@@ -291,61 +303,56 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
     return [held[size] for size in windows]
 
 
-def bytes_by_sample(cache: PackedCache) -> list[int]:
-    """Return the bytes of each sample's packed entries with their index; neither the tail nor kernels' tables count."""
+def _by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
     layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
-    return [sum(share.total_bytes for share in of_sample) for of_sample in zip(*shares_LB, strict=True)]
+    return list(zip(*shares_LB, strict=True))
+
+
+def bytes_by_sample(cache: PackedCache) -> list[int]:
+    """Return the bytes of each sample's packed entries with their index; neither the tail nor kernels' tables count."""
+    return [sum(share.total_bytes for share in shares) for shares in _by_sample(cache)]
 
 
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
     """The prompts of a cache right after they were put in, unanswered; ``kv_bytes`` add up to what it holds of them."""
-    shape = backbone.family.shape
-    in_region_BM = in_compressed_region(opened.regions_BM)
-    held_LBM = held_rows(backbone.family.windows, opened.regions_BM)
-    region_LB = [(in_region_BM & held_BM).sum(-1).tolist() for held_BM in held_LBM]
-    dense_LB = [held_BM.sum(-1).tolist() for held_BM in held_LBM]
+    shape, plan, regions_BM = backbone.family.shape, opened.plan, opened.regions_BM
+    in_region_BM = in_compressed_region(regions_BM)
+    held_LBM = held_rows(backbone.family.windows, regions_BM)
+    region_B = sum((in_region_BM & held_BM).sum(-1) for held_BM in held_LBM).tolist()  # type: ignore[union-attr]
+    dense_B = sum(held_BM.sum(-1) for held_BM in held_LBM).tolist()  # type: ignore[union-attr]
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    appended_B = (tokens_B - (opened.regions_BM != Region.PADDING).sum(-1)).tolist()
-    counts = [_region_counts(plan, in_region_BM, shape.num_kv_heads) for plan in opened.plan.layers]
-    entries_LB, slices_LB, whole_LB, cut_LB = torch.stack(counts, dim=1).tolist()
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
-    width, cuts_L = shape.head_dim, [plan.cut_keys for plan in opened.plan.layers]
-    thin_L = [width if cut is None else cut.kept for cut in cuts_L]
+    appended_B = (tokens_B - (regions_BM != Region.PADDING).sum(-1)).tolist()
+    counts = [_region_counts(each, in_region_BM, shape.num_kv_heads) for each in plan.layers]
+    entries_LB, slices_LB, whole_LB, cut_LB = torch.stack(counts, dim=1).cpu()
+    width = shape.head_dim
+    thinner_L1 = torch.tensor([[0 if each.cut_keys is None else width - each.cut_keys.kept] for each in plan.layers])
+    key_channels_B = (slices_LB * width - cut_LB * thinner_L1).sum(0).tolist()
     whole_bytes_LB = [
-        _whole_bytes(layer, plan, in_region_BM, opened.plan.layout)
-        for layer, plan in zip(layers, opened.plan.layers, strict=True)
+        _whole_bytes(layer, own, in_region_BM, plan.layout)
+        for layer, own in zip(cache.layers, plan.layers, strict=True)
     ]
-    filled = sum(plan.filled for plan in opened.plan.layers)
+    entries_B, whole_B = entries_LB.sum(0).tolist(), whole_LB.sum(0).tolist()
+    filled = sum(each.filled for each in plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
-    emptied = emptied_regions(opened.plan, opened.regions_BM, held_LBM)
-    made = []
-    for b in range(len(tokens_B)):
-        shares = [of_layer[b] for of_layer in shares_LB]
-        whole_L = [of_layer[b] for of_layer in whole_LB]
-        key_channels = sum(
-            of_layer[b] * width - thinner[b] * (width - thin)
-            for of_layer, thinner, thin in zip(slices_LB, cut_LB, thin_L, strict=True)
-        )
-        found = sum(share.index_bytes + share.channel_bytes for share in shares)
-        channels = sum(share.routed_channels for share in shares) + sum(whole_L) * shape.head_dim
-        channels += filled * shape.value_dim
+    emptied, made = emptied_regions(plan, regions_BM, held_LBM), []
+    for b, shares in enumerate(_by_sample(cache)):
+        channels = sum(share.routed_channels for share in shares) + whole_B[b] * width + filled * shape.value_dim
         made.append(
             Outcome(
                 kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
                 unread_bytes=sum(share.unread_bytes for share in shares),
-                dense_kv_bytes=2 * shape.side_bytes * sum(appended_B[b] + of_layer[b] for of_layer in dense_LB),
+                dense_kv_bytes=appended_B[b] * shape.token_bytes + 2 * shape.side_bytes * dense_B[b],
                 region_bytes=sum(of_layer[b] for of_layer in whole_bytes_LB)
                 + sum(share.routed_bytes + share.channel_bytes + share.basis_bytes for share in shares),
-                region_dense_bytes=2 * shape.side_bytes * sum(of_layer[b] for of_layer in region_LB),
-                index_bytes=found,
-                entries_before=sum(of_layer[b] for of_layer in region_LB),
-                entries_after=sum(of_layer[b] for of_layer in entries_LB),
+                region_dense_bytes=2 * shape.side_bytes * region_B[b],
+                index_bytes=sum(share.index_bytes + share.channel_bytes for share in shares),
+                entries_before=region_B[b],
+                entries_after=entries_B[b],
                 values_after=round(channels / shape.value_dim, 4),
                 kept_visual=kept[b],
                 emptied=emptied[b],
-                keys_after=round(key_channels / shape.value_dim, 4),
+                keys_after=round(key_channels_B[b] / shape.value_dim, 4),
                 new_tokens=0,
                 batch_size=len(tokens_B),
                 prefill_seconds=0.0,

@@ -6,7 +6,6 @@ Legend: B contexts, N positions, q tokens of a question.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, panics_in_words
+from subtoken_train.errors import panics_in_words
 from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
@@ -33,9 +31,9 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
-from subtoken_train.inference.cache_report import CacheReport, held_rows, report
+from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.generate_arguments import check_ids, check_settings, copies_asked, tokens_appended
+from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
 from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.prefill import (
     append_rest,
@@ -43,7 +41,6 @@ from subtoken_train.inference.prefill import (
     contexts_of,
     prefill,
     reader_of_question,
-    who_drops,
 )
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
 from subtoken_train.inference.text_prompts import (
@@ -59,7 +56,6 @@ from subtoken_train.inference.text_prompts import (
     tokens_before,
     told_ids,
 )
-from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.types import Batch, Plan
 
 Context = str | Sequence[Picture]
@@ -237,10 +233,7 @@ class CompressedContext:
         """Compress contexts in one pass, which all of them share."""
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
-        held_LBN = held_rows(backbone.family.windows, batch.regions_BN)
-        emptied = emptied_regions(plan, batch.regions_BN, held_LBN)
-        if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
-            warnings.warn(words, SubTokenWarning, stacklevel=3)
+        warn_of_emptied(backbone, compression, batch, plan)
         held = replace(batch, pixel_values=None)
         took = report(backbone, held, plan, cache, compression)
         return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
@@ -295,15 +288,13 @@ class CompressedContext:
         """
         family = self.backbone.family
         self._check([list(asked)])
-        own = family.model.generation_config
-        check_settings(settings, own)
-        if copies_asked(settings, own)[1] > 1:
+        used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
+        call = GenerateCall(ids_Bq, None, used)
+        if call.copies > 1:
             raise ValueError(
                 "num_beams and num_return_sequences do not go with a question of a context; leave them out"
             )
-        ids_Bq, padding_Bq = self._rows(asked)
-        held, width = cache.get_seq_length(), ids_Bq.shape[1]
-        room = tokens_appended(settings, own, width, 0)
+        held, room = cache.get_seq_length(), call.room(0)
         mask_BN = torch.cat([ids_Bq.new_ones(len(asked), held), (~padding_Bq).long()], dim=1)
         with serving(family), compressed(self.backbone, self.compression, None, cache, None, room):
             out: Tensor = family.model.generate(input_ids=ids_Bq, attention_mask=mask_BN, **{CACHE: cache}, **settings)
@@ -311,19 +302,8 @@ class CompressedContext:
 
     def report_of(self, cache: PackedCache) -> CacheReport:
         """Measure a ``branch`` of one row after its answer, of which tokens may have been evicted."""
-        layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-        used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))
         appended = (cache.get_seq_length() - self.packed.get_seq_length()) * self.backbone.family.shape.token_bytes
-        return replace(
-            self.report,
-            payload_bytes=sum(layer.payload_bytes for layer in layers),
-            index_bytes=sum(layer.index_bytes for layer in layers),
-            tail_bytes=used,
-            slack_bytes=slack,
-            statistics_bytes=sum(layer.eviction_state.nbytes for layer in layers if layer.eviction_state is not None),
-            evictions=0 if cache.evictor is None else cache.evictor.evictions,
-            dense_bytes=self.report.dense_bytes + appended,
-        )
+        return replace(self.report, dense_bytes=self.report.dense_bytes + appended, **held_bytes(cache))
 
     def report_with(self, tokens: int) -> CacheReport:
         """Return what a row takes with so many tokens behind the context, none of them evicted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +16,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, check_word
+from subtoken_train.errors import check_word
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.inference.answer_stream import answer_text
-from subtoken_train.inference.cache_report import CacheReport, held_rows, report
+from subtoken_train.inference.cache_report import CacheReport, report, warn_of_emptied
 from subtoken_train.inference.compressed_context import (
     CompressedContext,
     context_batches,
@@ -31,21 +30,12 @@ from subtoken_train.inference.compressed_context import (
     read_questions,
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generate_arguments import (
-    check_ids,
-    check_settings,
-    check_turn,
-    copies_asked,
-    drop_silent,
-    tokens_appended,
-    visible_tokens,
-)
+from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, drop_silent
 from subtoken_train.inference.generation import compressed, serving
 from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
-from subtoken_train.inference.prefill import Prefill, who_drops
+from subtoken_train.inference.prefill import Prefill
 from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
-from subtoken_train.ledger.measure import emptied_regions, emptied_words
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
@@ -263,8 +253,9 @@ class SubTokenModel:
             raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
         with serving(family):
             if past is None:
-                batch, cache = self._prompts(ids, context_length, inputs), PackedCache(family.shape.num_layers)
-                self.last = None
+                call = GenerateCall(ids, inputs.get("attention_mask"), vars(family.model.generation_config))
+                batch = batch_from_inputs(family, ids, call.visible, inputs, context_length)
+                cache, self.last = PackedCache(family.shape.num_layers), None
             else:
                 batch, cache = self._continued(past).batch, past
                 if len(ids) != len(batch.input_ids_BN):
@@ -301,37 +292,27 @@ class SubTokenModel:
 
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
-        model, mask = family.model, inputs.get("attention_mask")
-        drop_silent(inputs)
-        check_settings({k: v for k, v in inputs.items() if k != "regions"}, model.generation_config)
-        ids = check_ids(inputs.get("input_ids"), model.get_input_embeddings().num_embeddings)
-        beams, _ = copies_asked(inputs, model.generation_config)
-        if beams > 1 and self.compression.every is not None:
-            every = f"eviction_every={self.compression.every}"
-            raise ValueError(f"num_beams={beams} does not go with {every}: beams share entries; leave one of them out")
+        call, every = GenerateCall.read(inputs, family.model), self.compression.every
+        if call.beams > 1 and every is not None:
+            raise ValueError(
+                f"num_beams={call.beams} does not go with eviction_every={every}: beams share entries; leave one of "
+                "them out"
+            )
         prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
         if past is None:
-            batch, held = self._prompts(ids, context_length, inputs | prompt), ids.shape[1]
-            cache = PackedCache(family.shape.num_layers)
-            self.last = None
+            batch, held = batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length), None
+            cache, self.last = PackedCache(family.shape.num_layers), None
         else:
             last = self._continued(past)
             cache, batch, held = past, last.batch, past.get_seq_length()
-            check_turn(ids, mask, batch.input_ids_BN[past.origin_B], held, inputs, model.generation_config)
+            call.check_turn(batch.input_ids_BN[past.origin_B], held)
             last.prefill_seconds = 0.0  # this call runs none
-        filled = self._noting(batch, cache, clock, beams)
-        room = tokens_appended(inputs, model.generation_config, ids.shape[1], held)
-        with compressed(self.backbone, self.compression, batch, cache, filled, room):
-            out = model.generate(**inputs, **{CACHE: cache})
+        filled = self._noting(batch, cache, clock, call.beams)
+        with compressed(self.backbone, self.compression, batch, cache, filled, call.room(held)):
+            out = family.model.generate(**inputs, **{CACHE: cache})
         assert self.last is not None
         self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
         return out
-
-    def _prompts(self, ids: Tensor, context_length: int | None, inputs: dict[str, Any]) -> Batch:
-        family, mask = self.backbone.family, inputs.get("attention_mask")
-        visible = visible_tokens(ids, mask, inputs, family.model.generation_config)
-        images = {name: inputs.get(name) for name in IMAGE_INPUTS}
-        return batch_from_inputs(family, ids, visible, images, context_length, inputs.get("regions"))
 
     def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
 
@@ -339,10 +320,7 @@ class SubTokenModel:
             # the cache stands for the pixels
             described = replace(batch, pixel_values=None)
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
-            held_LBN = held_rows(self.backbone.family.windows, batch.regions_BN)
-            emptied = emptied_regions(result.plan, batch.regions_BN, held_LBN)
-            if words := emptied_words(emptied, *who_drops(self.backbone.active_routing, self.compression.label)):
-                warnings.warn(words, SubTokenWarning, stacklevel=2)
+            warn_of_emptied(self.backbone, self.compression, batch, result.plan)
 
         return filled
 

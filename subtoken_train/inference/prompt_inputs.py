@@ -47,7 +47,6 @@ def batch_from_inputs(
     visible_BN: Tensor,
     inputs: Mapping[str, Any],
     context_length: int | None,
-    regions_BN: Any = None,
 ) -> Batch:
     """Mark the regions of prompts, padded on either side.
 
@@ -56,11 +55,11 @@ def batch_from_inputs(
 
     Args:
         visible_BN: real tokens, bool.
-        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``.
-        context_length: tokens of a language model's context, of every sample; None: the default split.
-        regions_BN: of a language model's prompts, as ``inputs_of`` gives them for a chat; None: the default split.
+        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``; a chat's ``regions``, as ``inputs_of``
+            gives them for a language model.
+        context_length: tokens of a language model's context, of every sample; None: the regions, or the default split.
     """
-    device = family.device
+    device, regions_BN = family.device, inputs.get("regions")
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
     given = {name: _on(device, name, inputs[name]) for name in IMAGE_INPUTS if inputs.get(name) is not None}
     kinds = given.get("mm_token_type_ids")

@@ -169,10 +169,10 @@ def test_padded_later_turns_are_refused():
         ({"use_cache": False}, "use_cache=False does not go with a compressed cache"),
         ({"output_attentions": True}, "output_attentions=True does not go"),
         ({"generation_config": GenerationConfig(output_hidden_states=True)}, "output_hidden_states=True does not go"),
-        ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 does not go with a compressed cache: reducer, routers and"),
+        ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 does not go with a compressed cache, which takes a whole"),
         (
             {"prompt_lookup_num_tokens": 3, "max_new_tokens": 8},
-            "prompt_lookup_num_tokens=3 does not go with a compressed cache: assisted decoding",
+            "prompt_lookup_num_tokens=3 does not go with a compressed cache",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from subtoken_train.inference.generate_arguments import check_ids, visible_tokens
+from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
 from tests.support.sampling import sampled
 
@@ -54,7 +54,8 @@ def test_the_mask_is_inferred_as_transformers_infers_it(special):
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=torch.device("cpu"))
     expected = model._prepare_attention_mask_for_generation(ids, config, {})
     for settings in ({"generation_config": config}, special):
-        assert torch.equal(visible_tokens(ids, None, settings, GenerationConfig()), expected.bool())
+        used = settings_used(settings, GenerationConfig())
+        assert torch.equal(GenerateCall(ids, None, used).visible, expected.bool())
 
 
 def test_padding_that_ends_texts_is_not_inferred_and_transformers_says_so(caplog):
@@ -120,12 +121,12 @@ WRONG_MASKS = {
 def test_wrong_masks_are_worded(name):
     mask, words = WRONG_MASKS[name]
     with pytest.raises(ValueError, match=words):
-        visible_tokens(IDS, mask, {}, GenerationConfig())
+        _ = GenerateCall(IDS, mask, {}).visible
 
 
 def test_a_prompt_of_padding_is_worded():
     with pytest.raises(ValueError, match="prompt 0 is all padding"):
-        visible_tokens(IDS, None, {"pad_token_id": 11}, GenerationConfig())
+        _ = GenerateCall(IDS, None, {"pad_token_id": 11}).visible
 
 
 def turn_of(model, inputs, count=3):
