@@ -1,7 +1,7 @@
 """What a comparison runs and shows: its arms, how all of them are trained, what they are asked, the differences.
 
-The first one stands here; all others are YAML files (``read_comparison``). An arm is a recipe, or a recipe with other
-settings, or another arm's adapter under a recipe's token reducer (trained once, reduced at evaluation).
+YAML files of ``recipes/ablations`` (``read_comparison``). An arm is a recipe, or a recipe with other settings, or
+another arm's adapter under a recipe's token reducer (trained once, reduced at evaluation).
 """
 
 from __future__ import annotations
@@ -166,27 +166,3 @@ def _plan(name: str, content: Any, training: Settings, place: str) -> ArmPlan:
     arm = _Arm(content) if isinstance(content, str) else typed(_Arm, content, place)
     trained = {} if arm.adapter_of is not None else training
     return ArmPlan(name, arm.words, arm.recipe or name, {**trained, **arm.settings}, arm.adapter_of)
-
-
-_FIRST = {
-    "tiny_lora_only": "LoRA only",
-    "tiny_fastv25": "FastV 25 %, unrouted",
-    "tiny_fastv25_s16k4_anchor": "anchor (FastV 15.6 %)",
-    "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
-    "tiny_fastv25_s16k4_valuenorm": "FastV 25 % + S16K4 value norm",
-    "tiny_fastv12p5": "FastV 12.5 %, unrouted",
-    "tiny_fastv12p5_s16k4_anchor": "anchor (FastV 7.8 %)",
-    "tiny_fastv12p5_s16k4": "FastV 12.5 % + S16K4 router",
-    "tiny_fastv25_s16k4_lf4_anchor": "anchor (FastV 15.6 %), L_f = 4",
-    "tiny_fastv25_s16k4_lf4": "FastV 25 % + S16K4 router, L_f = 4",
-}
-_FIRST_PAIRS = (
-    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"),
-    ("tiny_fastv25_s16k4", "tiny_fastv25_s16k4_valuenorm"),
-    ("tiny_fastv12p5_s16k4", "tiny_fastv12p5_s16k4_anchor"),
-    ("tiny_fastv25_s16k4_lf4", "tiny_fastv25_s16k4_lf4_anchor"),
-    ("tiny_fastv25", "tiny_fastv25_s16k4_anchor"),
-    ("tiny_fastv25", "tiny_fastv12p5_s16k4_anchor"),
-)
-EMBEDDED = Comparison({name: plain_arm(name, words) for name, words in _FIRST.items()}, _FIRST_PAIRS)
-"""The first comparison: 600 steps, short questions favoured, questions of ``data scenes --seed 1``."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.comparison_lists import EMBEDDED, Comparison
+from benchmarks.comparison_lists import Comparison
 from benchmarks.measure_tables import common_measures, measure_markdown
 from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
@@ -97,7 +97,7 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
     )
 
 
-def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED) -> str:
+def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
     """Return a page's tables: scores per arm, then paired differences with intervals.
 
     Where records hold measures beside the score, two tables show these, too (``measure_markdown``); a difference stands
@@ -115,15 +115,26 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison = EMBEDDED)
         budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
         recipe = comparison.arms[name].recipe
         lines.append(f"| {words[name]} | `{recipe}` | {budget} | " + " | ".join(cells) + " |")
-    pairs = []
-    for first, second in comparison.pairs:
-        if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
-            pair = _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)
-            pairs.append((f"{words[first]} - {words[second]}", *pair))
+    pairs = _pairs(arms, comparison)
     lines += _differences([pair for pair in pairs if not common_measures(*pair[1:])], comparison.groups)
     return "\n".join(
         [*lines, *measure_markdown([(words[name], arms[name]) for name in known], pairs, comparison.groups)]
     )
+
+
+def trials_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
+    """Return the paired differences of scores alone, a line a pair: all that a trial's page shows."""
+    return "\n".join(_differences(_pairs(arms, comparison), comparison.groups)[1:])
+
+
+def _pairs(arms: dict[str, Arm], comparison: Comparison) -> list[tuple[str, Arm, Arm]]:
+    """Return the comparison's pairs that share a seed, in words and over the seeds that both have."""
+    pairs = []
+    for first, second in comparison.pairs:
+        if first in arms and second in arms and (seeds := set(arms[first].seeds) & set(arms[second].seeds)):
+            words = f"{comparison.arms[first].words} - {comparison.arms[second].words}"
+            pairs.append((words, _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)))
+    return pairs
 
 
 def _differences(pairs: Sequence[tuple[str, Arm, Arm]], groups: Sequence[str]) -> list[str]:

@@ -1,8 +1,7 @@
 """The embedded comparisons: train every arm with several seeds, ask the test questions once, keep a record per run.
 
-    python benchmarks/tiny_comparison.py --seeds 0 1 2 3 4
-    python benchmarks/tiny_comparison.py --table            # docs/trained_arms/first.md's table from the records
-    python benchmarks/tiny_comparison.py --list recipes/ablations/two_stage_tiny.yaml     # another table's arms
+    python -m benchmarks.tiny_comparison --list recipes/ablations/two_stage_tiny.yaml --seeds 0 1 2
+    python -m benchmarks.tiny_comparison --list recipes/ablations/two_stage_tiny.yaml --table    # from the records
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record
 exists is skipped, and an adapter in --work that the same recipe trained is not trained again, so a second call goes on
@@ -18,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path
-from benchmarks.comparison_lists import EMBEDDED, ArmPlan, Comparison, Questions, read_comparison
+from benchmarks.comparison_lists import ArmPlan, Comparison, Questions, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
 from benchmarks.recall_questions import recall_questions, recall_reference
 from benchmarks.run_records import add_run, has_run
@@ -122,14 +121,16 @@ def tables(records: dict[str, Arm], comparison: Comparison) -> str:
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", type=Path, help="a table's arms and pairs (default: the first comparison)")
+    parser.add_argument(
+        "--list", type=Path, required=True, help="arms and pairs: a file of recipes/ablations"
+    )
     parser.add_argument("--arms", nargs="+", help="only these of the list")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--table", action="store_true", help="print the table of the records in --out and stop")
     args = parser.parse_args()
-    comparison = EMBEDDED if args.list is None else read_comparison(args.list)
+    comparison = read_comparison(args.list)
     if unknown := set(args.arms or ()) - set(comparison.arms):
         parser.error(f"--arms {' '.join(sorted(unknown))}: not in the list, which has {' '.join(comparison.arms)}")
     out = args.out / comparison.folder

@@ -6,40 +6,33 @@ import numpy as np
 import pytest
 
 from benchmarks.arm_training import digest
-from benchmarks.comparison_lists import EMBEDDED, read_comparison
-from benchmarks.comparison_tables import comparison_markdown, read_records
+from benchmarks.comparison_lists import read_comparison
+from benchmarks.comparison_tables import comparison_markdown, read_records, trials_markdown
 from benchmarks.run_records import add_run, read_runs
+from benchmarks.trials_page import comparisons, lines
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
-LISTS = [EMBEDDED, *map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml")))]
+LISTS = list(map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml"))))
+FIRST = read_comparison(RECIPES / "ablations/first_tiny.yaml")
+TRIALS = comparisons()
 PAGES = {
-    "comparison": "trained_arms/first",
-    "visionzip": "trained_arms/first",
     "two_stage": "trained_arms/two_stage",
     "recall": "trained_arms/recall",
     "routed_recall": "trained_arms/recall",
-    "beyond": "trained_arms/beyond",
     "bytes": "trained_arms/bytes",
-    "fill": "trials/ratios",
     "matched_adapted": "trained_arms/adapted",
     "matched_layer2": "trained_arms/layer2",
     "matched_layer4": "trained_arms/layer4",
     "matched_visionzip": "trained_arms/visionzip",
-    "screens_training": "trials/training",
-    "screens_routers": "trials/routers",
-    "screens_layer4": "trials/layer4",
-    "screens_tower": "trials/layer4",
 }
 """Pages of ``docs/`` by the name of what they show: a list's, and its section's."""
 
 
 def listed(name):
-    if name == "comparison":
-        return EMBEDDED
     files = {file.stem.removesuffix("_tiny"): file for file in (RECIPES / "ablations").glob("*_tiny.yaml")}
     if name in files:
         return read_comparison(files[name])
@@ -53,18 +46,29 @@ def test_tables_are_regenerated_from_the_records(name):
     assert shown(page, name) == comparison_markdown(read_records(RESULTS / chosen.folder), chosen)
 
 
+@sampled("name", TRIALS, every=4)
+def test_trials_are_regenerated_from_the_records(name):
+    chosen, page = TRIALS[name], ROOT / "docs/trials/embedded.md"
+    assert shown(page, name) == trials_markdown(read_records(RESULTS / chosen.folder), chosen)
+
+
+@pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "texts"])
+def test_trials_without_records_are_printed_from_their_table(topic):
+    assert shown(ROOT / "docs/trials.md", topic) == lines(topic)
+
+
 def test_every_section_has_a_page():
     named = {
         file.stem.removesuffix("_tiny"): read_comparison(file) for file in (RECIPES / "ablations").glob("*_tiny.yaml")
     }
     wanted = {f"{name}_{section}" for name, own in named.items() for section in own.sections}
-    assert wanted == {name for name in PAGES if name.startswith(("matched_", "screens_"))}
+    assert wanted <= PAGES.keys() | TRIALS.keys()
 
 
 def test_records_cover_every_arm_with_the_same_seeds_and_questions():
     arms = read_records(RESULTS)
-    assert set(EMBEDDED.arms) <= set(arms)
-    assert {len(arms[name].scores_sn) for name in EMBEDDED.arms} == {5}
+    assert set(FIRST.arms) <= set(arms)
+    assert {len(arms[name].scores_sn) for name in FIRST.arms} == {5}
     kinds = next(iter(arms.values())).kinds
     assert (~np.isin(kinds, DESCRIPTION_KINDS)).sum() >= 4000
     assert all((arm.kinds == kinds).all() for arm in arms.values())
@@ -89,7 +93,7 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
 
 def test_compared_arms_hold_equal_bytes():
     arms = read_records(RESULTS)
-    for first, second in EMBEDDED.pairs[:4]:
+    for first, second in FIRST.pairs[:4]:
         assert arms[first].nominal_kv == pytest.approx(arms[second].nominal_kv)
     assert arms["tiny_fastv25_s16k4"].nominal_kv == KVBudget(0.25, 16, 4).total_kv_fraction
 

@@ -20,7 +20,7 @@ PAGES = {
     "benchmarks/results/screens/README.md": "peers at equal bytes",
     "benchmarks/results/screens/bits.md": "bits and groups",
     "checkpoints/README.md": "the embedded models",
-    "docs/trials.md": "every trial on development questions",
+    "docs/trials.md": "what was tried, a line each",
     "docs/memory.md": "predicted and measured memory of training",
     "benchmarks/results/packed_matrix.md": "packed caches against a full recompute",
 }
