@@ -5,7 +5,7 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.comparison_lists import Comparison
-from benchmarks.measure_tables import common_measures, measure_markdown
 from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -98,28 +97,41 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
 
 
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
-    """Return a page's tables: scores per arm, then paired differences with intervals.
-
-    Where records hold measures beside the score, two tables show these, too (``measure_markdown``); a difference stands
-    in the last of them, or in one of scores alone. Arms without records are left out.
-    """
-    columns, words = (*comparison.groups, *comparison.kinds), {name: arm.words for name, arm in comparison.arms.items()}
-    known = [name for name in comparison.own if name in arms]
-    lines = [
-        "| arm | recipe | tokens | KV nominal | KV realised | seeds | " + " | ".join(columns) + " |",
-        "|---|---|---|---|---|---|" + "---|" * len(columns),
-    ]
-    for name in known:
+    """Return a page's table: what each arm scores, with intervals over seeds and questions; others are left out."""
+    head = ["arm", "KV", "seeds", *comparison.groups]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name in (name for name in comparison.own if name in arms):
         arm = arms[name]
-        cells = [_mean_cell(arm.scores_of(column)) for column in columns]
-        budget = f"{arm.visual_tokens} | {arm.nominal_kv:.4%} | {arm.realised_kv:.4%} | {len(arm.scores_sn)}"
-        recipe = comparison.arms[name].recipe
-        lines.append(f"| {words[name]} | `{recipe}` | {budget} | " + " | ".join(cells) + " |")
-    pairs = _pairs(arms, comparison)
-    lines += _differences([pair for pair in pairs if not common_measures(*pair[1:])], comparison.groups)
-    return "\n".join(
-        [*lines, *measure_markdown([(words[name], arms[name]) for name in known], pairs, comparison.groups)]
-    )
+        cells = [_mean_cell(arm.scores_of(group)) for group in comparison.groups]
+        known = [comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells]
+        lines.append(f"| {' | '.join(known)} |")
+    return "\n".join(lines)
+
+
+def long_rows(name: str, arms: dict[str, Arm], comparison: Comparison) -> Iterable[dict[str, Any]]:
+    """Yield a row for every arm or paired difference, group of questions and measure: mean and 95 % interval."""
+    for arm in (arms[own] for own in comparison.own if own in arms):
+        about = {"list": name, "arm": comparison.arms[arm.name].words, "less": "", "kv": arm.realised_kv}
+        for group in (*comparison.groups, *comparison.kinds):
+            yield from _figures(about, group, {"score": arm.scores_of(group)}, len(arm.seeds))
+        for group in comparison.groups:
+            yield from _figures(about, group, {key: arm.measure_of(key, group) for key in arm.measures}, len(arm.seeds))
+    for words, first, second in _pairs(arms, comparison):
+        about = dict(zip(("list", "arm", "less"), (name, *words.split(" - ", 1)), strict=True))
+        for group in comparison.groups:
+            apart = {"score": first.scores_of(group) - second.scores_of(group)}
+            both = [key for key in first.measures if key in second.measures]
+            apart |= {key: first.measure_of(key, group) - second.measure_of(key, group) for key in both}
+            yield from _figures(about, group, apart, len(first.seeds))
+
+
+def _figures(about: dict[str, Any], group: str, found: dict[str, Scores], seeds: int) -> Iterable[dict[str, Any]]:
+    for measure, every_sn in found.items():
+        figures_sn = every_sn[:, ~np.isnan(every_sn).any(0)]  # questions that have a figure in every seed
+        if figures_sn.size:
+            low, high = bootstrap_interval(figures_sn)
+            told = {"measure": measure, "mean": float(figures_sn.mean()), "low": low, "high": high}
+            yield about | {"seeds": seeds, "group": group} | told
 
 
 def trials_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:

@@ -32,21 +32,19 @@ from subtoken_train.inference.compression import method_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
-SIZES = (0.53, 0.27, 0.225, 0.155, 0.13, 0.102, 0.06)
+SIZES = (0.53, 0.27, 0.155, 0.102, 0.06)
 """Shares of the bytes of the table's rows."""
 TASK_GRIDS = ("ruler_2k.yaml", "ruler_4k.yaml")
 """Of RULER's tasks, asked of the same arms."""
-KINDS = {
-    "KVzip, whole values in bf16": r"kvzip [0-9.]+%",
-    "KVzip, int8": r"kvzip [0-9.]+% in int8",
-    "KVzip, int4": r"kvzip [0-9.]+% in int4",
-    "KVzip, 12 of 16 value groups": r"kvzip [0-9.]+%( in int[48])?, 12 of 16 value groups by norm",
-    "KVzip, 8 of 16 groups, values turned": r"kvzip [0-9.]+%( in int[48])?, 8 of 16 .*, values turned",
-    "the same in int4_rotated": r"(kvzip [0-9.]+% in )?int4_rotated( of everything)?, 8 of 16 .*, values turned",
-    "other evictions": r"(?!kvzip [0-9]).* [0-9.]+%",
-    "KVzip, int4_rotated": r"kvzip [0-9.]+% in int4_rotated",
+SERIES = {
+    "KVzip and half of the value groups, 4 bits": r"(kvzip [0-9.]+% in )?int4_rotated( of everything)?, 8 of 16 .*",
+    "KVzip, whole tokens, 4 bits": r"kvzip [0-9.]+% in int4_rotated",
+    "KVzip, whole tokens, bfloat16": r"kvzip [0-9.]+%",
+    "bits alone": r"(int8|int4_rotated|kivi2) of everything",
+    "Compactor": r"compactor [0-9.]+%",
+    "SnapKV": r"snapkv [0-9.]+%",
 }
-"""Series of the picture, and the arms of each."""
+"""Lines of the picture, and the arms of each."""
 
 Records = Mapping[str, Mapping[str, Any]]
 
@@ -168,36 +166,25 @@ def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:
 
 
 @styled
-def figure(models: Mapping[str, Records]) -> Figure:
-    """Draw nats lost a fact over the bytes, models side by side."""
-    made, axes = axes_in_a_row(len(models), (5.2, 4.4))
-    for own_axes, (name, records) in zip(axes, models.items(), strict=True):
-        for number, (kind, pattern) in enumerate(KINDS.items()):
-            points = sorted(
-                (_size(own), float(facts_above(own).mean()))
-                for arm, own in records.items()
-                if re.fullmatch(pattern, arm)
-            )
-            line = "none" if kind == "other evictions" else "-"
-            if points:
-                places = zip(*points, strict=True)
-                marker = MARKERS[number % len(MARKERS)]
-                own_axes.plot(*places, color=COLORS[number], marker=marker, linestyle=line, label=kind)
-        own_axes.set(title=NAMES[name], xlabel="bytes, share of the full cache in bf16", ylabel="nats lost a fact")
-        own_axes.set(xscale="log", xlim=(0.09, 0.62), yscale="symlog", ylim=(-0.2, 14))
-        own_axes.set_yticks([0, 0.5, 1, 3, 10], ["0", "0.5", "1", "3", "10"])
-        own_axes.set_xticks([0.1, 0.125, 0.15, 0.22, 0.27, 0.5], ["10 %", "12.5", "15", "22", "27", "50"], minor=False)
-        own_axes.minorticks_off()
-    axes[-1].legend(fontsize="small")
+def figure(records: Records) -> Figure:
+    """Draw the facts that one model recalls over the bytes of its cache."""
+    made, (axes,) = axes_in_a_row(1, (7.2, 3.8))
+    for number, (words, pattern) in enumerate(SERIES.items()):
+        own = [(_size(each), np.mean(each["exact"])) for arm, each in records.items() if re.fullmatch(pattern, arm)]
+        axes.plot(*zip(*sorted(own), strict=True), color=COLORS[number], marker=MARKERS[number], label=words)
+    axes.axhline(np.mean(records["full cache"]["exact"]), color=COLORS[len(SERIES)], linestyle=":", label="full cache")
+    axes.set(xlabel="bytes of the cache, share of bfloat16", ylabel="facts recalled", xscale="log", ylim=(0, 1.04))
+    axes.set_xticks([0.06, 0.1, 0.22, 0.5], ["6 %", "10 %", "22 %", "50 %"])
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.minorticks_off()
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
     return made
 
 
-def picture(models: Mapping[str, Records]) -> str:
+def picture(records: Records) -> str:
     """Return the picture as SVG."""
-    words = (
-        "Nats that a fact loses over the bytes of the cache, for KVzip in several precisions and for other evictions"
-    )
-    return svg_file(figure(models), "frontier", "Loss against bytes on real text", words)
+    words = "Facts that Qwen2.5-Coder-0.5B recalls from a compressed text, over the bytes of the cache"
+    return svg_file(figure(records), "frontier", "Facts recalled against cache size", words)
 
 
 def main() -> None:
@@ -205,7 +192,7 @@ def main() -> None:
     models = {name: blind(name) for name in NAMES}
     kept = winners(measured(models), list(NAMES))
     put(PAGE, "frontier", table(kept, list(NAMES)))
-    SVG_FILE.write_text(picture(models), encoding="utf-8")
+    SVG_FILE.write_text(picture(models["qwen05"]), encoding="utf-8")
     FILE.write_text(shipped(text=(NAMES, kept), tasks=measured_on_tasks()), encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
-"""Needles at depths of texts, on a real model: from a grid's results to a record, a map of each arm, and the page.
+"""Needles at depths of texts, on a real model: from a grid's results to a record and a map of each arm.
 
 subtoken-train evaluate --config recipes/real/needles.yaml         # stopped, it goes on
 python -m benchmarks.real_needles --results results/needles        # its finished arms into the record; the picture
-python -m benchmarks.real_needles                                  # page and picture from the record
+python -m benchmarks.real_needles                                  # the picture from the record
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.pages import put, svg_file
-from benchmarks.real_ruler import FULL, MODELS, compact, joined
-from benchmarks.real_text import OUT, PAGES
+from benchmarks.pages import svg_file
+from benchmarks.real_ruler import FULL, compact, joined
+from benchmarks.real_text import OUT
 from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 from subtoken_train.evaluation.tasks.needle_map import NeedleMap, cell_of, kind_of
@@ -45,22 +45,12 @@ def _cells(record: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 def picture(record: Mapping[str, Any]) -> str:
     """Return the maps as an SVG file."""
-    return svg_file(figure(record), "needles", "Needles found, by depth and length", "The page counts them.")
-
-
-def table(record: Mapping[str, Any]) -> str:
-    """Write how many needles each arm found, and who was asked."""
-    lines = ["| arm | bytes | needles found |", "|---|---|---|"]
-    for words, arm in record["arms"].items():
-        found = f"{sum(arm['scores']):.0f} of {len(arm['scores'])}"
-        lines.append(f"| {words} | {np.mean(arm['share']):.1%} | {found} |")
-    who = f"{MODELS[record['model']]} ({record['device']})"
-    needles = record["options"]["samples_per_cell"]
-    return "\n".join([*lines, "", f"{who}: {needles} needles of every depth and length."])
+    words = "Needles that each arm finds at every depth and length"
+    return svg_file(figure(record), "needles", "Needles found, by depth and length", words)
 
 
 def main() -> None:
-    """Write the record where results are given, and page and picture."""
+    """Write the record where results are given, and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="folder of the grid's results")
     args = parser.parse_args()
@@ -73,7 +63,6 @@ def main() -> None:
         RECORD.write_text(json.dumps(found) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     PICTURE.write_text(picture(record), encoding="utf-8")
-    put(PAGES / "ruler.md", "needles", table(record))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,24 @@
-"""RULER's made tasks on a real model: from a grid's results to a compact record, and from it to the page.
+"""RULER's made tasks on a real model: from a grid's results to a compact record.
 
     subtoken-train evaluate --config recipes/real/ruler.yaml       # 1,024 tokens; stopped, it goes on
     subtoken-train evaluate --config recipes/real/ruler_2k.yaml    # 2,048
-    python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into its record, and the page
+    python -m benchmarks.real_ruler --results results/real_ruler   # its finished arms into its record
 
 Arms that the record has stay in it, unless the results have them anew. A task judges methods only where the full cache
-scores half of it, which is measured first; the page names the others.
+scores half of it, which is measured first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.comparison_tables import signed_cell
-from benchmarks.pages import put
-from benchmarks.real_text import NAMES, OUT, PAGES
+from benchmarks.real_text import NAMES, OUT
 
 RECORDS = OUT / "ruler"
 """A file for each model and length of the prompts."""
@@ -90,55 +88,16 @@ def words_of(settings: Mapping[str, Any]) -> str:
     return ", ".join([*kept, *(["values turned"] if settings["backbone"].endswith("-axes") else [])]) or FULL
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """Write the arms on the tasks that judge: each task's mean in %, and their difference to the full cache's."""
-    kinds, full = np.array(record["kinds"]), np.array(record["arms"][FULL]["scores"])
-    tasks, judging = record["options"]["tasks"], judges(record)
-    judged = np.isin(kinds, judging)
-    lines = [
-        f"| arm | bytes | {' | '.join(judging)} | less the full cache |",
-        "|---|---|" + "---|" * (len(judging) + 1),
-    ]
-    for words, arm in sorted(
-        record["arms"].items(), key=lambda item: -float(np.mean(np.array(item[1]["scores"])[judged]))
-    ):
-        scores = np.array(arm["scores"])
-        cells = [f"{100 * scores[kinds == task].mean():.0f}" for task in judging]
-        apart = "" if words == FULL else signed_cell(100 * (scores - full)[judged])
-        lines.append(f"| {words} | {np.mean(arm['share']):.1%} | {' | '.join(cells)} | {apart} |")
-    return "\n".join([*lines, "", _count(record, [task for task in tasks if task not in judging])])
-
-
-def _count(record: Mapping[str, Any], others: Sequence[str]) -> str:
-    options = record["options"]
-    left = f"; the full cache cannot do {', '.join(others)}" if others else ""
-    who = f"{MODELS[record['model']]} ({record['device']})"
-    return f"{who}: {options['samples_per_task']} samples a task of at most {options['length']:,} tokens{left}."
-
-
-def tables() -> str:
-    """Write the records' tables, a model's shortest prompts first."""
-    records = [json.loads(file.read_text(encoding="utf-8")) for file in RECORDS.glob("*.json")]
-    return "\n\n".join(
-        table(each) for each in sorted(records, key=lambda each: (each["model"], each["options"]["length"]))
-    )
-
-
 def main() -> None:
-    """Write the record where results are given, and the page."""
+    """Write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--results", type=Path, help="folder of the grid's results; without it the page alone is written"
-    )
-    args = parser.parse_args()
-    if args.results is not None:
-        record = compact(args.results)
-        file = RECORDS / f"{record['model']}-{record['options']['length']}.json"
-        if file.exists():
-            record = joined(json.loads(file.read_text(encoding="utf-8")), record)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    put(PAGES / "ruler.md", "ruler", tables())
+    parser.add_argument("--results", type=Path, required=True, help="folder of the grid's results")
+    record = compact(parser.parse_args().results)
+    file = RECORDS / f"{record['model']}-{record['options']['length']}.json"
+    if file.exists():
+        record = joined(json.loads(file.read_text(encoding="utf-8")), record)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Every text eviction on a real model: facts hidden in WikiText, and the text that follows, at equal bytes.
 
     python -m benchmarks.real_text --model checkpoints/qwen05 --dtype bfloat16 --source DIR    # what has no record
-    python -m benchmarks.real_text --table                                             # the page from the records
     python -m benchmarks.real_text --model DIR --source DIR --arms full                # is this model a judge?
 
 DIR holds WikiText-2's ``test.txt``. A context is a run of it with six sentences put between its own, ``The access code
@@ -27,7 +26,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -40,8 +39,6 @@ import torch
 
 from benchmarks.arm_training import commit, sha256
 from benchmarks.bf16_products import has_unit, products
-from benchmarks.comparison_tables import signed_cell
-from benchmarks.pages import put
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import reading_packed
@@ -111,34 +108,9 @@ METHODS: dict[str, dict[str, Any]] = {
 """Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
-PAGE_OF = {"qwen05": PAGES / "qwen.md", "qwen15": PAGES / "qwen15.md", "smollm2": PAGES / "smollm2.md"}
 NAMES = {"qwen05": "Qwen2.5-Coder-0.5B", "smollm2": "SmolLM2-135M"}
 HALVES, TWELVE = (f"{kept} of 16 value groups by norm, values turned" for kept in (8, 12))
 FIRST = "first 8 of 16 value groups, values turned"
-BRIEF = {
-    "full cache": "everything in bf16",
-    "int8 of everything": "everything in int8",
-    "kvzip 42% in int8": "**KVzip, 42 % of the entries in int8**",
-    "kvzap 42% in int8": "**KVzap (nets learnt before), 42 % in int8**",
-    f"kvzip 53.7% in int8, {HALVES}": "**KVzip, 54 % int8, half of turned values**",
-    "kvzip 21.9%": "KVzip, 21.9 % of the entries",
-    f"int4_rotated of everything, {HALVES}": "**all, 4 bits, half of turned values**",
-    "compactor 21.9%": "Compactor, 21.9 %",
-    "expected_attention 21.9%": "ExpectedAttention, 21.9 %",
-    "snapkv 21.9%": "SnapKV, 21.9 %",
-    "kvzip 47% in int4": "KVzip, 47 % in int4",
-    "kvzip 24% in int8": "KVzip, 24 % in int8",
-    "kvzap 24% in int8": "KVzap, 24 % in int8",
-    f"kvzip 30.9% in int8, {HALVES}": "**KVzip, 31 % int8, half of turned values**",
-    "kvzip 46.5% in int4_rotated": "KVzip, 47 % in 4 bits, keys rotated",
-    f"kvzip 57.8% in int4_rotated, {HALVES}": "**KVzip, 58 %, 4 bits, half of turned values**",
-    f"kvzip 50.5% in int4_rotated, {TWELVE}": "**KVzip, 51 %, 4 bits, 12 of 16 turned groups**",
-    "kvzip 12.5%": "KVzip, 12.5 %",
-    f"kvzip 46.6% in int4_rotated, {HALVES}": "**KVzip, 47 %, 4 bits, half of turned values**",
-    f"kvzip 27.3% in int4_rotated, {HALVES}": "**KVzip, 27 %, 4 bits, half of turned values**",
-    f"int4_rotated of everything, {FIRST}": "control: all, 4 bits, the same half for every token",
-}
-"""Arms of README's table, and their words."""
 SHARED = 6
 """Methods that share a prompt's pass; their records are written together."""
 GROUPS = (16, 12)
@@ -562,126 +534,6 @@ def full_caches(file: Path) -> dict[str | None, dict[str, Any]]:
 
 
 Records = Mapping[str, Mapping[str, Any]]
-BUDGETS = {"50.0": 0, "57.1": 0, "65.8": 0, "21.9": 1, "25.0": 1, "28.6": 1, "12.5": 2, "14.3": 2, "16.5": 2}
-BUDGETS |= {"55.2": 0, "63.0": 0, "23.0": 1, "26.3": 1, "12.3": 2, "14.0": 2}
-"""Column of an arm by its share of tokens; groups and cut keys hold more tokens in the same bytes."""
-TWINS = {
-    "kvzip 47.0% in int8, 12 of 16 value groups by norm": "kvzip 42% in int8",
-    "kvzip 26.8% in int8, 12 of 16 value groups by norm": "kvzip 24% in int8",
-    "kvzip 51.0% in int4, 12 of 16 value groups by norm": "kvzip 47% in int4",
-    "int4_rotated of everything": "int4 of everything",
-    "kvzip 79.5% in int4_rotated": "kvzip 80% in int4",
-    "kvzip 46.5% in int4_rotated": "kvzip 47% in int4",
-    "kvzip 37.5% in int4_rotated": "kvzip 38% in int4",
-    "kvzip 53.7% in int8, 8 of 16 value groups by norm, values turned": "kvzip 42% in int8",
-    "kvzip 30.9% in int8, 8 of 16 value groups by norm, values turned": "kvzip 24% in int8",
-    "kvzip 58.5% in int4, 8 of 16 value groups by norm, values turned": "kvzip 47% in int4",
-    "kvzip 47.0% in int8, 12 of 16 value groups by norm, values turned": "kvzip 42% in int8",
-    "kvzip 26.8% in int8, 12 of 16 value groups by norm, values turned": "kvzip 24% in int8",
-    "kvzip 51.0% in int4, 12 of 16 value groups by norm, values turned": "kvzip 47% in int4",
-    "kvzip 53.7% in int8, 8 of 16 value groups by norm": "kvzip 42% in int8",
-    "kvzip 30.9% in int8, 8 of 16 value groups by norm": "kvzip 24% in int8",
-    "kvzip 58.5% in int4, 8 of 16 value groups by norm": "kvzip 47% in int4",
-    "kvzip 47.3% in int8, 3/4 of the key channels": "kvzip 42% in int8",
-    "kvzip 27.3% in int8, 3/4 of the key channels": "kvzip 24% in int8",
-    "kvzip 52.8% in int4, 3/4 of the key channels": "kvzip 47% in int4",
-    f"kvzip 43.5% in int8, {ROTATED}": "kvzip 42% in int8",
-    f"kvzip 23.5% in int8, {ROTATED}": "kvzip 24% in int8",
-    f"kvzip 45.5% in int4, {ROTATED}": "kvzip 47% in int4",
-    f"kvzip 48.8% in int8, {BOTH}": "kvzip 42% in int8",
-    f"kvzip 26.2% in int8, {BOTH}": "kvzip 24% in int8",
-    "kvzip 57.8% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 46.5% in int4_rotated",
-    "kvzip 46.6% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 37.5% in int4_rotated",
-    "kvzip 27.3% in int4_rotated, 8 of 16 value groups by norm, values turned": "kvzip 22.0% in int4_rotated",
-    "int4_rotated of everything, 8 of 16 value groups by norm, values turned": "kvzip 79.5% in int4_rotated",
-    "kvzip 86.7% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 79.5% in int4_rotated",
-    "kvzip 50.5% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 46.5% in int4_rotated",
-    "kvzip 40.7% in int4_rotated, 12 of 16 value groups by norm, values turned": "kvzip 37.5% in int4_rotated",
-    "kvzip 26.5% in kivi4": "kvzip 47% in int4",
-    "kvzap 42% in int8": "kvzip 42% in int8",
-    "kvzap 24% in int8": "kvzip 24% in int8",
-    "kvzap 50.0%": "kvzip 50.0%",
-    "kvzap 21.9%": "kvzip 21.9%",
-    "kvzap 12.5%": "kvzip 12.5%",
-}
-"""Arms, and those of the same bytes that each is to be told from."""
-
-
-def tables(records: Records) -> str:
-    """Write a model's records: what has one budget alone, then methods by budget, on facts and on text."""
-    whole, place = by_budget(records), records["full cache"].get("gpu")
-    several = [own["arm"] for row in whole.values() for own in row.values()]
-    parts = [_single({words: own for words, own in records.items() if words not in several}, place)]
-    blind, seen = ([name for name in whole if name.endswith("question seen") == last] for last in (False, True))
-    for names in (blind, seen):
-        if names:
-            parts.append(_by_budget("facts: nats above the full cache, codes said", names, whole, place, _fact_cell))
-    if blind:
-        parts.append(_by_budget("text that follows: nats a token above", blind, whole, place, _text_cell))
-    return "\n\n".join(parts)
-
-
-def pairs(records: Records) -> str:
-    """Write what cut tokens lose more than whole ones, and arms more than others of the same bytes."""
-    chosen = {own.words: other.words for own, other in zip(*map(_turned, (True, False)), strict=True)}
-    told = {**TWINS, **chosen}
-    whole, twins = by_budget(records), {arm: twin for arm, twin in told.items() if {arm, twin} <= records.keys()}
-    cut = [name for name in whole if name.startswith("kvzip,") and not name.endswith("question seen")]
-    return f"{_beside_whole(cut, whole)}\n\n{_beside_twins(twins, records)}"
-
-
-def _turned(leading: bool) -> Iterator[Arm]:
-    return chain.from_iterable(turned_arms(leading).values())
-
-
-def by_budget(records: Records) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Return the arms that have every budget, by their words without it; the best on facts first."""
-    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for words, own in records.items():
-        found = re.fullmatch(r"(.*) ([0-9.]+)%(, .*)?", words)
-        if found and found[2] in BUDGETS:
-            rows.setdefault(found[1] + (found[3] or ""), {})[BUDGETS[found[2]]] = own
-    whole = {name: row for name, row in rows.items() if len(row) == len(ENTRIES)}
-    order = sorted(whole, key=lambda name: float(facts_above(whole[name][1]).mean()))
-    return {name: whole[name] for name in order}
-
-
-def _beside_twins(twins: Mapping[str, str], records: Records) -> str:
-    """Write what an arm loses more than another of the same bytes."""
-    lines = ["| less another arm | bytes of the two | a fact | a token of text |", "|---|---|---|---|"]
-    place = records["full cache"].get("gpu")
-    for arm, twin in twins.items():
-        own, other = records[arm], records[twin]
-        shares = " / ".join(f"{np.mean(each['share']):.1%}" for each in (own, other))
-        cells = [signed_cell(facts_lost(own, other), 2), signed_cell(text_lost(own, other), 3)]
-        name = _marked(_marked(f"{arm}, less {twin}", own, place), other, place)
-        lines.append(f"| {name} | {shares} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _beside_whole(names: Sequence[str], rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
-    """Write what cut tokens lose more than whole ones of the same bytes."""
-    lines = ["| less KVzip's whole tokens, nats | 50 % | 21.9 % | 12.5 % |", "|---|---|---|---|"]
-    for name in names:
-        pairs = [(rows[name][budget], rows["kvzip"][budget]) for budget in range(len(ENTRIES))]
-        lines.append(f"| {name}: a fact | {' | '.join(signed_cell(facts_lost(*pair), 2) for pair in pairs)} |")
-        lines.append(f"| {name}: a token of text | {' | '.join(signed_cell(text_lost(*pair), 3) for pair in pairs)} |")
-    return "\n".join(lines)
-
-
-def brief() -> str:
-    """Write README's table: what a reader may choose between, on the models that have records."""
-    found = {name: by_arm(OUT / f"{name}.jsonl") for name in NAMES}
-    head = "".join(f" {words}: codes said | text, nats a token above full |" for words in NAMES.values())
-    lines = [f"| | bytes |{head}", "|---|---|" + "---|---|" * len(NAMES)]
-    for arm, words in BRIEF.items():
-        own = [records.get(arm) for records in found.values()]
-        share = np.mean(next(record["share"] for record in own if record))
-        cells = [
-            f"{np.mean(record['exact']):.0%} | {text_above(record).mean():+.3f}" if record else " | " for record in own
-        ]
-        lines.append(f"| {words} | {share:.1%} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def facts_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
@@ -699,74 +551,8 @@ def text_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     return apart
 
 
-def facts_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a fact that an arm loses more than another, of every context that both were asked.
-
-    Each above its own full cache.
-    """
-    return _less(facts_above(own), facts_above(other))
-
-
-def text_lost(own: Mapping[str, Any], other: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the nats a token of what follows that an arm loses more than another, see ``facts_lost``."""
-    return _less(text_above(own), text_above(other))
-
-
-def _less(own: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    both = min(len(own), len(other))
-    return own[:both] - other[:both]
-
-
-def _fact_cell(own: Mapping[str, Any]) -> str:
-    return f"{signed_cell(facts_above(own), 2)}, {np.mean(own['exact']):.0%}"
-
-
-def _text_cell(own: Mapping[str, Any]) -> str:
-    return signed_cell(text_above(own), 3)
-
-
-def _marked(words: str, own: Mapping[str, Any], place: str | None) -> str:
-    """Mark an arm that another machine was asked than ``place``, and say of how many contexts, where of fewer."""
-    count = len(own["facts"])
-    words += f" (n = {count})" if count < len(own["full"]["facts"]) else ""
-    return words if own.get("gpu") == place else words.removesuffix("*") + "*"
-
-
-def _by_budget(
-    words: str,
-    names: Sequence[str],
-    rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
-    place: str | None,
-    cell: Callable[[Mapping[str, Any]], str],
-) -> str:
-    lines = [
-        f"| {words} | 50 % | 21.9 % | 12.5 % | bytes, measured |",
-        "|---|---|---|---|---|",
-    ]
-    for name in names:
-        columns = [rows[name][budget] for budget in range(len(ENTRIES))]
-        shares = " / ".join(f"{100 * np.mean(own['share']):.1f}" for own in columns)
-        cells = [_marked(name, columns[0], place), *map(cell, columns), f"{shares} %"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _single(records: Records, place: str | None) -> str:
-    lines = [
-        "| arm | bytes of full bf16 | facts: nats above full, codes said | text: nats a token above full |",
-        "|---|---|---|---|",
-    ]
-    for words, own in records.items():
-        cells = [_fact_cell(own), _text_cell(own)]
-        if words == "full cache":
-            said = f"({np.mean(own['facts']):.2f} nats), {np.mean(own['exact']):.1%}"
-            cells = [said, f"({np.mean(own['text']) / (FOLLOWING - 1):.3f} nats)"]
-        lines.append(f"| {_marked(words, own, place)} | {np.mean(own['share']):.1%} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Measure, and write the page's tables."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a language model's folder")
     parser.add_argument("--dtype", default="float32", help="what the weights are read to and the cache is held in")
@@ -775,18 +561,10 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
     parser.add_argument("--first", type=int, help="of these contexts, ask the first N alone; tables say n")
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    if not args.table:
-        if args.model is None or args.source is None:
-            parser.error("--model DIR --source DIR, or --table")
-        run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device, args.first)
-    for file in sorted(OUT.glob("*.jsonl")):
-        records = by_arm(file)
-        put(PAGE_OF[file.stem], file.stem, tables(records))
-        if file.stem in NAMES:
-            put(PAGES / "equal_bytes.md", f"{file.stem}_pairs", pairs(records))
-    put(ROOT / "README.md", "real", brief())
+    if args.model is None or args.source is None:
+        parser.error("--model DIR --source DIR")
+    run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device, args.first)
 
 
 if __name__ == "__main__":

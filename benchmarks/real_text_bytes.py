@@ -1,7 +1,6 @@
 """One byte budget for keys and value groups on real models, beside its token-only twin: trained alike, asked blind.
 
     python -m benchmarks.real_text_bytes --source DIR --model qwen05    # trains and asks what has no record yet
-    python -m benchmarks.real_text_bytes --table                        # the page from the records
 
 DIR holds WikiText-2's ``valid.txt``, which is learnt from, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_bytes21p875_s12.yaml`` with one pool of bytes for all
@@ -33,23 +32,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.arm_training import commit, sha256
-from benchmarks.comparison_tables import signed_cell
-from benchmarks.pages import put
 from benchmarks.real_text import (
     CONTEXTS,
     ENTRIES,
     HALVES,
     NETS,
     OUT,
-    PAGES,
-    by_arm,
-    facts_lost,
-    full_caches,
     machine,
     read,
-    text_lost,
 )
-from benchmarks.real_text_trained import MIXED, ROOT, fitted, said, same_seeds
+from benchmarks.real_text_trained import MIXED, ROOT, fitted, said
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.load import load_family
@@ -59,7 +51,6 @@ from subtoken_train.kernels.formats import KVDtype
 
 RECIPE = "smollm2_bytes21p875_s12"
 BLOCK, CONTEXT = 512, 384
-PAGE_OF = {"smollm2": PAGES / "one_budget_smollm2.md", "qwen05": PAGES / "one_budget_qwen.md"}
 BUDGET = {"byte_pool": "all", "sinks": "1", "window": "16"}
 HEADS = {"smollm2": 3, "qwen05": 2}
 """Key-value heads of a layer."""
@@ -196,50 +187,6 @@ def train(model: str, arm: Arm, seed: int, data: Path, work: Path, device: str =
 Own = Mapping[str, Any]
 
 
-def tables(records: Iterable[Own], others: Mapping[str, Own]) -> str:
-    """Write, size by size, means over seeds and contexts, and what byte budgets lose more than other arms.
-
-    Args:
-        records: of the arms of one model, each with the ``full`` cache's of the same machine.
-        others: of ``real_text.py`` on the same contexts, by arm.
-    """
-    found: dict[Arm, list[Own]] = {}
-    for record in records:
-        found.setdefault(Arm(*(record[name] for name in Arm._fields)), []).append(record)
-    parts = []
-    for size in SIZES:
-        own = {arm: found[arm] for arm in sorted(found, key=_place) if arm.size == size}
-        if own:
-            parts += [f"**{size}**", _measured(own), _beside(own, {name: others[name] for name in SIZES[size][2]})]
-    return "\n\n".join(parts) or "Not measured yet."
-
-
-def _measured(found: Mapping[Arm, list[Own]]) -> str:
-    """Write what the arms of a size keep and lose."""
-    lines = [f"| arm | seeds | bytes | codes said | {_LOST} |", "|" + "---|" * 5]
-    for arm, own in found.items():
-        share, exact = (np.mean([np.mean(each[name]) for each in own]) for name in ("share", "exact"))
-        cells = [words(arm), str(len(own)), f"{share:.1%}", f"{exact:.0%}", _lost(own, [each["full"] for each in own])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _beside(found: Mapping[Arm, list[Own]], others: Mapping[str, Own]) -> str:
-    """Write what byte budgets of a size lose more than their twins and than other rankings."""
-    lines = [f"| less | its twin | {' | '.join(others)} |", "|" + "---|" * (2 + len(others))]
-    for arm, own in found.items():
-        if arm.router == "tokens":
-            continue
-        twin = same_seeds(found.get(arm._replace(router="tokens"), []), own)
-        beside = [twin, *([other] * len(own) for other in others.values())]
-        cells = [_lost(own, other) if len(other) == len(own) else "" for other in beside]
-        lines.append(f"| {words(arm)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-_LOST = "nats a fact; a token, above full"
-
-
 def words(arm: Arm) -> str:
     """Return what a table of a size calls an arm."""
     kept = {"bytes": "keys and groups", "tokens": "whole tokens"}[arm.router]
@@ -247,32 +194,15 @@ def words(arm: Arm) -> str:
     return f"{kept}{', turned' * arm.turned}, {arm.learns}{start}"
 
 
-def _lost(own: Iterable[Own], others: Iterable[Own]) -> str:
-    pairs = list(zip(own, others, strict=True))
-    kinds = ((facts_lost, 2), (text_lost, 3))
-    return "; ".join(signed_cell(np.array([lost(*pair) for pair in pairs]), digits) for lost, digits in kinds)
-
-
-def _place(arm: Arm) -> tuple[int, ...]:
-    parts = (SIZES, arm.size), (LEARNS, arm.learns), (STARTS, arm.start), (ROUTERS, arm.router)
-    return (*(list(names).index(own) for names, own in parts), arm.turned)
-
-
 def records_of(model: str) -> Path:
     """Return the file of a model's records."""
     return OUT / f"trained/{model}_bytes.jsonl"
 
 
-def shown(model: str) -> str:
-    """Return the page's tables of a model."""
-    others, full = by_arm(OUT / f"{model}.jsonl"), full_caches(OUT / f"{model}.jsonl")
-    return tables([own | {"full": full[own.get("gpu")]} for own in read(records_of(model))], others)
-
-
 def main() -> None:
-    """Train and ask, and write the page's tables."""
+    """Train and ask."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
+    parser.add_argument("--source", type=Path, required=True, help="folder with WikiText's valid.txt and test.txt")
     parser.add_argument("--model", choices=list(HEADS), default="smollm2")
     parser.add_argument("--device", default="cpu", help="where it runs: cpu, or a GPU")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text_bytes")
@@ -282,15 +212,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--turned", action="store_true")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    if not args.table:
-        if args.source is None:
-            parser.error("--source DIR, or --table")
-        some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
-        run(args.model, some, args.seeds, args.source, args.work, args.device)
-    for model in HEADS:
-        put(PAGE_OF[model], f"bytes_{model}", shown(model))
+    some = arms(args.learns, args.starts, args.routers, args.sizes, args.turned)
+    run(args.model, some, args.seeds, args.source, args.work, args.device)
 
 
 def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, work: Path, device: str = "cpu") -> None:

@@ -1,7 +1,6 @@
 """Value groups under KVzip on SmolLM2, trained on text: anchor, value norm and a linear router at equal bytes.
 
     python -m benchmarks.real_text_trained --source DIR            # trains and asks what has no record yet
-    python -m benchmarks.real_text_trained --table                 # the page from the records
 
 DIR holds WikiText-2's ``valid.txt``, which LoRA and routers learn, and ``test.txt``, whose contexts are asked, see
 ``real_text.py``. Every arm trains by ``recipes/real/smollm2_kvzip25_s16k12.yaml`` under KVzip's ranking, one budget a
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,7 @@ import torch
 
 from benchmarks.arm_training import commit, recipe_bytes, sha256
 from benchmarks.bf16_products import has_unit, products
-from benchmarks.comparison_tables import signed_cell
-from benchmarks.pages import put
-from benchmarks.real_text import CONTEXTS, FOLLOWING, PAGES, Arm, contexts, measure, read
+from benchmarks.real_text import CONTEXTS, Arm, contexts, measure, read
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -103,68 +99,26 @@ def said(backbone: CompressedBackbone, compression: Compression, source: Path, c
         return measure(backbone, [Arm("trained", compression)], asked)["trained"]
 
 
-def table(records: Iterable[dict[str, Any]]) -> str:
-    """Write means over seeds and contexts, and paired differences from the anchor and from value norm."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for record in records:
-        found.setdefault((record["loss"], record["way"], record["arm"]), []).append(record)
-    lines = [
-        "| loss | ranking | arm | seeds | bytes | exact | facts: nats | less anchor | less value norm "
-        "| text: nats a token | less anchor | less value norm |",
-        "|" + "---|" * 12,
-    ]
-    for key in [key for key in product(LOSSES, WAYS, ARMS) if key in found]:
-        own, (loss, way, arm) = found[key], key
-        cells = [loss, way, ARMS[arm][1], str(len(own)), f"{np.mean([each['share'] for each in own]):.1%}"]
-        cells.append(f"{np.mean([each['exact'] for each in own]):.1%}")
-        for kind, digits in (("facts", 2), ("text", 3)):
-            cells.append(f"{_nats(own, kind).mean():.{digits}f}")
-            for other in ("anchor", "value_norm"):
-                beside = same_seeds(found.get((loss, way, other), []), own)
-                apart = arm != other and len(beside) == len(own)
-                cells.append(signed_cell(_nats(own, kind) - _nats(beside, kind), digits) if apart else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def same_seeds(others: Iterable[dict[str, Any]], own: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the others that have the seeds of ``own``, in their order."""
-    seeds = [each["seed"] for each in own]
-    return sorted((each for each in others if each["seed"] in seeds), key=lambda each: seeds.index(each["seed"]))
-
-
-def _nats(own: list[dict[str, Any]], kind: str) -> Any:
-    """Nats a fact or a token, [seeds, contexts]."""
-    if kind == "facts":
-        return np.array([each["facts"] for each in own]).mean(-1)
-    return np.array([each["text"] for each in own]) / (FOLLOWING - 1)
-
-
 def main() -> None:
-    """Train and ask, and write the page's table."""
+    """Train and ask."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, help="folder with WikiText's valid.txt and test.txt")
+    parser.add_argument("--source", type=Path, required=True, help="folder with WikiText's valid.txt and test.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/real_text")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    if not args.table:
-        if args.source is None:
-            parser.error("--source DIR, or --table")
-        OUT.parent.mkdir(parents=True, exist_ok=True)
-        done = {(each["seed"], each["loss"], each["arm"], each["way"]) for each in read(OUT)}
-        cells = product(args.seeds, args.losses, args.arms, args.ways)
-        for seed, loss, arm, way in [cell for cell in cells if cell not in done]:
-            found = ask(arm, way, train(loss, arm, seed, args.source, args.work), args.source, CONTEXTS)
-            own = {"loss": loss, "way": way, "arm": arm, "seed": seed}
-            line = {**own, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit(), **found}
-            with OUT.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(line, separators=(",", ":")) + "\n")
-            print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)
-    put(PAGES / "trained.md", "trained", table(read(OUT)))
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    done = {(each["seed"], each["loss"], each["arm"], each["way"]) for each in read(OUT)}
+    cells = product(args.seeds, args.losses, args.arms, args.ways)
+    for seed, loss, arm, way in [cell for cell in cells if cell not in done]:
+        found = ask(arm, way, train(loss, arm, seed, args.source, args.work), args.source, CONTEXTS)
+        own = {"loss": loss, "way": way, "arm": arm, "seed": seed}
+        line = {**own, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit(), **found}
+        with OUT.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)
 
 
 if __name__ == "__main__":

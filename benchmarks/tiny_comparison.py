@@ -121,9 +121,7 @@ def tables(records: dict[str, Arm], comparison: Comparison) -> str:
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--list", type=Path, required=True, help="arms and pairs: a file of recipes/ablations"
-    )
+    parser.add_argument("--list", type=Path, required=True, help="arms and pairs: a file of recipes/ablations")
     parser.add_argument("--arms", nargs="+", help="only these of the list")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")

@@ -51,8 +51,17 @@ MADE = {
     **{f"papers/{paper}.md": partial(paper_page, paper) for paper in PAPERS},
 }
 """Pages that only the site has, by path."""
-MOVED = {"choose_budget": "budgets", "equal_bytes": "budgets"}
-"""Old addresses of pages, and the pages that hold their text now."""
+MOVED = {
+    "budgets": "choose_budget equal_bytes",
+    "real_text": "real_text/axes real_text/equal_bytes real_text/one_budget real_text/one_budget_qwen "
+    "real_text/one_budget_smollm2 real_text/qwen real_text/qwen15 real_text/ruler real_text/smollm2 real_text/trained",
+    "trained_arms": "trained_arms/adapted trained_arms/bytes trained_arms/layer2 trained_arms/layer4 "
+    "trained_arms/recall trained_arms/two_stage trained_arms/visionzip",
+    "trials": "trials/real_models trials/texts",
+    "trials/embedded": "trials/layer4 trials/ratios trials/routers trials/training trained_arms/beyond "
+    "trained_arms/first",
+}
+"""Pages, and the old addresses of what they hold now."""
 _PAGES = {*SHOWN, *CATALOGUE}
 
 
@@ -81,10 +90,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Leave a page at every old address that leads to the new one."""
-    for old, new in MOVED.items():
-        page = Path(config.site_dir) / old / "index.html"
-        page.parent.mkdir(exist_ok=True)
+    for new, old in ((new, old) for new, each in MOVED.items() for old in each.split()):
+        page, address = Path(config.site_dir) / old / "index.html", f"{'../' * (old.count('/') + 1)}{new}/"
+        page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(
-            f'<meta http-equiv="refresh" content="0; url=../{new}/"><a href="../{new}/">Moved to {new}</a>\n',
+            f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Moved to {new}</a>\n',
             encoding="utf-8",
         )

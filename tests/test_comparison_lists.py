@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
-from benchmarks.comparison_tables import Arm, comparison_markdown
+from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, trials_markdown
 from checkpoints.tiny_llava import VISUAL_TOKENS
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scenes import KINDS
@@ -48,42 +48,26 @@ def test_the_two_stage_list_is_table_4():
     assert all(kv[first] == kv[second] for first, second in comparison.pairs)
 
 
-def table_of(folder, content, **scores):
-    """The lines of a list's table; ``scores`` are of every question, by arm and seed."""
+def drawn(folder, content, **scores):
+    """A list, and arms whose every question has one score, by arm and seed."""
     (folder / "list.yaml").write_text(content)
     kinds = np.array(KINDS)
-    arms = {
-        name: Arm(
-            name, tuple(seeds), np.array([[score] * len(kinds) for score in seeds.values()]), kinds, "1/4", 0.25, 0.25
-        )
-        for name, seeds in scores.items()
-    }
-    return comparison_markdown(arms, read_comparison(folder / "list.yaml")).splitlines()
+    every = {name: np.array([[score] * len(kinds) for score in seeds.values()]) for name, seeds in scores.items()}
+    arms = {name: Arm(name, tuple(scores[name]), own, kinds, "1/4", 0.25, 0.25) for name, own in every.items()}
+    return arms, read_comparison(folder / "list.yaml")
 
 
 def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
-    content = "arms: {b: second, a: first, absent: no run yet}\ndifferences: [[a, b], [absent, b]]\n"
-    rows = table_of(tmp_path, content, a={0: 0.75}, b={0: 0.5})
-    assert [row.split(" | ")[0] for row in rows if row.startswith("| second") or row.startswith("| first")] == [
-        "| second",
-        "| first",
-        "| first - second",
-    ]
-    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
-
-
-def test_a_difference_is_over_the_seeds_that_both_arms_have(tmp_path):
-    content = "arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\n"
-    rows = table_of(tmp_path, content, a={0: 0.9, 1: 0.5, 2: 0.0}, b={1: 0.25, 3: 0.0}, c={4: 1.0})
-    assert "| first - second | 1 | +25.0 [+25.0, +25.0] | +25.0 [+25.0, +25.0] |" in rows
-    assert not any(row.startswith("| first - third") for row in rows)
-
-
-def test_a_list_may_name_the_groups_that_its_table_shows(tmp_path):
-    content = "arms: {a: first, b: second}\ndifferences: [[a, b]]\ngroups: [questions]\n"
-    rows = table_of(tmp_path, content, a={0: 0.75}, b={0: 0.5})
-    assert rows[0] == "| arm | recipe | tokens | KV nominal | KV realised | seeds | questions |"
-    assert rows[-1] == "| first - second | 1 | +25.0 [+25.0, +25.0] |"
+    """Paired over the seeds that both have; an arm without records is left out; ``groups`` leave no single kinds."""
+    content = "arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\ngroups: [questions]\n"
+    arms, listed = drawn(tmp_path, content, a={0: 0.75, 1: 0.25}, b={0: 0.5})
+    rows = comparison_markdown(arms, listed).splitlines()
+    assert rows[0] == "| arm | KV | seeds | questions |"
+    assert rows[2].startswith("| first | 25.0% | 2 | 50.0 [")
+    assert rows[3:] == ["| second | 25.0% | 1 | 50.0 [50.0, 50.0] |"]
+    assert trials_markdown(arms, listed).splitlines()[2:] == ["| first - second | 1 | +25.0 [+25.0, +25.0] |"]
+    (row,) = [row for row in long_rows("x", arms, listed) if row["less"]]
+    assert (row["arm"], row["less"], row["seeds"], row["measure"], row["mean"]) == ("first", "second", 1, "score", 0.25)
 
 
 def test_a_section_has_its_arms_without_their_common_words_and_their_pairs(tmp_path):

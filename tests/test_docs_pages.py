@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-from benchmarks import front_table
+from benchmarks import trained_results
 from subtoken_train import calibrations
 from subtoken_train.artifact import config
 from subtoken_train.evaluation import results
@@ -45,7 +45,7 @@ def test_a_page_is_what_is_made(name):
 
 
 def test_readme_shows_the_records():
-    assert shown(front_table.PAGE, "front") == front_table.table()
+    assert shown(trained_results.PAGE, "front") == trained_results.table()
 
 
 @sampled("block", CODE, every=4, ids=lambda block: block.place)

@@ -8,29 +8,22 @@ from itertools import chain
 import pytest
 import torch
 
-from benchmarks import real_text_bytes, real_text_trained
+from benchmarks import real_results, real_text_bytes, real_text_trained
 from benchmarks.real_text import (
     CONTEXTS,
     FACTS,
-    NAMES,
     NETS,
     OUT,
-    PAGE_OF,
-    PAGES,
     SHARED,
     Arm,
     arms,
-    brief,
     by_arm,
     compressed,
     contexts,
     facts_above,
-    facts_lost,
     measure,
-    pairs,
     read,
     shared,
-    tables,
     turned_arms,
 )
 from subtoken_train.cache.cache import PackedCache
@@ -101,33 +94,36 @@ def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
 
 
 @pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
-def test_records_are_whole_and_make_the_page(file):
+def test_records_are_whole(file):
     records = by_arm(file)
     whole, controls = len(records["full cache"]["facts"]), {arm.words for arm in chain(*turned_arms(True).values())}
     assert {len(own["facts"]) for arm, own in records.items() if arm not in controls} == {whole}
-    for arm in controls & records.keys():  # asked fewer contexts on a slow machine, which their rows say
-        count = len(records[arm]["facts"])
-        assert count == whole or f"{arm} (n = {count})" in tables(records)
     assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
-    assert places.shown(PAGE_OF[file.stem], file.stem) == tables(records)
-    if file.stem in NAMES:
-        assert places.shown(PAGES / "equal_bytes.md", f"{file.stem}_pairs") == pairs(records)
 
 
-def test_trained_arms_are_asked_the_same_and_make_the_page():
+def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
+    rows = real_results.frame()
+    assert real_results.CSV.read_text() == rows.to_csv(index=False, float_format="%.5g")
+    assert not rows.duplicated(["judge", "model", "arm"]).any()
+    readme, page = places.ROOT / "README.md", places.ROOT / "docs/real_text.md"
+    assert places.shown(readme, "real") == real_results.facts_table(rows, real_results.README, losses=False)
+    assert places.shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
+    assert places.shown(page, "ruler") == real_results.tasks_table(rows)
+    assert len(real_results.PAGE) <= 12 >= len(real_results.TASKS)
+
+
+def test_trained_arms_are_asked_the_same():
     records = read(real_text_trained.OUT)
     assert len({(each["loss"], each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 3
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
-    assert places.shown(PAGES / "trained.md", "trained") == real_text_trained.table(records)
 
 
 @pytest.mark.parametrize("model", real_text_bytes.HEADS)
-def test_arms_of_one_budget_are_asked_the_same_and_make_the_page(model):
+def test_arms_of_one_budget_are_asked_the_same(model):
     records = read(real_text_bytes.records_of(model))
     assert len({real_text_bytes.key(each) for each in records}) == len(records)
     assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
-    assert places.shown(real_text_bytes.PAGE_OF[model], f"bytes_{model}") == real_text_bytes.shown(model)
 
 
 def test_arms_that_one_budget_is_told_from_have_records():
@@ -138,26 +134,6 @@ def test_arms_that_one_budget_is_told_from_have_records():
         own = read(real_text_bytes.records_of(model))
         assert {each["gpu"] for each in [*own, *asked.values()] if "gpu" in each} == {"NVIDIA H200"}
         assert {each["learns"] for each in own if "gpu" not in each} <= {"router and LoRA, 320 steps"}
-
-
-def test_arms_of_one_budget_are_told_from_their_twins():
-    """A twin is of the same seeds; other rankings are those of the same bytes."""
-    full = {"facts": [[1.0, 2.0], [0.0, 1.0]], "text": [127.0, 127.0]}
-    full["full"] = full
-    worse = {**full, "facts": [[2.0, 2.0], [1.0, 1.0]]}
-    others = {name.format(0.219): worse for name in real_text_bytes.BEST}
-    own = {**full, "share": [0.2, 0.22], "exact": [[1, 0], [1, 1]], "learns": "router", "start": "kvzap", "seed": 0}
-    sizes = {"size": "21.9%", "turned": False}
-    records = [{**own, **sizes, "router": name} for name in ("tokens", "bytes")]
-    lines = real_text_bytes.tables(records, others).splitlines()
-    none, less = "+0.00 [+0.00, +0.00]; +0.000 [+0.000, +0.000]", "-0.50 [-0.50, -0.50]; +0.000 [+0.000, +0.000]"
-    assert lines[0] == "**21.9%**"
-    assert lines[4] == f"| keys and groups, router, from kvzap | 1 | 21.0% | 75% | {none} |"
-    assert lines[5] == f"| whole tokens, router, from kvzap | 1 | 21.0% | 75% | {none} |"
-    assert lines[7] == f"| less | its twin | {' | '.join(others)} |"
-    assert lines[9] == f"| keys and groups, router, from kvzap | {' | '.join([none] + [less] * len(others))} |"
-    assert len(lines) == 10
-    assert real_text_bytes.tables([], others) == "Not measured yet."
 
 
 def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
@@ -173,8 +149,6 @@ def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
     found = by_arm(tmp_path / "m.jsonl")
     assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
-    assert float(facts_lost(found["one"], found["both"])[0]) == 3
-    assert [line.split(" | ")[0] for line in tables(found).splitlines()[2:]] == ["| full cache", "| both", "| one*"]
 
 
 def test_the_copy_with_turned_values_takes_the_nets_of_its_model(tmp_path, monkeypatch):
@@ -218,7 +192,3 @@ def test_every_arm_of_one_budget_is_a_recipe(capsys):
         assert (cli.model.routing_config.warm_start is None) == (arm.start == "nothing")
         assert (cli.model.optimizer_config.learning_rate == 0) == ("LoRA" not in arm.learns)
         assert cli.trainer.max_steps == {"untrained": 1, "router and LoRA, 320 steps": 320}.get(arm.learns, 160)
-
-
-def test_readme_shows_the_records():
-    assert places.shown(places.ROOT / "README.md", "real") == brief()

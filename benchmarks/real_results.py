@@ -1,0 +1,181 @@
+"""Every arm that was asked of a real language model in one table, from committed records, and what pages show of it.
+
+    python -m benchmarks.real_results    # results/real_text/arms.csv, tables of README.md and docs/real_text.md
+
+A row is an arm on one judge: facts as codes with the text that follows (``real_text.py``, ``real_text_bytes.py``,
+``real_text_trained.py``), or RULER's tasks (``real_ruler.py``). Losses are above the full cache of the same machine,
+paired over contexts or samples, with 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmarks import real_text_bytes, real_text_trained
+from benchmarks.pages import put
+from benchmarks.real_ruler import FULL, RECORDS, judges
+from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
+from subtoken_train.evaluation.intervals import bootstrap_interval
+
+CSV = OUT / "arms.csv"
+FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
+README = {
+    FULL: "full cache",
+    "kvzip 42% in int8": "KVzip, int8",
+    f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
+    "snapkv 21.9%": "SnapKV, bfloat16",
+    f"kvzip 50.5% in int4_rotated, {TWELVE}": "KVzip, three quarters of the value groups, 4 bits",
+    f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
+}
+"""Arms of README's table and their words; groups are of rotated values."""
+PAGE = {
+    **README,
+    f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
+    f"kvzip 46.6% in int4_rotated, {FIRST}": "KVzip, the same half for every token (`leading`), 4 bits",
+    "kvzip 46.5% in int4_rotated": "KVzip, whole tokens, 4 bits",
+    "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
+    "kvzap 42% in int8": "KVzap, int8",
+    "kvzip 21.9%": "KVzip, bfloat16",
+}
+"""The page's."""
+LENGTHS = (2048, 4096)
+TASKS = {
+    FULL: README[FULL],
+    "kvzip 0.42 int8": README["kvzip 42% in int8"],
+    "kvzap 0.42 int8": PAGE["kvzap 42% in int8"],
+    "kvzip 0.466 int4_rotated": PAGE["kvzip 46.5% in int4_rotated"],
+    "S16K12 value_norm, kvzip 0.505 int4_rotated, values turned": README[f"kvzip 50.5% in int4_rotated, {TWELVE}"],
+    "S16K8 value_norm, kvzip 0.578 int4_rotated, values turned": README[f"kvzip 46.6% in int4_rotated, {HALVES}"],
+    "S16K8 value_norm, int4_rotated, values turned": README[f"int4_rotated of everything, {HALVES}"],
+    "kvzip 0.219": PAGE["kvzip 21.9%"],
+    "compactor 0.219": "Compactor, bfloat16",
+    "snapkv 0.219": README["snapkv 21.9%"],
+}
+"""Of RULER's."""
+Own = Mapping[str, Any]
+
+
+def frame() -> pd.DataFrame:
+    """Return every arm on every judge."""
+    rows = [*_evictions(), *_byte_budgets(), *_trained(), *_ruler()]
+    return pd.DataFrame(rows).sort_values(["judge", "model", "bytes", "arm"], ascending=[True, True, False, True])
+
+
+def _evictions() -> Iterable[dict[str, Any]]:
+    for file in sorted(OUT.glob("*.jsonl")):
+        for arm, own in by_arm(file).items():
+            yield _row(file.stem, arm, [own])
+
+
+def _byte_budgets() -> Iterable[dict[str, Any]]:
+    for model in real_text_bytes.HEADS:
+        full, records = full_caches(OUT / f"{model}.jsonl"), read(real_text_bytes.records_of(model))
+        kinds = [real_text_bytes.Arm(*(own[name] for name in real_text_bytes.Arm._fields)) for own in records]
+        for arm in dict.fromkeys(kinds):
+            own = [each for each, kind in zip(records, kinds, strict=True) if kind == arm]
+            seeds = [each | {"full": full[each.get("gpu")]} for each in own]
+            yield _row(model, f"byte budget {arm.size}: {real_text_bytes.words(arm)}", seeds)
+
+
+def _trained() -> Iterable[dict[str, Any]]:
+    full = full_caches(OUT / "smollm2.jsonl")[None]
+    names = ("loss", "way", "arm")
+    records = sorted(read(real_text_trained.OUT), key=lambda own: [own[name] for name in names])
+    for (loss, way, arm), own in groupby(records, key=lambda own: tuple(own[name] for name in names)):
+        words = f"trained ({loss}), asked with the {way} budget: {real_text_trained.ARMS[arm][1]}"
+        yield _row("smollm2", words, [each | {"full": full} for each in own])
+
+
+def _row(model: str, arm: str, seeds: Sequence[Own]) -> dict[str, Any]:
+    above = {"facts": facts_above, "text": text_above}
+    lost = {name: np.array([each(own) for own in seeds]) for name, each in above.items()}
+    figures = {key: value for name, sn in lost.items() if sn.size for key, value in _figures(name, sn).items()}
+    share, recalled = (np.mean([np.mean(own[name]) for own in seeds]) for name in ("share", "exact"))
+    about = {"n": lost["facts"].shape[1], "seeds": len(seeds), "machine": seeds[0].get("gpu", "CPU")}
+    return {"judge": "codes", "model": model, "arm": arm, "bytes": share, "recalled": recalled} | figures | about
+
+
+def _figures(name: str, apart_sn: npt.NDArray[np.float64]) -> dict[str, float]:
+    low, high = bootstrap_interval(apart_sn)
+    return {name: float(apart_sn.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def _ruler() -> Iterable[dict[str, Any]]:
+    for file in sorted(RECORDS.glob("*.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        judged, full = np.isin(record["kinds"], judges(record)), np.array(record["arms"][FULL]["scores"])
+        about = {"judge": f"RULER {record['options']['length']}", "model": record["model"], "seeds": 1}
+        about |= {"n": int(judged.sum()), "machine": record["device"]}
+        for arm, own in record["arms"].items():
+            scores = np.array(own["scores"])
+            figures = _figures("points", 100 * (scores - full)[judged][None])
+            score = float(100 * scores[judged].mean())
+            yield {"arm": arm, "bytes": float(np.mean(own["share"])), "score": score} | figures | about
+
+
+def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> str:
+    """Write arms by size: facts recalled on each model, and with ``losses`` what a fact and a token of text lose."""
+    codes = rows[rows["judge"] == "codes"].set_index(["model", "arm"])
+    kinds = ["facts recalled", *["facts, nats", "text, nats a token"] * losses]
+    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds)]
+    lines = []
+    for arm, words in chosen.items():
+        own = [codes.loc[model, arm] if (model, arm) in codes.index else None for model in NAMES]
+        size = next(float(each["bytes"]) for each in own if each is not None)
+        lines.append((size, [words, f"{size:.1%}", *(cell for each in own for cell in _cells(each, losses))]))
+    return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
+
+
+def _cells(own: Any, losses: bool) -> list[str]:
+    if own is None:
+        return ["not asked", *["", ""] * losses]
+    told = [_interval(own, "facts", 2), _interval(own, "text", 3)] if own.name[1] != FULL else ["", ""]
+    few = "" if own["n"] == 60 else f" (n = {own['n']})"
+    return [f"{own['recalled']:.0%}{few}", *told * losses]
+
+
+def _interval(own: Any, name: str, digits: int) -> str:
+    return f"{own[name]:+.{digits}f} [{own[f'{name}_low']:+.{digits}f}, {own[f'{name}_high']:+.{digits}f}]"
+
+
+def tasks_table(rows: pd.DataFrame) -> str:
+    """Write arms on RULER's tasks at each length: the mean score and the points less than the full cache."""
+    lines, asked = [], rows[rows["model"] == "qwen05"]
+    for arm, words in TASKS.items():
+        own = [asked[(asked["judge"] == f"RULER {length}") & (asked["arm"] == arm)] for length in LENGTHS]
+        size = next(float(each["bytes"].iloc[0]) for each in own if len(each))
+        cells = [cell for each in own for cell in _task_cells(each, arm)]
+        lines.append((size, [words, f"{size:.1%}", *cells]))
+    head = ["cache", "bytes", *(f"{length:,} tokens: {what}" for length in LENGTHS for what in ("score", "less full"))]
+    return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
+
+
+def _task_cells(found: pd.DataFrame, arm: str) -> list[str]:
+    if not len(found):
+        return ["not asked", ""]
+    own = found.iloc[0]
+    return [f"{own['score']:.0f}", "" if arm == FULL else _interval(own, "points", 1)]
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def main() -> None:
+    """Write the table and the pages."""
+    rows = frame()
+    rows.to_csv(CSV, index=False, float_format="%.5g")
+    put(ROOT / "README.md", "real", facts_table(rows, README, losses=False))
+    put(ROOT / "docs/real_text.md", "real", facts_table(rows, PAGE, losses=True))
+    put(ROOT / "docs/real_text.md", "ruler", tasks_table(rows))
+
+
+if __name__ == "__main__":
+    main()
