@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import hardware
-from tests.hostile.campaign import plan, run_cases
+from tests.hostile.campaign import counts, plan, run_cases, table
 from tests.hostile.case import Expect, Outcome, Verdict
-from tests.hostile.figures import counts, table
 from tests.hostile.pool import make_pool
 
 ROOT = Path(__file__).resolve().parent.parent

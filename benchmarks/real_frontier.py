@@ -52,7 +52,7 @@ Records = Mapping[str, Mapping[str, Any]]
 def blind(model: str) -> dict[str, dict[str, Any]]:
     """Return a model's records but those that saw the question, and the controls of a choice of groups."""
     left_out = {arm.words for some in turned_arms(True).values() for arm in some}
-    found = by_arm(OUT / f"{model}.jsonl")
+    found = by_arm(OUT / f"{model}.jsonl.xz")
     return {arm: own for arm, own in found.items() if "question seen" not in arm and arm not in left_out}
 
 

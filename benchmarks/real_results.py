@@ -69,14 +69,14 @@ def frame() -> pd.DataFrame:
 
 
 def _evictions() -> Iterable[dict[str, Any]]:
-    for file in sorted(OUT.glob("*.jsonl")):
+    for file in sorted(OUT.glob("*.jsonl.xz")):
         for arm, own in by_arm(file).items():
-            yield _row(file.stem, arm, [own])
+            yield _row(file.name.partition(".")[0], arm, [own])
 
 
 def _byte_budgets() -> Iterable[dict[str, Any]]:
     for model in real_text_bytes.HEADS:
-        full, records = full_caches(OUT / f"{model}.jsonl"), read(real_text_bytes.records_of(model))
+        full, records = full_caches(OUT / f"{model}.jsonl.xz"), read(real_text_bytes.records_of(model))
         kinds = [real_text_bytes.Arm(*(own[name] for name in real_text_bytes.Arm._fields)) for own in records]
         for arm in dict.fromkeys(kinds):
             own = [each for each, kind in zip(records, kinds, strict=True) if kind == arm]
@@ -85,7 +85,7 @@ def _byte_budgets() -> Iterable[dict[str, Any]]:
 
 
 def _trained() -> Iterable[dict[str, Any]]:
-    full = full_caches(OUT / "smollm2.jsonl")[None]
+    full = full_caches(OUT / "smollm2.jsonl.xz")[None]
     names = ("loss", "way", "arm")
     records = sorted(read(real_text_trained.OUT), key=lambda own: [own[name] for name in names])
     for (loss, way, arm), own in groupby(records, key=lambda own: tuple(own[name] for name in names)):

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import random
 import re
 import sys
@@ -461,7 +462,7 @@ def run(
         "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode()),
     }
     OUT.mkdir(parents=True, exist_ok=True)
-    file = OUT / f"{model.name}.jsonl"
+    file = OUT / f"{model.name}.jsonl.xz"
     # an arm counts as asked on whichever machine; the full cache does not, since arms are told from that of their own
     where, found = machine(device).get("gpu"), read(file)
     done = {own["arm"]: own for own in found if own["arm"] != "full cache" or own.get("gpu") == where}
@@ -480,8 +481,7 @@ def run(
             measured = measure(backbone, left, asked[:first])
         for words, record in measured.items():
             line = {"arm": words, **weights, **about, "commit": commit(), **machine(device), **record}
-            with file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(line, separators=(",", ":")) + "\n")
+            add(file, line)
             print(
                 f"{words}: {np.mean(record['facts']):.2f} nats a fact, {np.mean(record['exact']):.1%} exact", flush=True
             )
@@ -518,8 +518,15 @@ def weights_digest(folder: Path) -> str:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Return a model's records; none where it has no file."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """Return a file's records, compressed lines of JSON; none where it is not there."""
+    return [json.loads(line) for line in lzma.open(file, "rt")] if file.exists() else []
+
+
+def add(file: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file; a kill loses at most this one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as out:
+        out.write(lzma.compress(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
 
 
 def by_arm(file: Path) -> dict[str, dict[str, Any]]:

@@ -38,6 +38,7 @@ from benchmarks.real_text import (
     HALVES,
     NETS,
     OUT,
+    add,
     machine,
     read,
 )
@@ -196,7 +197,7 @@ def words(arm: Arm) -> str:
 
 def records_of(model: str) -> Path:
     """Return the file of a model's records."""
-    return OUT / f"trained/{model}_bytes.jsonl"
+    return OUT / f"trained/{model}_bytes.jsonl.xz"
 
 
 def main() -> None:
@@ -229,8 +230,7 @@ def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, wor
         compression = Compression(kv_dtype=SIZES[arm.size][1])
         adapter = train(model, arm, seed, data, work, device)
         line |= said(ModelPool(device).get(adapter), compression, source, CONTEXTS)
-        with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        add(file, line)
         print(
             arm.size,
             words(arm),

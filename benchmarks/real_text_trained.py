@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.arm_training import commit, recipe_bytes, sha256
 from benchmarks.bf16_products import has_unit, products
-from benchmarks.real_text import CONTEXTS, Arm, contexts, measure, read
+from benchmarks.real_text import CONTEXTS, Arm, add, contexts, measure, read
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -33,7 +33,7 @@ from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import build_reducer
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "benchmarks/results/real_text/trained/smollm2.jsonl"
+OUT = ROOT / "benchmarks/results/real_text/trained/smollm2.jsonl.xz"
 RECIPE = "smollm2_kvzip25_s16k12"
 MIXED = ["--model.backbone.dtype", "bfloat16", "--trainer.precision", "bf16-mixed"]
 ARMS = {
@@ -109,15 +109,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     args = parser.parse_args()
-    OUT.parent.mkdir(parents=True, exist_ok=True)
     done = {(each["seed"], each["loss"], each["arm"], each["way"]) for each in read(OUT)}
     cells = product(args.seeds, args.losses, args.arms, args.ways)
     for seed, loss, arm, way in [cell for cell in cells if cell not in done]:
         found = ask(arm, way, train(loss, arm, seed, args.source, args.work), args.source, CONTEXTS)
         own = {"loss": loss, "way": way, "arm": arm, "seed": seed}
         line = {**own, "commit": commit(), "dtype": "bfloat16", "bf16_unit": has_unit(), **found}
-        with OUT.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        add(OUT, line)
         print(*own.values(), f"{np.mean(found['facts']):.2f} nats, {np.mean(found['exact']):.1%} exact", flush=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 
 import pytest
@@ -16,6 +15,7 @@ from benchmarks.real_text import (
     OUT,
     SHARED,
     Arm,
+    add,
     arms,
     by_arm,
     compressed,
@@ -93,7 +93,7 @@ def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
     assert [len(some) for some in shared([found["knorm"]] * (SHARED + 1))] == [3 * SHARED, 3]
 
 
-@pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl.xz")), ids=lambda file: file.name.partition(".")[0])
 def test_records_are_whole(file):
     records = by_arm(file)
     whole, controls = len(records["full cache"]["facts"]), {arm.words for arm in chain(*turned_arms(True).values())}
@@ -129,7 +129,7 @@ def test_arms_of_one_budget_are_asked_the_same(model):
 def test_arms_that_one_budget_is_told_from_have_records():
     """Of both models, at every size, of one machine but for the longest training."""
     for model in real_text_bytes.HEADS:
-        asked = {own["arm"]: own for own in read(OUT / f"{model}.jsonl") if "gpu" in own}
+        asked = {own["arm"]: own for own in read(OUT / f"{model}.jsonl.xz") if "gpu" in own}
         assert {name for _, _, names in real_text_bytes.SIZES.values() for name in names} <= asked.keys()
         own = read(real_text_bytes.records_of(model))
         assert {each["gpu"] for each in [*own, *asked.values()] if "gpu" in each} == {"NVIDIA H200"}
@@ -146,8 +146,9 @@ def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
         {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
         {**made, "arm": "one", "facts": [[5.0]]},
     ]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
-    found = by_arm(tmp_path / "m.jsonl")
+    for record in records:
+        add(tmp_path / "m.jsonl.xz", record)
+    found = by_arm(tmp_path / "m.jsonl.xz")
     assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
 
 

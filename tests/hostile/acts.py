@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import errno
 import io
-import logging
 import os
-import resource
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 from tests.hostile.case import Answer
 
 PREFIX = "subtoken-train: "
 OS_WORDS = tuple({os.strerror(number) for number in errno.errorcode})
 """What the system says of an error; alone it is no sentence of ours."""
+CANARY_MODULE = "hostile_canary"
+"""A module on the path of every case that nobody but a hostile input imports."""
+SOURCE = '''
+"""Imported, it has run."""
+class Callback:
+    def __init__(self, *args, **kwargs): pass
+def call(*args, **kwargs): return Callback()
+'''
+
+
+def install_canary(folder: Path) -> None:
+    """Put the canary's module where ``import`` finds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{CANARY_MODULE}.py").write_text(SOURCE)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def command(words: Sequence[str]) -> Answer:
@@ -45,27 +60,6 @@ def call(function: Callable[[], object]) -> Answer:
         if not (ours or (isinstance(error, OSError) and worded(error))):
             raise
         return Answer(2, "", f"{PREFIX}error: {one_line(error)}\n")  # as a command would say it
-
-
-@contextmanager
-def room(most: int | None) -> Iterator[None]:
-    """Inside the block no file grows past so many bytes; None: none is held back."""
-    if most is None:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    complains, logging.raiseExceptions = (
-        logging.raiseExceptions,
-        False,
-    )  # of our own standard error, which is a file, too
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = complains
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def worded(error: OSError) -> bool:

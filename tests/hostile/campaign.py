@@ -1,16 +1,43 @@
-"""Many cases in a row, and what came of them."""
+"""The classes of hostile input, many cases in a row, and what came of them in numbers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from subtoken_train.kernels.native import library
-from tests.hostile import canary_module
+from tests.hostile import answers, command_lines, files, models, outputs, own_data, pictures, recipes, requests, results
+from tests.hostile.acts import install_canary
 from tests.hostile.case import Expect, Outcome, Place, Verdict
 from tests.hostile.pool import REPOSITORY
-from tests.hostile.registry import CLASSES
-from tests.hostile.runner import run_case, snapshot
+from tests.hostile.runner import Make, run_case, snapshot
+
+CLASSES: dict[str, tuple[Make, int]] = {
+    "recipes": (recipes.fields, 4), "recipe_files": (recipes.texts, 3), "recipe_code": (recipes.code, 4),
+    "adapters": (models.adapters, 6), "runs": (models.runs, 3), "results": (results.make, 6),
+    "grids": (recipes.grids, 4), "data_files": (own_data.data_files, 3), "pictures": (pictures.damage, 5),
+    "picture_forms": (pictures.forms, 4), "arguments": (command_lines.arguments, 8), "folders": (outputs.folders, 4),
+    "benchmark_files": (files.benchmarks, 4), "backbones": (models.backbones, 4), "calls": (answers.calls, 4),
+    "calibrations": (files.calibrations, 3), "caches": (files.caches, 4), "own_folders": (own_data.own_folders, 5),
+    "record_switches": (own_data.switches, 3), "odd_paths": (command_lines.odd_paths, 4),
+    "full_disks": (outputs.full_disks, 2), "prompt_files": (own_data.prompt_files, 3), "prompts": (answers.prompts, 3),
+    "tokenizer_swaps": (files.tokenizer_swaps, 2), "demo_requests": (requests.demo, 3),
+    "chat_requests": (requests.chat, 3), "scripts": (command_lines.scripts, 3), "http_requests": (requests.http, 3),
+}  # fmt: skip
+"""Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""
+COLUMNS = {
+    "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "either": "either",
+    "refused": "refused", "compared": "compared", "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs",
+    "wrong_acceptances": "wrong acceptances", "wrong_refusals": "wrong refusals", "code_run": "code run",
+    "lost": "lost", "messages": "messages",
+}  # fmt: skip
+COUNTED = {
+    "tracebacks": Verdict.TRACEBACK, "hangs": Verdict.HANG, "wrong_acceptances": Verdict.WRONG,
+    "code_run": Verdict.CODE, "lost": Verdict.LOST, "memory": Verdict.MEMORY, "left_behind": Verdict.LEFT,
+    "messages": Verdict.MESSAGE, "wrong_refusals": Verdict.REFUSAL,
+}  # fmt: skip
 
 
 def plan(seed: int, count: int, names: Sequence[str] = ()) -> list[tuple[str, int]]:
@@ -28,7 +55,7 @@ def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Ite
     look at after each, so that one more outcome follows where any of them has changed.
     """
     library()  # a process that decodes starts a C compiler once, whatever it was given
-    canary_module.install(folder / "modules")
+    install_canary(folder / "modules")
     shared = (pool, REPOSITORY / "recipes", REPOSITORY / "checkpoints", REPOSITORY / "data/digits")
     before = [snapshot(place) for place in shared]
     for name, seed in cases:
@@ -44,3 +71,29 @@ def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Ite
 def bad(outcomes: Sequence[Outcome]) -> list[str]:
     """One line for every case that is not clean."""
     return [f"{o.name} {o.verdict}: {o.what}\n    {o.detail}" for o in outcomes if o.verdict is not Verdict.CLEAN]
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Cases, clean ones, and the others by verdict; how many were known to be wrong, and known to be right."""
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    expected = Counter(outcome.expect for outcome in outcomes)
+    codes = Counter(outcome.code for outcome in outcomes)
+    return {
+        "cases": len(outcomes),
+        "clean": verdicts[Verdict.CLEAN],
+        **{name: verdicts[verdict] for name, verdict in COUNTED.items()},
+        "known_invalid": expected[Expect.REFUSED],
+        "known_valid": expected[Expect.TAKEN],
+        "either": expected[Expect.EITHER],
+        "compared": sum(outcome.compared for outcome in outcomes),
+        "refused": codes[2],
+        "accepted": codes[0],
+    }
+
+
+def table(content: dict[str, Any]) -> str:
+    """The figures as Markdown: one row per class and their sum."""
+    rows = {**content["classes"], "all": content["total"]}
+    head = [f"| class | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (len(COLUMNS) + 1)]
+    body = [f"| {name} | {' | '.join(f'{row[key]:,}' for key in COLUMNS)} |" for name, row in rows.items()]
+    return "\n".join([*head, *body])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
 THEIRS = b"somebody else's, come while a case ran"
 """What ``Case.comes`` holds."""
 CANARY = "CANARY"
@@ -40,14 +42,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """How a command or a function of the library ended.
-
-    Attributes:
-        code: the exit code; of a function 0, or 2 for a worded error.
-        out: what went to stdout.
-        err: what went to stderr; of a function the error's text.
-        value: what a function returned.
-    """
+    """How a command or a function ended: a function's code is 0, or 2 for a worded error, whose text is ``err``."""
 
     code: int
     out: str = ""
@@ -57,6 +52,8 @@ class Answer:
 
 Reference = Callable[[Answer], str | None]
 """What differs between an answer and the right one; None if nothing does."""
+Spoilt = tuple[str, Expect]
+"""What was done to an input, and what must come of it."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +65,21 @@ class Case:
     Attributes:
         what: the mutation in words.
         act: the words of a command line, or a function of the library.
-        expect: what must come of it.
-        writes: paths below the working folder that the act may make or change where it is accepted; all other files
-            must stay as they are.
+        writes: paths below the working folder that the act may change where it is accepted, and no others.
         writes_anyway: those that it may make even where it refuses.
         moves: paths below the working folder whose files may get another place, but must not be gone.
-        reference: compares the answer to an accepted input with the right one.
         why: the reason for which nobody knows whether the input is taken, of ``Expect.EITHER`` alone.
+        says: words of which a refusal holds one, so that it was refused for what is wrong with it.
         room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
         comes: a file that somebody else makes while the act runs, and that must stay as it came.
-        says: words of which a refusal holds one, so that it was refused for what is wrong with it.
     """
 
     what: str
     act: Sequence[str] | Callable[[], Any]
     expect: Expect
-    writes: tuple[str, ...] = ()
-    writes_anyway: tuple[str, ...] = ()
-    moves: tuple[str, ...] = ()
+    writes: Sequence[str] = ()
+    writes_anyway: Sequence[str] = ()
+    moves: Sequence[str] = ()
     reference: Reference | None = None
     why: str = ""
     says: tuple[str, ...] = ()
@@ -93,7 +87,6 @@ class Case:
     comes: Path | None = None
 
     def __post_init__(self) -> None:
-        """See ``Raises``."""
         if self.expect is not Expect.REFUSED and self.reference is None:
             raise ValueError(f"{self.what}: nothing to compare an answer with")
         if (self.expect is Expect.EITHER) != bool(self.why):
@@ -102,19 +95,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A judged case.
-
-    Attributes:
-        name: ``class:seed``, by which it can be run again.
-        what: the mutation in words.
-        verdict: what came of it.
-        detail: why, for verdicts other than clean.
-        expect: see ``Expect``.
-        code: exit code, None where it did not end.
-        seconds: that it took.
-        compared: whether the answer was compared with a reference.
-        why: see ``Case``.
-    """
+    """A judged case; ``name`` is ``class:seed``, by which it can be run again."""
 
     name: str
     what: str
@@ -148,8 +129,14 @@ class Place:
 
     @property
     def canary(self) -> Path:
-        """See ``CANARY``."""
         return self.root / CANARY
+
+    def words(self, text: str) -> list[str]:
+        """A command line as a shell takes it, with names of originals in braces."""
+        pool = self.pool
+        names = {"vlm": f"adapters/{VLM}", "lm": f"adapters/{LM}", "recipe": f"{VLM}.yaml", "dev": "scenes/dev.json"}
+        names |= {"llama": "backbones/tiny-llama", "png": "images/a.png", "pool": ""}
+        return [word.format(**{key: str(pool / name) for key, name in names.items()}) for word in shlex.split(text)]
 
     def path(self, name: str) -> Path:
         """A path below the working folder, its folder made."""
@@ -158,7 +145,6 @@ class Place:
         return path
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file below the working folder."""
         path = self.path(name)
         path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
         return path
@@ -167,8 +153,5 @@ class Place:
         """Copy a file or folder of the pool into the working folder."""
         source, target = self.pool / original, self.path(name or original)
         self.copies.append((original, name or original))
-        if source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copyfile(source, target)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
         return target

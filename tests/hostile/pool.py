@@ -14,11 +14,11 @@ import yaml
 from PIL import Image
 
 from subtoken_train.resources import recipe_text
+from tests.hostile.case import LM, VLM
 from tests.support.paper_folders import write_benchmarks, write_printed_tables
 from tests.support.places import recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
 QUESTIONS = 4
 
 
@@ -101,14 +101,15 @@ def _calibrations(folder: Path) -> None:
 CACHES = ("lm", "vlm")
 
 
-def asked_model(folder: Path, name: str) -> Any:
+def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
     """The model of one of the caches: heads with entries of their own in int8, or routed entries."""
     from subtoken_train import SubTokenModel
 
     if name == "vlm":
-        return SubTokenModel.from_pretrained(folder / "adapters" / VLM)
+        other = {} if backbone is None else {"backbone": str(backbone)}
+        return SubTokenModel.from_pretrained(folder / "adapters" / VLM, **other)
     settings = {"eviction": "ada(knorm)", "eviction_keep": 0.5, "kv_dtype": "int8"}
-    return SubTokenModel.from_pretrained(folder / "backbones/tiny-llama", **settings)
+    return SubTokenModel.from_pretrained(backbone or folder / "backbones/tiny-llama", **settings)
 
 
 def _caches(folder: Path) -> None:

@@ -8,15 +8,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tests.hostile.acts import command
-from tests.hostile.case import Answer, Place, Reference
+from tests.hostile.case import Answer, Case, Expect, Place, Reference
 
 TIMES = (
     (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"),
@@ -27,17 +26,11 @@ TIMES = (
 """What differs from one run to the next."""
 VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
 """Files that hold times, or nothing."""
+Files = Mapping[str, str | bytes | None]
 
 
-@dataclass(frozen=True)
-class Result:
-    """What an act said and wrote.
-
-    Attributes:
-        code: of its end.
-        said: on stdout, times and places left out.
-        files: by path: what they hold, likewise.
-    """
+class Result(NamedTuple):
+    """What an act said and wrote (digests by path), times and places left out."""
 
     code: int
     said: str
@@ -48,12 +41,7 @@ _results: dict[Any, Result] = {}
 """By what was done to which originals: they never change, and what comes of them does not either."""
 
 
-def same(
-    place: Place,
-    words: Sequence[str],
-    writes: Sequence[str] = (),
-    files: Mapping[str, str | bytes | None] | None = None,
-) -> Reference:
+def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Files | None = None) -> Reference:
     """The act must give what the same command gives on the originals that were copied.
 
     Args:
@@ -78,13 +66,17 @@ def same(
     return difference
 
 
-def _twin(
-    place: Place,
-    words: list[str],
-    copies: Sequence[tuple[str, str]],
-    files: Mapping[str, str | bytes | None],
-    writes: Sequence[str],
-) -> Result:
+def read_by(
+    place: Place, text: str, spoilt: tuple[str, Expect], writes: Sequence[str] = (),
+    compared: Sequence[str] | None = None, files: Files | None = None, anyway: Sequence[str] = (), why: str = "",
+) -> Case:  # fmt: skip
+    """A command that reads what was spoilt, beside the same one on what is right."""
+    words, (what, expect) = place.words(text), spoilt
+    reference = same(place, words, writes if compared is None else compared, files)
+    return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference, why=why)
+
+
+def _twin(place: Place, words: list[str], copies: Sequence[tuple[str, str]], files: Files, writes: Sequence[str]):
     """Run the command beside the case, on what is right."""
     other = Place(place.root / "twin", place.pool)
     other.work.mkdir(parents=True)
@@ -118,12 +110,11 @@ def neutral(text: str, work: Path) -> str:
 
 
 def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
-    """What lies below the paths: text without times, tensors of a checkpoint, digests of the rest."""
+    """Digests of the files below the paths: text without times, tensors of a checkpoint, bytes of the rest."""
     found = {}
     for name in writes:
         top = work / name
-        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
-        for path in paths:
+        for path in [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file()):
             relative = str(path.relative_to(work))
             if not VOLATILE.fullmatch(relative):
                 found[relative] = content_of(path, work)
@@ -133,8 +124,7 @@ def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
 def content_of(path: Path, work: Path) -> str:
     """A file's content in a form that two runs share."""
     if path.suffix == ".ckpt":
-        state = torch.load(path, weights_only=True)["state_dict"]
-        return tensors_digest(state)
+        return tensors_digest(torch.load(path, weights_only=True)["state_dict"])
     content = path.read_bytes()
     try:
         return _digest(neutral(content.decode("utf-8"), work))
@@ -162,33 +152,12 @@ def _digest(content: str | bytes | None) -> str:
 
 def _difference(got: Result, right: Result) -> str | None:
     if got.said != right.said:
-        first = next(
-            (f"{mine!r} is not {theirs!r}" for mine, theirs in zip(got.said.splitlines(), right.said.splitlines(),
-             strict=False) if mine != theirs),
-            f"{len(got.said.splitlines())} lines are not {len(right.said.splitlines())}",
-        )  # fmt: skip
+        mine, theirs = got.said.splitlines(), right.said.splitlines()
+        pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
+        first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
         return f"says otherwise than with the original: {first}"
-    names = sorted(
-        name for name in got.files.keys() | right.files.keys() if got.files.get(name) != right.files.get(name)
-    )
+    names = sorted(name for name in got.files | right.files if got.files.get(name) != right.files.get(name))
     return f"writes otherwise than with the original: {names[:4]}" if names else None
-
-
-def equals(value: Any) -> Reference:
-    """The function must return this."""
-    return lambda answer: (
-        None if alike(answer.value, value) else f"returned {str(answer.value)[:200]}, not {str(value)[:200]}"
-    )
-
-
-def says(*words: str) -> Reference:
-    """A command must say these words."""
-
-    def difference(answer: Answer) -> str | None:
-        missing = [word for word in words if word not in answer.out]
-        return f"does not say {missing[:2]}: {answer.out[-300:]}" if missing else None
-
-    return difference
 
 
 def both(*references: Reference) -> Reference:
@@ -196,11 +165,11 @@ def both(*references: Reference) -> Reference:
     return lambda answer: next(filter(None, (each(answer) for each in references)), None)
 
 
-def made(compute: Callable[[], Any], shown: Callable[[Answer], Any] = lambda answer: answer.value) -> Reference:
-    """What an answer shows, by itself what the function returned, must equal what is computed another way."""
+def made(compute: Callable[[], Any]) -> Reference:
+    """What the function returned must equal what is computed another way."""
 
     def difference(answer: Answer) -> str | None:
-        got, right = shown(answer), compute()
+        got, right = answer.value, compute()
         return None if alike(got, right) else f"{str(got)[:200]} is not {str(right)[:200]}"
 
     return difference
@@ -208,13 +177,8 @@ def made(compute: Callable[[], Any], shown: Callable[[Answer], Any] = lambda ans
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two values are the same: tensors bit for bit, containers part by part, NaN like NaN."""
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return (
-            isinstance(one, torch.Tensor)
-            and isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and torch.equal(one, other)
-        )
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import datasets
 
-from tests.hostile import canary_module
-from tests.hostile.acts import PREFIX, call, command, room, system_words
+from tests.hostile.acts import CANARY_MODULE, PREFIX, call, command, system_words
 from tests.hostile.case import CANARY, THEIRS, Answer, Case, Expect, Outcome, Place, Verdict
 from tests.hostile.watch import Stopped, Touch, Watch, watched
+from tests.support.faults import no_room
 
 LIMIT = 400
 """Characters of a message."""
@@ -118,10 +118,10 @@ def neighbours(place: Place) -> None:
 
 def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
     """The answer, what it wrote, and the verdict as far as it follows from the answer alone."""
-    canary_module.forget()
+    sys.modules.pop(CANARY_MODULE, None)
     watch = Watch(comes=case.comes)
     try:
-        with room(case.room), watched(watch), warnings.catch_warnings():
+        with no_room(case.room), watched(watch), warnings.catch_warnings():
             warnings.simplefilter("default")
             for hidden in HIDDEN:
                 warnings.simplefilter("ignore", hidden)
@@ -205,7 +205,7 @@ def control_characters(text: str) -> str | None:
 
 def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | None) -> Iterator[tuple[Verdict, str]]:
     """What the act did to the files around it, and whether an input ran."""
-    if canary_module.imported() or any(path.name.startswith(CANARY) for path in place.root.rglob(f"{CANARY}*")):
+    if CANARY_MODULE in sys.modules or any(place.root.rglob(f"{CANARY}*")):
         yield Verdict.CODE, "the canary was touched"
     after = snapshot(place.root)
     if case.comes is not None and (not case.comes.is_file() or case.comes.read_bytes() != THEIRS):

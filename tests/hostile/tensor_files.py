@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.hostile.case import Expect
-from tests.hostile.known import NoDocument, parsed_json
+from tests.hostile.case import Expect, Spoilt
+from tests.hostile.grammar import NoDocument, parsed_json
 from tests.hostile.values import INFINITY, NAN, damaged
 
-FLOATS = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int64, torch.uint8, torch.bool)
 STRANGE_NAMES = ("x", "../../x", "", "a" * 2000, "\x1b[31m")
 OFFSETS = ([0, 2**62], [10, 0], [-5, 5], [0, 0], "x", None)
@@ -37,16 +36,17 @@ def canary_pickle(protocol: int = 2) -> bytes:
     return pickle.dumps(Touch(), protocol=protocol)
 
 
-def _with_one(draw: random.Random, tensor: Tensor, value: float) -> Tensor:
+def with_one(draw: random.Random, tensor: Tensor, *values: float) -> Tensor:
+    """A copy with another number at one place."""
     tensor = tensor.clone()
-    tensor.view(-1)[draw.randrange(tensor.numel())] = value
+    tensor.view(-1)[draw.randrange(max(1, tensor.numel()))] = draw.choice(values)
     return tensor
 
 
 Change = Callable[[random.Random, Tensor], Tensor]
 REFUSED_TENSORS: dict[str, Change] = {
-    "nan": lambda draw, tensor: _with_one(draw, tensor, NAN),
-    "inf": lambda draw, tensor: _with_one(draw, tensor, draw.choice((INFINITY, -INFINITY))),
+    "nan": lambda draw, tensor: with_one(draw, tensor, NAN),
+    "inf": lambda draw, tensor: with_one(draw, tensor, INFINITY, -INFINITY),
     "integer": lambda draw, tensor: tensor.to(draw.choice(INTEGERS)),
     "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1),
     "one more": lambda draw, tensor: tensor[None],
@@ -54,17 +54,16 @@ REFUSED_TENSORS: dict[str, Change] = {
     "empty": lambda draw, tensor: torch.zeros(0, *tensor.shape[1:]),
 }
 ODD_TENSORS: dict[str, Change] = {
-    "other floats": lambda draw, tensor: tensor.to(draw.choice(FLOATS)),
+    "other floats": lambda draw, tensor: tensor.to(draw.choice((torch.float16, torch.bfloat16))),
     "huge": lambda draw, tensor: torch.full_like(tensor, 3e38),
 }
 
 
-def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
-    """Damage a safetensors file; what was done and whether it is known to be wrong."""
+def spoil_tensors(draw: random.Random, path: Path) -> Spoilt:
+    """Damage a safetensors file."""
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
-    kinds = (*REFUSED_TENSORS, *ODD_TENSORS, "gone", "more", *FILES)
-    kind = draw.choice(kinds)
+    kind = draw.choice((*REFUSED_TENSORS, *ODD_TENSORS, "gone", "more", *FILES))
     if kind in FILES:
         return FILES[kind](draw, path, name)
     if kind == "gone":
@@ -77,19 +76,19 @@ def spoil_tensors(draw: random.Random, path: Path) -> tuple[str, Expect]:
     return f"{name}: {kind}", Expect.TAKEN if kind in ODD_TENSORS else Expect.REFUSED
 
 
-def _as_pickle(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+def _as_pickle(draw: random.Random, path: Path, name: str) -> Spoilt:
     path.write_bytes(canary_pickle(draw.choice((0, 2, 4))))
     return "a pickle with a tensor file's name", Expect.REFUSED
 
 
-def _length(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+def _length(draw: random.Random, path: Path, name: str) -> Spoilt:
     content = path.read_bytes()
     length = draw.choice((0, 1, 2**63, 2**40, len(content) * 2, 10**8))
     path.write_bytes(struct.pack("<Q", length) + content[8:])
     return f"length of the header {length}", Expect.REFUSED
 
 
-def _header(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+def _header(draw: random.Random, path: Path, name: str) -> Spoilt:
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + size])
@@ -99,24 +98,23 @@ def _header(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
     return f"header of {name}", Expect.REFUSED
 
 
-def _damage(draw: random.Random, path: Path, name: str) -> tuple[str, Expect]:
+def _damage(draw: random.Random, path: Path, name: str) -> Spoilt:
     before = decoded(path.read_bytes())
-    assert before is not None
     content, what = damaged(draw, path.read_bytes())
     path.write_bytes(content)
+    assert before is not None
     after = decoded(content)
-    right = after is not None and all(
-        after.get(name) is not None
-        and after[name].shape == tensor.shape
-        and after[name].dtype == tensor.dtype
-        and bool(np.isfinite(after[name]).all())
-        for name, tensor in before.items()
+    right = (
+        after is not None and before.keys() == after.keys() and all(_as_good(after[key], before[key]) for key in before)
     )
-    return what, Expect.TAKEN if right and len(after or {}) == len(before) else Expect.REFUSED
+    return what, Expect.TAKEN if right else Expect.REFUSED
 
 
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
-          "BOOL": "?"}  # fmt: skip
+def _as_good(after: Any, before: Any) -> bool:
+    return after.shape == before.shape and after.dtype == before.dtype and bool(np.isfinite(after).all())
+
+
+_TYPES = dict(zip("F64 F32 F16 I64 I32 I16 I8 U8 BOOL".split(), "<f8 <f4 <f2 <i8 <i4 <i2 i1 u1 ?".split(), strict=True))
 
 
 def decoded(content: bytes) -> dict[str, Any] | None:
@@ -132,8 +130,7 @@ def decoded(content: bytes) -> dict[str, Any] | None:
         for name, entry in header.items():
             start, end = entry["data_offsets"]
             if entry["dtype"] == "BF16":
-                bits = np.frombuffer(body[start:end], "<u2").astype("<u4") << 16
-                array = bits.view("<f4")
+                array = (np.frombuffer(body[start:end], "<u2").astype("<u4") << 16).view("<f4")
             else:
                 array = np.frombuffer(body[start:end], _TYPES[entry["dtype"]])
             found[name] = array.reshape(entry["shape"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile.campaign import bad, plan, run_cases
-from tests.hostile.registry import CLASSES
+from tests.hostile.campaign import CLASSES, bad, plan, run_cases
 from tests.support.sampling import sampled
 
 SEED, PARTS, EACH = 1, 13, 16

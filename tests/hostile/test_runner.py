@@ -10,14 +10,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.hostile import canary_module, watch
+from tests.hostile import watch
+from tests.hostile.acts import CANARY_MODULE, install_canary
 from tests.hostile.case import Case, Expect, Place, Verdict
-from tests.hostile.known import Format, damage, parsed_json
+from tests.hostile.grammar import Format, damage, parsed_json
 from tests.hostile.references import alike, same
 from tests.hostile.runner import message_fault, run_case
 
@@ -30,7 +33,7 @@ def judge(tmp_path, monkeypatch):
     """A function from a case's maker to its outcome."""
     monkeypatch.setattr(watch, "SECONDS", 1.0)
     monkeypatch.setattr(watch, "MEMORY", 2**27)
-    canary_module.install(tmp_path / "modules")
+    install_canary(tmp_path / "modules")
 
     def run(make):
         return run_case("planted", lambda draw, place: make(place), 0, Place(tmp_path / "case", tmp_path))
@@ -71,10 +74,6 @@ def lost_thread():
     thread.join()
 
 
-def import_canary():
-    __import__(canary_module.NAME)
-
-
 def write(path: Path):
     path.write_text("changed\n")
 
@@ -82,11 +81,6 @@ def write(path: Path):
 def seen(answer):
     """A reference that finds nothing."""
     return
-
-
-def case(act, expect=Expect.TAKEN, writes=(), **more):
-    """A case whose answer is right whatever it is."""
-    return Case("", act, expect, writes, reference=seen, **more)
 
 
 def os_error():
@@ -97,7 +91,7 @@ def our_os_error():
     raise FileNotFoundError("a.txt is not there; name one that is")
 
 
-def outside(place: Path) -> Path:
+def outside(place: Place) -> Path:
     """A path that is not below the case's folder."""
     return place.root.parent / "outside"
 
@@ -107,103 +101,101 @@ def made_and_removed(path: Path):
     path.unlink()
 
 
-PLANTED = {
-    "a TypeError": (lambda place: case(lambda: len(5)), Verdict.TRACEBACK),
-    "a ValueError that nobody worded": (lambda place: case(b"\xff".decode), Verdict.TRACEBACK),
-    "a panic": (lambda place: case(panic), Verdict.TRACEBACK),
-    "a panic of a thread": (lambda place: case(lost_thread), Verdict.TRACEBACK),
-    "a file that came, replaced": (lambda place: case(lambda: [write(place.work / name) for name in "ab"],
-    writes=("a",),
-    comes=place.work / "b"), Verdict.LOST),
-    "a file that came, left alone": (lambda place: case(lambda: write(place.work / "a"), writes=("a",),
-    comes=place.work / "b"), Verdict.CLEAN),
-    "letters that turn": (lambda place: case(lambda: print("a\u061c\u200b")), Verdict.MESSAGE),
-    "an endless loop": (lambda place: case(spin), Verdict.HANG),
-    "an endless loop that catches": (lambda place: case(swallow), Verdict.HANG),
-    "a pipe that nobody writes": (lambda place: case(lambda: _read_pipe(place)), Verdict.HANG),
-    "too much memory": (lambda place: case(lambda: len(b"x" * 2**28)), Verdict.MEMORY),
-    "a program": (lambda place: case(lambda: subprocess.run(["true"], check=True)), Verdict.CODE),
-    "a shell": (lambda place: case(lambda: os.system("true")), Verdict.CODE),
-    "the canary's file": (lambda place: case(lambda: write(place.canary)), Verdict.CODE),
-    "the canary's module": (lambda place: case(import_canary), Verdict.CODE),
-    "a neighbour changed": (lambda place: case(lambda: write(place.root / "beside/notes.txt")), Verdict.LOST),
-    "a neighbour gone": (lambda place: case((place.work / "diary.txt").unlink), Verdict.LOST),
-    "a refusal that wrote": (lambda place: case(lambda: (write(place.work / "diary.txt"), refuse())), Verdict.LOST),
-    "its own output changed, and refused": (
-        lambda place: case(lambda: (write(place.work / "diary.txt"), refuse()), writes=("diary.txt",)),
-        Verdict.LOST,
-    ),
-    "a file moved, content and all": (
-        lambda place: case(lambda: (place.work / "diary.txt").rename(place.work / "old.txt"), moves=("diary.txt",
-        "old.txt")),
-        Verdict.CLEAN,
-    ),
-    "a file beside": (lambda place: case(lambda: write(place.root / "new.txt")), Verdict.LEFT),
-    "a folder after a refusal": (lambda place: case(lambda: ((place.work / "out").mkdir(), refuse()), Expect.REFUSED,
-    writes=("out",)), Verdict.LEFT),
-    "a wrong acceptance": (lambda place: Case("", HELP, Expect.REFUSED), Verdict.WRONG),
-    "a wrong refusal": (lambda place: case(["recipes", "nope"], Expect.TAKEN), Verdict.REFUSAL),
-    "an answer that differs": (
-        lambda place: Case("", HELP, Expect.TAKEN, reference=lambda answer: "no"), Verdict.WRONG
-    ),
-    "an answer that differs, where nobody knows": (
-        lambda place: Case("", HELP, Expect.EITHER, reference=lambda answer: "no", why="nobody knows"), Verdict.WRONG
-    ),
-    "an answer that cannot be compared": (
-        lambda place: Case("", HELP, Expect.TAKEN, reference=lambda answer: answer.value.nothing), Verdict.WRONG
-    ),
-    "another result than the original's": (
-        lambda place: Case("", ["recipes", "ls"], Expect.TAKEN, reference=same(place, ["recipes", "ls", "tinylm"])),
-        Verdict.WRONG,
-    ),
-    "another file than the original's": (
-        lambda place: Case("", [*COPY, "tiny_lora_only", "a"], Expect.TAKEN, ("a",),
-        reference=same(place, [*COPY, "tiny_lora_only_c", "a"], ["a"])), Verdict.WRONG,
-    ),
-    "the original's result": (
-        lambda place: Case("", [*COPY, "tiny_lora_only", "a"], Expect.TAKEN, ("a",),
-        reference=same(place, [*COPY, "tiny_lora_only", "a"], ["a"])), Verdict.CLEAN,
-    ),
-    "the system's words": (lambda place: case(os_error, Expect.REFUSED), Verdict.TRACEBACK),
-    "the system's words of a command": (
-        lambda place: case(["export", "adapter", "out"], Expect.REFUSED, says=("nothing of this",)), Verdict.MESSAGE
-    ),
-    "our words for the system's": (lambda place: case(our_os_error, Expect.REFUSED), Verdict.CLEAN),
-    "a refusal of something else": (lambda place: case(refuse, Expect.REFUSED, says=("--out",)), Verdict.MESSAGE),
-    "a refusal of the very thing": (lambda place: case(refuse, Expect.REFUSED, says=("a word",)), Verdict.CLEAN),
-    "a file anywhere": (lambda place: case(lambda: write(outside(place))), Verdict.LEFT),
-    "a file anywhere, changed": (
-        lambda place: (write(outside(place)), case(lambda: write(outside(place))))[1], Verdict.LOST
-    ),
-    "a file anywhere, gone": (
-        lambda place: (write(outside(place)), case(outside(place).unlink))[1], Verdict.LOST
-    ),
-    "a file anywhere, in passing": (lambda place: case(lambda: made_and_removed(outside(place))), Verdict.CLEAN),
-    "a file at home": (lambda place: case(lambda: write(Path.home() / ".mine")), Verdict.LEFT),
-    "a temporary file": (lambda place: case(lambda: tempfile.mkstemp()[1]), Verdict.LEFT),
-    "a temporary folder, in passing": (
-        lambda place: case(lambda: tempfile.TemporaryDirectory().cleanup()), Verdict.CLEAN
-    ),
-    "a file on a full disk": (lambda place: case(lambda: write(place.work / "out"), room=0, writes=("out",)),
-    Verdict.TRACEBACK),
-    "no words": (lambda place: case(lambda: refuse(""), Expect.REFUSED), Verdict.MESSAGE),
-    "Python's words": (lambda place: case(lambda: refuse("'NoneType' object has no attribute 'x'"),
-    Expect.REFUSED),
-    Verdict.MESSAGE),
-    "a refusal in words": (lambda place: case(refuse, Expect.REFUSED), Verdict.CLEAN),
-    "a refusal of the command line": (lambda place: case(["recipes", "nope"], Expect.REFUSED), Verdict.CLEAN),
-    "an output": (lambda place: case(lambda: write(place.work / "out"), Expect.TAKEN, ("out",)), Verdict.CLEAN),
-    "a help page": (lambda place: case(HELP, Expect.TAKEN), Verdict.CLEAN),
-}  # fmt: skip
-
-
-def _read_pipe(place: Place) -> bytes:
-    path = place.root / "pipe"
+def read_pipe(path: Path) -> bytes:
     os.mkfifo(path)
     try:
         return path.read_bytes()
     finally:
         path.unlink()
+
+
+def then_refuse(path: Path):
+    write(path)
+    refuse()
+
+
+WRONG = {"expect": Expect.REFUSED}
+ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {
+    "a TypeError": (Verdict.TRACEBACK, lambda place: len(5), {}),
+    "a ValueError that nobody worded": (Verdict.TRACEBACK, lambda place: b"\xff".decode(), {}),
+    "a panic": (Verdict.TRACEBACK, lambda place: panic(), {}),
+    "a panic of a thread": (Verdict.TRACEBACK, lambda place: lost_thread(), {}),
+    "a file that came, replaced": (
+        Verdict.LOST, lambda place: [write(place.work / name) for name in "ab"], {"writes": ("a",), "comes": "b"}),
+    "a file that came, left alone": (
+        Verdict.CLEAN, lambda place: write(place.work / "a"), {"writes": ("a",), "comes": "b"}),
+    "letters that turn": (Verdict.MESSAGE, lambda place: print("a\u061c\u200b"), {}),
+    "an endless loop": (Verdict.HANG, lambda place: spin(), {}),
+    "an endless loop that catches": (Verdict.HANG, lambda place: swallow(), {}),
+    "a pipe that nobody writes": (Verdict.HANG, lambda place: read_pipe(place.root / "pipe"), {}),
+    "too much memory": (Verdict.MEMORY, lambda place: len(b"x" * 2**28), {}),
+    "a program": (Verdict.CODE, lambda place: subprocess.run(["true"], check=True), {}),
+    "a shell": (Verdict.CODE, lambda place: os.system("true"), {}),
+    "the canary's file": (Verdict.CODE, lambda place: write(place.canary), {}),
+    "the canary's module": (Verdict.CODE, lambda place: __import__(CANARY_MODULE), {}),
+    "a neighbour changed": (Verdict.LOST, lambda place: write(place.root / "beside/notes.txt"), {}),
+    "a neighbour gone": (Verdict.LOST, lambda place: (place.work / "diary.txt").unlink(), {}),
+    "a refusal that wrote": (Verdict.LOST, lambda place: then_refuse(place.work / "diary.txt"), {}),
+    "its own output changed, and refused": (
+        Verdict.LOST, lambda place: then_refuse(place.work / "diary.txt"), {"writes": ("diary.txt",)}),
+    "a file moved, content and all": (
+        Verdict.CLEAN, lambda place: (place.work / "diary.txt").rename(place.work / "old.txt"),
+        {"moves": ("diary.txt", "old.txt")}),
+    "a file beside": (Verdict.LEFT, lambda place: write(place.root / "new.txt"), {}),
+    "a folder after a refusal": (
+        Verdict.LEFT, lambda place: ((place.work / "out").mkdir(), refuse()), {**WRONG, "writes": ("out",)}),
+    "the system's words": (Verdict.TRACEBACK, lambda place: os_error(), WRONG),
+    "our words for the system's": (Verdict.CLEAN, lambda place: our_os_error(), WRONG),
+    "a refusal of something else": (Verdict.MESSAGE, lambda place: refuse(), {**WRONG, "says": ("--out",)}),
+    "a refusal of the very thing": (Verdict.CLEAN, lambda place: refuse(), {**WRONG, "says": ("a word",)}),
+    "a file anywhere": (Verdict.LEFT, lambda place: write(outside(place)), {}),
+    "a file anywhere, changed": (Verdict.LOST, lambda place: write(outside(place)), {"before": True}),
+    "a file anywhere, gone": (Verdict.LOST, lambda place: outside(place).unlink(), {"before": True}),
+    "a file anywhere, in passing": (Verdict.CLEAN, lambda place: made_and_removed(outside(place)), {}),
+    "a file at home": (Verdict.LEFT, lambda place: write(Path.home() / ".mine"), {}),
+    "a temporary file": (Verdict.LEFT, lambda place: tempfile.mkstemp()[1], {}),
+    "a temporary folder, in passing": (Verdict.CLEAN, lambda place: tempfile.TemporaryDirectory().cleanup(), {}),
+    "a file on a full disk": (
+        Verdict.TRACEBACK, lambda place: write(place.work / "out"), {"room": 0, "writes": ("out",)}),
+    "no words": (Verdict.MESSAGE, lambda place: refuse(""), WRONG),
+    "Python's words": (Verdict.MESSAGE, lambda place: refuse("'NoneType' object has no attribute 'x'"), WRONG),
+    "a refusal in words": (Verdict.CLEAN, lambda place: refuse(), WRONG),
+    "an output": (Verdict.CLEAN, lambda place: write(place.work / "out"), {"writes": ("out",)}),
+}  # fmt: skip
+"""What a function does, how a case of it goes on, and what is seen of it."""
+SAME, OTHER = [*COPY, "tiny_lora_only", "a"], [*COPY, "tiny_lora_only_c", "a"]
+COMMANDS: dict[str, tuple[Verdict, list[str], Expect, Callable[[Place], Any] | None]] = {
+    "a wrong acceptance": (Verdict.WRONG, HELP, Expect.REFUSED, None),
+    "a wrong refusal": (Verdict.REFUSAL, ["recipes", "nope"], Expect.TAKEN, lambda place: seen),
+    "an answer that differs": (Verdict.WRONG, HELP, Expect.TAKEN, lambda place: lambda answer: "no"),
+    "an answer that differs, where nobody knows": (
+        Verdict.WRONG, HELP, Expect.EITHER, lambda place: lambda answer: "no"),
+    "an answer that cannot be compared": (
+        Verdict.WRONG, HELP, Expect.TAKEN, lambda place: lambda answer: answer.value.nothing),
+    "another result than the original's": (
+        Verdict.WRONG, ["recipes", "ls"], Expect.TAKEN, lambda place: same(place, ["recipes", "ls", "tinylm"])),
+    "another file than the original's": (Verdict.WRONG, SAME, Expect.TAKEN, lambda place: same(place, OTHER, ["a"])),
+    "the original's result": (Verdict.CLEAN, SAME, Expect.TAKEN, lambda place: same(place, SAME, ["a"])),
+    "the system's words of a command": (Verdict.MESSAGE, ["export", "adapter", "out"], Expect.REFUSED, None),
+    "a refusal of the command line": (Verdict.CLEAN, ["recipes", "nope"], Expect.REFUSED, None),
+    "a help page": (Verdict.CLEAN, HELP, Expect.TAKEN, lambda place: seen),
+}  # fmt: skip
+
+
+def made_case(place: Place, name: str) -> Case:
+    """A planted case; a function's answer is right whatever it is."""
+    if name in COMMANDS:
+        _, words, expect, reference = COMMANDS[name]
+        says = ("nothing of this",) if words[0] == "export" else ()
+        more = {"why": "nobody knows"} if expect is Expect.EITHER else {}
+        return Case("", words, expect, ("a",), reference=reference and reference(place), says=says, **more)
+    _, act, more = ACTS[name]
+    more = {"expect": Expect.TAKEN, **more}
+    if more.pop("before", False):
+        write(outside(place))
+    if "comes" in more:
+        more["comes"] = place.work / more["comes"]
+    return Case("", lambda: act(place), reference=seen, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -213,19 +205,18 @@ def nothing_outside(tmp_path):
     (tmp_path / "outside").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*ACTS, *COMMANDS])
 def test_what_is_planted_is_seen(judge, monkeypatch, name):
     monkeypatch.setattr(watch, "STUCK", 1.0)
-    make, verdict = PLANTED[name]
-    outcome = judge(make)
-    assert outcome.verdict is verdict, outcome.detail
+    outcome = judge(lambda place: made_case(place, name))
+    assert outcome.verdict is {**ACTS, **COMMANDS}[name][0], outcome.detail
 
 
 def test_a_failure_of_ours_is_a_traceback(judge, monkeypatch):
     from subtoken_train.cli import recipes
 
     monkeypatch.setattr(recipes, "run", lambda args: 1 // 0)
-    outcome = judge(lambda place: case(["recipes", "ls"]))
+    outcome = judge(lambda place: Case("", ["recipes", "ls"], Expect.TAKEN, reference=seen))
     assert outcome.verdict is Verdict.TRACEBACK
     assert "ZeroDivisionError" in outcome.detail
 
@@ -297,7 +288,7 @@ def test_alike_is_bit_for_bit():
 
 @pytest.mark.slow
 def test_a_case_is_made_anew_from_its_name(tmp_path, pool):
-    from tests.hostile.registry import CLASSES
+    from tests.hostile.campaign import CLASSES
 
     for name, (make, _) in CLASSES.items():
         first, again = (run_case(name, make, 7, Place(tmp_path / folder / "case", pool)) for folder in ("a", "b"))

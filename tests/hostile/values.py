@@ -1,4 +1,4 @@
-"""Values that do not belong where they are put, and damage to bytes, texts and whole files."""
+"""Values that do not belong where they are put, and damage to bytes and whole files."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ import yaml
 
 NAN, INFINITY = float("nan"), float("inf")
 HUGE = 10**400
+Way = tuple[Any, ...]
 ODD_NUMBERS: tuple[Any, ...] = (
-    *(0, -1, 1, 2, -(2**63), 2**63, 2**31, 10**12, HUGE),
-    *(-0.0, 0.5, 1e308, 1e-320, NAN, INFINITY, -INFINITY),
-)
+    0, -1, 1, 2, -(2**63), 2**63, 2**31, 10**12, HUGE, -0.0, 0.5, 1e308, 1e-320, NAN, INFINITY, -INFINITY,
+)  # fmt: skip
 NAMES = (
     "", " ", ".", "..", "../beside/notes.txt", "../../etc", "/etc/passwd", "a/b", "a\\b", "x" * 5000, "\x00", "a\nb",
-    "\x1b[31mred",
-    "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp", "\ud800",
-    "\ufeffname", "~", "$HOME",
-    "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None", "con", "a" * 300, "\N{GRINNING FACE}",
-    "<script>", "--help",
+    "\x1b[31mred", "[red]x[/red]", "[/bold]", "[link=http://x]y[/link]", "=1+1", "+1", "-1", "@sum", "\u202egnp",
+    "\ud800", "\ufeffname", "~", "$HOME", "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None",
+    "con", "a" * 300, "\N{GRINNING FACE}", "<script>", "--help",
 )  # fmt: skip
+PLAIN = tuple(name for name in NAMES if name.strip() and name.isprintable())
+"""Names that may stand wherever a text may."""
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": {}}}, [1, "a", None], "text", *NAMES, *ODD_NUMBERS,
 )  # fmt: skip
-NUMBERS_ONLY = tuple(value for value in ODD_VALUES if not isinstance(value, int | float))
-"""Where a number belongs, none of these."""
 
 
-def paths_of(tree: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_of(tree: Any, start: Way = ()) -> Iterator[Way]:
     """The place of every value in a tree of dicts and lists, the tree itself left out."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
@@ -42,32 +40,30 @@ def paths_of(tree: Any, start: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from paths_of(value, (*start, key))
 
 
-def at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The value at a place."""
+def at(tree: Any, path: Way) -> Any:
     for key in path:
         tree = tree[key]
     return tree
 
 
-def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy with another value at a place."""
-    tree = deepcopy(tree)
-    at(tree, path[:-1])[path[-1]] = value
+def changed(tree: Any, path: Way, value: Any) -> Any:
+    """A copy with another value at a place, its groups made where they are absent."""
+    tree = band = deepcopy(tree)
+    for key in path[:-1]:
+        band = band.setdefault(key, {}) if isinstance(band, dict) else band[key]
+    band[path[-1]] = value
     return tree
 
 
-def without(tree: Any, path: tuple[Any, ...]) -> Any:
-    """A copy without a place."""
+def without(tree: Any, path: Way) -> Any:
     tree = deepcopy(tree)
     del at(tree, path[:-1])[path[-1]]
     return tree
 
 
-def mutated(
-    draw: random.Random, tree: Any, only: Callable[[tuple[Any, ...]], bool] = lambda path: True
-) -> tuple[Any, str]:
+def mutated(draw: random.Random, tree: Any) -> tuple[Any, str]:
     """A tree with one thing wrong in it, and what: another value, a key less or more, a value nested or moved."""
-    path = draw.choice([path for path in paths_of(tree) if only(path)])
+    path = draw.choice(list(paths_of(tree)))
     dotted = ".".join(map(str, path))
     kind = draw.choice(("value", "value", "value", "gone", "more", "nested", "swapped"))
     if kind == "gone":
@@ -109,6 +105,10 @@ def written(tree: Any) -> str:
         sys.setrecursionlimit(limit)
 
 
+def lines(rows: Any) -> str:
+    return "".join(written(row) + "\n" for row in rows) if isinstance(rows, list) else written(rows) + "\n"
+
+
 def as_yaml(tree: Any, draw: random.Random) -> str:
     """YAML of any tree; what is too deep for the library that writes it is written as JSON, which YAML holds."""
     try:
@@ -147,7 +147,9 @@ def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:
     return DAMAGE[kind](draw, content, place), f"{kind} at {place} of {len(content)} bytes"
 
 
-FILE_KINDS = ("folder", "pipe", "link to nothing", "link to itself", "device", "random", "absent", "socket")
+ROUND = ("round", "there", "behind", "chain")
+"""A link to itself, to one that leads back, a path behind one, fifty links in a row."""
+FILE_KINDS = ("folder", "pipe", "link to nothing", "round", "zero", "random", "absent", "socket")
 
 
 def no_file(draw: random.Random, path: Path) -> str:
@@ -157,16 +159,29 @@ def no_file(draw: random.Random, path: Path) -> str:
         path.rename(path.with_name(f"{path.name}-away"))
     else:
         path.unlink(missing_ok=True)
+    put(kind, path)
+    return kind
+
+
+def put(kind: str, path: Path) -> str:
+    """Make something odd at a path where nothing is; the name by which it is to be called."""
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "link to nothing":
         path.symlink_to("nowhere")
-    elif kind == "link to itself":
+    elif kind in ("round", "behind"):
         path.symlink_to(path.name)
-    elif kind in ("device", "random"):
-        path.symlink_to("/dev/zero" if kind == "device" else "/dev/urandom")
+    elif kind == "there":
+        path.symlink_to("back")
+        path.with_name("back").symlink_to(path.name)
+    elif kind == "chain":
+        for number in range(50):
+            path.with_name(f"link{number}").symlink_to(f"link{number + 1}")
+        path.symlink_to("link0")
+    elif kind in ("zero", "random"):
+        path.symlink_to("/dev/zero" if kind == "zero" else "/dev/urandom")
     elif kind == "socket":
         os.mknod(path, 0o140600)
-    return kind
+    return f"{path.name}/inner" if kind == "behind" else path.name

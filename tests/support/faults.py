@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -12,14 +13,18 @@ from pathlib import Path
 
 
 @contextmanager
-def no_room(limit: int) -> Iterator[None]:
+def no_room(limit: int | None) -> Iterator[None]:
     """Let the system refuse to let any file of this process grow beyond ``limit`` bytes, as a full disk does."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    limits, complains = resource.getrlimit(resource.RLIMIT_FSIZE), logging.raiseExceptions
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    logging.raiseExceptions = False  # of our own standard error, which may be a file, too
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits if limit is None else (limit, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        logging.raiseExceptions = complains
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def die() -> None:

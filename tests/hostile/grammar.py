@@ -1,7 +1,9 @@
-"""Says of any change to a valid document whether it is right, wrong, or without a meaning: an independent reading."""
+"""What a kind of file is, what may stand in it, and every way to spoil one: an independent reading knows the answer."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import random
@@ -9,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 import yaml
 
-from tests.hostile.case import Expect
-from tests.hostile.values import changed, damaged, mutated, shown, written
+from tests.hostile.case import Expect, Spoilt
+from tests.hostile.values import Way, as_yaml, changed, damaged, lines, mutated, no_file, shown, without, written
 
 ABSENT = object()
 DEPTH = 64
-Way = tuple[Any, ...]
-Legal = Callable[[Any], bool]
+TRIES = 300
 
 
 class NoDocument(Exception):
@@ -37,7 +39,7 @@ class Format:
         free: places, with all below, that nobody reads: whatever stands there, nothing changes.
         optional: places that may be gone, and then nothing changes.
         more: groups that may hold keys that nobody reads.
-        legal: places that allow other values, and which; what is not legal is wrong.
+        legal: places, several apart by spaces, that allow other values, and which; what is not legal is wrong.
         exact: places whose value nothing else replaces.
         only: places that are judged; all others are not, None: all are.
         unsaid: places of which nothing is known where they are, or were, gone or null.
@@ -47,7 +49,7 @@ class Format:
     free: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
-    legal: Mapping[str, Legal] = field(default_factory=dict)
+    legal: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     exact: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     unsaid: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class Format:
         if before is ABSENT or after is ABSENT:
             place, right = (way[:-1], self.more) if before is ABSENT else (way, self.optional)
             return Expect.TAKEN if _at(place, right) else Expect.REFUSED
-        allowed = [self.legal[pattern] for pattern in self.legal if _at(way, (pattern,))]
+        allowed = [legal for places, legal in self.legal.items() if _at(way, tuple(places.split()))]
         if allowed:
             return None if any(each(after) for each in allowed) else Expect.REFUSED
         return Expect.REFUSED if kind(before) != kind(after) or _at(way, self.exact) else None
@@ -83,6 +85,22 @@ class Format:
             return True
         text = self.typed and isinstance(after, str) and before is not ABSENT and kind(before) != "text"
         return text and not isinstance(_read(after), str)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def text_or_none(value: Any) -> bool:
+    return isinstance(value, str | None)
+
+
+def anything(value: Any) -> bool:
+    return True
+
+
+def count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def kind(value: Any) -> str:
@@ -127,13 +145,8 @@ def too_deep(tree: Any, depth: int = DEPTH) -> bool:
     """Whether lists and groups are nested deeper than any of our documents is."""
     level = [tree]
     for _ in range(depth + 1):
-        level = [
-            below
-            for each in level
-            if isinstance(each, dict | list)
-            for below in (each.values() if isinstance(each, dict) else each)
-            if isinstance(below, dict | list)
-        ]
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [below for group in inner for below in group if isinstance(below, dict | list)]
         if not level:
             return False
     return True
@@ -175,31 +188,80 @@ def parsed_json(content: bytes) -> Any:
         raise NoDocument(str(error)) from None
 
 
+def parsed_marked(content: bytes) -> Any:
+    """A JSON document, with or without a byte-order mark."""
+    return parsed_json(content.removeprefix(b"\xef\xbb\xbf"))
+
+
 def parsed_lines(content: bytes) -> list[Any]:
     """JSON documents, one a line, empty lines left out."""
     return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses what stands twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> Any:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    if len({str(key) for key in keys}) < len(keys):
+        raise NoDocument("a key twice")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
 def parsed_yaml(content: bytes) -> Any:
     """A YAML document of plain values."""
-
-    class Loader(yaml.SafeLoader):
-        """Refuses what stands twice."""
-
-    def mapping(loader: Loader, node: yaml.MappingNode) -> Any:
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        if len({str(key) for key in keys}) < len(keys):
-            raise NoDocument("a key twice")
-        return loader.construct_mapping(node, deep=True)
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
-        return yaml.load(content.decode("utf-8"), Loader)
+        return yaml.load(content.decode("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise NoDocument(str(error)) from None
 
 
-TRIES = 300
+def parsed_text(content: bytes) -> list[str]:
+    """The lines of a text in UTF-8, with or without a byte-order mark."""
+    try:
+        text = content.decode("utf-8-sig")
+    except ValueError as error:
+        raise NoDocument(str(error)) from None
+    if "\0" in text:
+        raise NoDocument("a NUL")
+    return text.split("\n")
+
+
+def parsed_csv(content: bytes) -> list[list[str]]:
+    """The cells of a table."""
+    text = "\n".join(parsed_text(content))
+    try:
+        return [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except csv.Error as error:
+        raise NoDocument(str(error)) from None
+
+
+def parsed_parquet(content: bytes) -> Any:
+    """Every column of a table, and what the library ``datasets`` reads beside them."""
+    try:
+        table = pq.read_table(io.BytesIO(content))
+        return [table.to_pylist(), repr(table.schema.metadata)]
+    except Exception as error:
+        raise NoDocument(str(error)) from None
+
+
+class Notation(NamedTuple):
+    """How trees stand in files."""
+
+    parse: Callable[[bytes], Any]
+    write: Callable[[Any, random.Random], str] = lambda tree, draw: written(tree)
+
+
+JSON, MARKED, LINES = (
+    Notation(parsed_json),
+    Notation(parsed_marked),
+    Notation(parsed_lines, lambda rows, _: lines(rows)),
+)
+YAML, TEXT, CSV, PARQUET = Notation(parsed_yaml, as_yaml), *map(Notation, (parsed_text, parsed_csv, parsed_parquet))
 
 
 def change(draw: random.Random, tree: Any, form: Format) -> tuple[Any, str, Expect]:
@@ -231,29 +293,69 @@ def damage(
     raise AssertionError("nothing is known of this document")
 
 
-def misplaced(draw: random.Random, tree: Any, table: Mapping[Any, tuple[Any, ...]]) -> tuple[Any, str, Expect]:
-    """A tree with a value that cannot be at one of a table's places (tuples, or dotted), what it is, and the answer."""
-    key = draw.choice(list(table))
-    way, value = tuple(key.split(".")) if isinstance(key, str) else key, draw.choice(table[key])
-    return changed(tree, way, value), f"{'.'.join(map(str, way))} is {shown(value)}", Expect.REFUSED
+Odd = Mapping[str, tuple[Any, ...]]
+"""By dotted places, several apart by spaces, ``*`` for any one index: values that cannot be there."""
 
 
-def change_file(draw: random.Random, path: Path, form: Format) -> tuple[str, Expect]:
-    """``change`` a JSON document in its place."""
-    content, what, expect = change(draw, json.loads(path.read_text()), form)
-    path.write_text(written(content))
-    return what, expect
+def ways_to(draw: random.Random, tree: Any, dotted: str) -> Way | None:
+    """The keys that lead to a dotted place; None where something that is no group lies on the way."""
+    way: Way = ()
+    for part in dotted.split("."):
+        if isinstance(tree, list):
+            key: Any = draw.randrange(len(tree)) if part == "*" else int(part)
+            tree = tree[key]
+        elif isinstance(tree, dict):
+            key, tree = part, tree.get(part, {})
+        else:
+            return None
+        way = (*way, key)
+    return way
 
 
-def damage_file(
-    draw: random.Random, path: Path, form: Format, parse: Callable[[bytes], Any] = parsed_json
-) -> tuple[str, Expect]:
-    """``damage`` a document in its place."""
-    spoilt, what, expect = damage(draw, path.read_bytes(), parse, form)
-    path.write_bytes(spoilt)
-    return what, expect
+def misplaced(draw: random.Random, tree: Any, odd: Odd) -> tuple[Any, str, Expect]:
+    """A tree with a value that cannot be at one of the places, what it is, and the answer."""
+    while True:
+        dotted, values = draw.choice([(place, values) for places, values in odd.items() for place in places.split()])
+        if (way := ways_to(draw, tree, dotted)) is not None:
+            value = draw.choice(values)
+            return changed(tree, way, value), f"{'.'.join(map(str, way))} is {shown(value)}", Expect.REFUSED
 
 
-def damage_or_change(draw: random.Random, path: Path, form: Format, kind: str) -> tuple[str, Expect]:
-    """``change`` a JSON document in its place for the kind ``mutated``, ``damage`` it for any other."""
-    return change_file(draw, path, form) if kind == "mutated" else damage_file(draw, path, form)
+@dataclass(frozen=True)
+class Document:
+    """A kind of file: its notation, what is known of its fields, what cannot stand in them, and how it is spoilt.
+
+    Attributes:
+        ways: of spoiling, the frequent ones several times: ``odd`` and ``changed`` fields, a key that is ``gone``,
+            spoilt ``bytes``, no ``file`` at all, and the ``whole`` file.
+        broken: what must come of bytes that are no such document.
+    """
+
+    form: Format = Format()
+    odd: Odd = field(default_factory=dict)
+    ways: str = "odd odd changed bytes file whole"
+    notation: Notation = JSON
+    broken: Expect = Expect.REFUSED
+
+    def spoil(self, draw: random.Random, path: Path, ways: str = "") -> Spoilt:
+        """Spoil a file in its place; what was done, and what must come of it."""
+        way = draw.choice((ways or self.ways).split())
+        if way == "whole":
+            return "whole", Expect.TAKEN
+        if way == "file":
+            return no_file(draw, path), Expect.REFUSED
+        content = path.read_bytes()
+        if way == "bytes":
+            content, what, expect = damage(draw, content, self.notation.parse, self.form, self.broken)
+            path.write_bytes(content)
+            return what, expect
+        tree = self.notation.parse(content)
+        if way == "gone":
+            key = draw.choice(list(tree))
+            tree, what, expect = without(tree, (key,)), f"{key} is gone", Expect.REFUSED
+        elif way == "odd":
+            tree, what, expect = misplaced(draw, tree, self.odd)
+        else:
+            tree, what, expect = change(draw, tree, self.form)
+        path.write_bytes(self.notation.write(tree, draw).encode("utf-8", "surrogatepass"))
+        return what, expect

@@ -1,0 +1,299 @@
+"""Files of one kind each: calibrations, saved caches and the tokenizers they were made with, benchmarks' own files."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.hostile.case import Answer, Case, Expect, Place, Spoilt
+from tests.hostile.grammar import (
+    JSON,
+    LINES,
+    PARQUET,
+    TEXT,
+    Document,
+    Format,
+    anything,
+    change,
+    damage,
+    is_text,
+    misplaced,
+    text_or_none,
+)  # fmt: skip
+from tests.hostile.pool import CACHES, asked_model
+from tests.hostile.references import made, read_by
+from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
+from tests.hostile.values import HUGE, NAN, damaged, no_file, written
+
+LIST = (5, [], [[]], [5], "x", None, {})
+SHARE = (-0.1, 1.1, NAN, "x", None, True, [], HUGE)
+OF_CALIBRATION = {
+    "schema_version": (0, 2, "1", 1.0, True, None, [], HUGE),
+    "method": ("nope", "snapkv", 5, None, []),
+    "backbone": (5, "x", [], None, {}),
+    "backbone.digest": (5, None, [], "0" * 64, ""),
+    "settings": (5, [], "x", None),
+    "numbers": (5, [], "x", None, {}, {"alpha": 1}),
+    "data": (5, [], "x", None, {}),
+    "data.samples": ("x", 1.5, None, []),
+}
+OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
+    "duo_attention": {
+        "numbers.alpha": (*LIST, [[0.5]], [[0.5, 0.5]] * 99),
+        "numbers.alpha.0.0": SHARE,
+        "numbers.recent": (0, -1, 1.5, "x", HUGE, None),
+        "numbers.sinks": (-1, 1.5, "x", HUGE, None),
+    },
+    "prefixkv": {
+        "numbers.shares": LIST,
+        "numbers.shares.0.0": SHARE,
+        "numbers.keep": (5, [], [0.5], [2.0] * 9, ["x"] * 9, None, {}),
+    },
+}
+CALIBRATION = Format(
+    more=("settings",),
+    optional=("settings.*",),  # how it was made, for the reader
+    legal={"settings.*": anything, "backbone.path": is_text, "backbone.revision": text_or_none},
+    exact=("schema_version", "method", "backbone.digest", "backbone.model_type"),
+)
+
+
+def calibrations(draw: random.Random, place: Place) -> Case:
+    """A file of ``--eviction-option calibration=FILE``, spoilt."""
+    method = draw.choice(list(OF_METHOD))
+    path = place.copy(f"calibrations/{method}.json", "made.json")
+    odd = draw.choice((OF_CALIBRATION, OF_METHOD[method]))
+    spoilt = Document(CALIBRATION, odd, "odd odd odd odd gone bytes changed file whole").spoil(draw, path)
+    text = "generate --backbone {llama} --prompt 'Code baran amber falcon.' --max-new-tokens 1 --device cpu"
+    text += f" --eviction {method} --eviction-keep 0.5 --eviction-option calibration=made.json"
+    return read_by(place, text, spoilt)
+
+
+FAR = (-1, -(2**31), 2**31 - 1, 2**62)
+RECORD = Document(
+    Format(
+        legal={
+            "model.backbone.path": is_text,
+            "model.backbone.revision": text_or_none,
+            "report.kept_entries": lambda value: value is None or (not isinstance(value, str) and 0 <= value <= 1),
+        },
+        unsaid=(
+            *("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
+            *("packed.layers.*.blocks.*.page_size", "packed.layers.*.blocks.*.page_count"),  # null, or gone: no pages
+        ),
+        exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
+    ),
+    {
+        "version": (0, -1, 5, 99, "1", None, 1.0, True, HUGE),
+        "dtype": ("float16", "os", 5, None),
+        "model reducer packed": (5, None, [], {}),
+        "model.weights model.backbone.digest": (5, None, "0" * 64, ""),
+        "model.adapter": (5, "0" * 64, []),
+        "model.tokenizer": (5, None, "0" * 64, []),
+        "compression.keep": (0.25, NAN, "x", None, HUGE),
+        "compression.eviction": ({"name": "nope"}, 5, "os.system"),
+        "frames": (5, None, [], [5], [{}]),
+        "contexts": (5, None, [], [5], ["a"] * 7),
+        "report report.ledger": (5, None, {}),
+        "report.payload_bytes": (0, -1, "x", 2**62, HUGE, NAN),
+        "packed.prompt_length": (0, -1, 2**40, "x", NAN, None),
+        "packed.layers": (5, None, [], [{}], [[]], [{"blocks": []}] * 4),
+        "packed.layers.0.blocks packed.layers.0.blocks.0.parts": (5, None, [], [{}]),
+        "packed.layers.0.fill": ("nope", 5, "stored"),
+        "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1, "x"),
+    },
+)
+model = cache(asked_model)
+"""The model of a cache, loaded once in a process."""
+
+
+def odd_tensor(draw: random.Random, tensors: dict[str, Tensor]) -> str:
+    """A tensor that is none of the cache's; numbers that point far away where it holds places."""
+    name = draw.choice(sorted(tensors))
+    kinds = ["shape", "one more", "empty", "gone", "more"]
+    codes = name.endswith(("keys", "values", "index"))  # of which any is as good as another
+    kinds += ["nan", "inf", "integer"] if tensors[name].is_floating_point() else [] if codes else ["far"] * 3
+    kind = draw.choice(kinds)
+    if kind == "gone":
+        del tensors[name]
+    elif kind == "more":
+        tensors[draw.choice(STRANGE_NAMES)] = torch.zeros(2, 2)
+    elif kind == "far":
+        tensors[name] = tensors[name].clone()
+        limits = torch.iinfo(tensors[name].dtype) if tensors[name].dtype != torch.bool else None
+        value = draw.choice(FAR) if limits is None else max(limits.min, min(limits.max, draw.choice(FAR)))
+        tensors[name].view(-1)[draw.randrange(max(1, tensors[name].numel()))] = value
+    else:
+        tensors[name] = REFUSED_TENSORS[kind](draw, tensors[name])
+    return f"{name}: {kind}"
+
+
+def forged(draw: random.Random, path: Path, kind: str) -> Spoilt:
+    """One thing wrong in the record or the tensors of a file whose checksum is right."""
+    from subtoken_train.inference import cache_file
+
+    with safe_open(path, "pt") as file:
+        record: Any = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
+    tensors, expect = load_file(path), Expect.REFUSED
+    if kind == "tensor":
+        what = odd_tensor(draw, tensors)
+    elif kind == "odd":
+        record, what, expect = misplaced(draw, record, RECORD.odd)
+    else:
+        record, what, expect = change(draw, record, RECORD.form)
+    tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
+    save_file(tensors, path, cache_file.sealed(written(record), tensors))
+    return what, expect
+
+
+@cache
+def right_answer(pool: Path, name: str) -> Any:
+    """What the model says on its own cache as it was saved."""
+    return answer_from(model(pool, name), pool / f"caches/{name}.safetensors")
+
+
+def answer_from(loaded: Any, path: Path) -> Any:
+    loaded.load_cache(path)
+    return loaded.ask(None, ["what ?"], max_new_tokens=3)
+
+
+def caches(draw: random.Random, place: Place) -> Case:
+    """A cache file with one thing wrong in it."""
+    name = draw.choice(list(CACHES))
+    path = place.copy(f"caches/{name}.safetensors", "a.safetensors")
+    kind, expect = draw.choice("odd odd changed tensor tensor tensor file bytes header whole".split()), Expect.REFUSED
+    if kind in ("odd", "changed", "tensor"):
+        what, expect = forged(draw, path, kind)
+    elif kind == "file":
+        what = no_file(draw, path)
+    elif kind == "bytes":  # a sum is over all of them
+        whole = path.read_bytes()
+        content, what = damaged(draw, whole) if draw.random() < 0.8 else (canary_pickle(), "a pickle")
+        path.write_bytes(content)
+        expect = Expect.TAKEN if content == whole else Expect.REFUSED
+    elif kind == "header":
+        what, _ = draw.choice(list(FILES.values()))(draw, path, "next_position")
+    else:
+        what, expect = "as it was saved", Expect.TAKEN
+    reference = made(lambda: right_answer(place.pool, name))
+    return Case(f"cache {name} {what}", lambda: answer_from(model(place.pool, name), path), expect, reference=reference)
+
+
+def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
+    """Two words have each other's number, a number has another word, or texts are read in small letters."""
+    words = content["model"]["vocab"]
+    plain = sorted(word for word in words if not word.startswith("<"))
+    kind = draw.choice(("exchanged", "exchanged", "renamed", "normalised"))
+    if kind == "normalised":
+        content["normalizer"] = {"type": "Lowercase"}
+        return "a normaliser more"
+    one, other = draw.sample(plain, 2)
+    if kind == "exchanged":
+        words[one], words[other] = words[other], words[one]
+        return f"{one!r} and {other!r} exchanged"
+    merges = content["model"].get("merges", [])
+    merged = {part for merge in merges for part in (merge if isinstance(merge, list) else merge.split())}
+    one = draw.choice([word for word in plain if len(word) > 2 and word not in merged] or sorted(words))
+    words[f"{one}zzz"] = words.pop(one)
+    return f"{one!r} renamed"
+
+
+def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
+    """A saved cache, and the same weights with another tokenizer; or with the same one, written otherwise."""
+    name = draw.choice(list(CACHES))
+    folder = place.copy(f"backbones/{'tiny-llava' if name == 'vlm' else 'tiny-llama'}", "backbone")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    expect = Expect.TAKEN if draw.random() < 0.25 else Expect.REFUSED
+    what = "the same, written otherwise" if expect is Expect.TAKEN else other_tokenizer(draw, content)
+    path.write_text(json.dumps(content, ensure_ascii=draw.random() < 0.5, indent=draw.choice((None, 1))))
+
+    def call() -> Any:
+        return answer_from(asked_model(place.pool, name, folder), place.pool / f"caches/{name}.safetensors")
+
+    reference = made(lambda: right_answer(place.pool, name))
+    return Case(f"cache {name}, tokenizer: {what}", call, expect, reference=reference, says=("tokenizer",))
+
+
+POPE = {f"coco_pope_{name}.json": "* *.image *.text *.label" for name in ("adversarial", "random", "popular")}
+READ = {
+    "testdev_balanced_questions.json": "* *.question *.answer *.imageId",
+    "v2_OpenEnded_mscoco_val2014_questions.json": "questions questions.* questions.*.question",
+    "v2_mscoco_val2014_annotations.json": "annotations annotations.* annotations.*.answers",
+    "TextVQA_0.5.1_val.json": "data data.* data.*.answers",
+    "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
+    "pid_splits.json": "test test.*",
+    "problems.json": "* *.question *.choices *.answer",
+    **POPE,
+}
+"""Places of the files that are read, and what stands there is of one kind."""
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
+UNREAD = "the damage lies in a column, or behind a limit, that nobody reads here"
+
+
+def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
+    """Something of another kind in a file of questions, a key less, or bytes that a disk has spoilt."""
+    kind = draw.choice("changed changed changed bytes bytes bytes file whole".split())
+    kind = "bytes" if kind == "changed" and path.name not in READ else kind
+    if path.suffix in (".json", ".jsonl"):
+        notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
+        read = tuple(READ[path.name].split()) if kind == "changed" else ()
+        form = Format(only=read, unsaid=("*", "*s.*", "data.*"))  # rows more or fewer
+        return Document(form, notation=notation).spoil(draw, path, kind)
+    if path.suffix != ".parquet" or kind != "bytes":
+        broken = Expect.EITHER if path.suffix == ".tsv" else Expect.REFUSED  # of many rows a limit looks at two
+        return Document(Format(only=()), notation=TEXT, broken=broken).spoil(draw, path, kind)
+    content, what, expect = damage(draw, path.read_bytes(), PARQUET.parse, Format(only=()), broken=Expect.EITHER)
+    path.write_bytes(content)
+    try:
+        pq.ParquetFile(io.BytesIO(content))
+    except Exception:  # no table at all
+        expect = Expect.REFUSED
+    return what, expect
+
+
+def benchmarks(draw: random.Random, place: Place) -> Case:
+    """A benchmark's folder with one file spoilt, for ``data NAME --root`` and for a task's samples."""
+    layout = draw.choice(("own", "parquet"))
+    name = draw.choice(sorted(path.name for path in (place.pool / "benchmarks" / layout).iterdir()))
+    folder = place.copy(f"benchmarks/{layout}/{name}", name)
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in SUFFIXES))
+    what, expect = benchmark_file(draw, path)
+    gone: dict[str, str | bytes | None] = {}
+    if (layout, name, what) == ("own", "mme", "absent"):  # one picture's questions; any may be there
+        expect, gone = Expect.TAKEN, {f"{name}/{path.relative_to(folder)}": None}
+    told = f"{path.relative_to(place.work)}: {what}"
+    why = UNREAD if expect is Expect.EITHER else ""
+    if draw.random() < 0.7:
+        return read_by(place, f"data {name} --root {name} --limit 2", (told, expect), files=gone, why=why)
+
+    def reference(answer: Answer) -> str | None:
+        right = whole_samples(place.pool / "benchmarks" / layout / name, name)
+        right = [each for each in right if not (gone and f"/{path.stem}.jpg" in each[0])]
+        return None if answer.value == right else "other samples than the original's"
+
+    return Case(f"build_task {told}", lambda: samples(folder, name), expect, reference=reference, why=why)
+
+
+def samples(folder: Path, name: str) -> list[Any]:
+    """Id, prompt and reference of every sample of a benchmark."""
+    from subtoken_train.evaluation.tasks import build_task
+    from subtoken_train.evaluation.tasks.whole_set import check_samples
+
+    task = build_task(name, folder)
+    found = task.samples()
+    check_samples(task, found)
+    return [(each.id, each.prompt, each.reference) for each in found]
+
+
+whole_samples = cache(samples)
