@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import Tensor
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_folder import RunFolder, new_marker, write_run_marker
 from tests.support.commands import printed
+from tests.support.faults import die, killed
 
 
 def content(folder: Path) -> dict[Path, bytes]:
@@ -67,9 +66,6 @@ def states(parent: Path) -> dict[str, str]:
 
 def kill_in(number: int, action: Callable[[], object]) -> bool:
     """Run ``action`` in a child that dies by SIGKILL at its ``number``-th change of a folder; whether it came there."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     done = 0
 
     def dying(original):
@@ -77,17 +73,17 @@ def kill_in(number: int, action: Callable[[], object]) -> bool:
             nonlocal done
             done += 1
             if done == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             return original(*args, **settings)
 
         return call
 
-    try:
+    def run():
         for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "symlink_to"):
             setattr(Path, name, dying(getattr(Path, name)))
         action()
-    finally:
-        os._exit(0)
+
+    return killed(run)
 
 
 def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:
