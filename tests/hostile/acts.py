@@ -34,7 +34,6 @@ def install_canary(folder: Path) -> None:
 
 
 def command(words: Sequence[str]) -> Answer:
-    """Run a command line."""
     from subtoken_train.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()

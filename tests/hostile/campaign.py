@@ -69,7 +69,6 @@ def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Ite
 
 
 def bad(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for every case that is not clean."""
     return [f"{o.name} {o.verdict}: {o.what}\n    {o.detail}" for o in outcomes if o.verdict is not Verdict.CLEAN]
 
 

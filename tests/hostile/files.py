@@ -69,7 +69,6 @@ CALIBRATION = Format(
 
 
 def calibrations(draw: random.Random, place: Place) -> Case:
-    """A file of ``--eviction-option calibration=FILE``, spoilt."""
     method = draw.choice(list(OF_METHOD))
     path = place.copy(f"calibrations/{method}.json", "made.json")
     odd = draw.choice((OF_CALIBRATION, OF_METHOD[method]))
@@ -168,7 +167,6 @@ def answer_from(loaded: Any, path: Path) -> Any:
 
 
 def caches(draw: random.Random, place: Place) -> Case:
-    """A cache file with one thing wrong in it."""
     name = draw.choice(list(CACHES))
     path = place.copy(f"caches/{name}.safetensors", "a.safetensors")
     kind, expect = draw.choice("odd odd changed tensor tensor tensor file bytes header whole".split()), Expect.REFUSED

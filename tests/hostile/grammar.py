@@ -189,12 +189,10 @@ def parsed_json(content: bytes) -> Any:
 
 
 def parsed_marked(content: bytes) -> Any:
-    """A JSON document, with or without a byte-order mark."""
     return parsed_json(content.removeprefix(b"\xef\xbb\xbf"))
 
 
 def parsed_lines(content: bytes) -> list[Any]:
-    """JSON documents, one a line, empty lines left out."""
     return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
 
 

@@ -98,7 +98,6 @@ def _present(folder: Path, *names: str) -> list[str]:
 
 
 def adapter_file(draw: random.Random, folder: Path, kind: str) -> Spoilt:
-    """One thing wrong in an adapter's folder."""
     path = folder / CONFIG
     if kind == "harmless":
         path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
@@ -154,7 +153,6 @@ def files_in(folder: Path) -> Reference:
 
 
 def adapters(draw: random.Random, place: Place) -> Case:
-    """An adapter folder with one thing wrong in it."""
     name = draw.choice((VLM, LM, f"{VLM}_anchor"))
     folder = place.copy(f"adapters/{name}", "adapter")
     kinds = "harmless config config config config config config peft peft tensors tensors tensors file pickle merged"
@@ -227,7 +225,6 @@ def odd_config(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def contradiction(draw: random.Random, folder: Path) -> Spoilt:
-    """A configuration of another kind of model, or of none."""
     config = json.loads((folder / "config.json").read_text())
     changes: tuple[dict[str, Any], ...] = ({"model_type": "qwen2_vl"}, {"model_type": "llava"}, {"model_type": "gpt2"})
     if "text_config" in config:
@@ -238,7 +235,6 @@ def contradiction(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def code(draw: random.Random, folder: Path) -> Spoilt:
-    """Programs beside the configuration; they are never looked at."""
     (folder / "evil.py").write_text(EVIL)
     config = json.loads((folder / "config.json").read_text())
     kind = draw.choice(("evil", config["model_type"]))
@@ -247,7 +243,6 @@ def code(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def json_file(draw: random.Random, folder: Path) -> Spoilt:
-    """A field of a file, or its bytes."""
     way = draw.choice(("bytes", "bytes", "changed", "changed", "changed"))
     name = draw.choice(_present(folder, *JSON_FILES) if way == "bytes" else ("config.json", "generation_config.json"))
     what, expect = Document(JSON_FILES[name]).spoil(draw, folder / name, way)
@@ -270,7 +265,6 @@ def no_config(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def pickled(draw: random.Random, folder: Path) -> Spoilt:
-    """Weights that are a pickle."""
     (folder / "model.safetensors").unlink()
     (folder / draw.choice(("pytorch_model.bin", "model.safetensors", "tf_model.h5"))).write_bytes(canary_pickle())
     return "weights that are a pickle", Expect.REFUSED
@@ -453,7 +447,6 @@ def run_folders(draw: random.Random, checkpoint: Path, words: str) -> Spoilt:
 
 
 def spoilt_run(draw: random.Random, run: Path, text: str) -> Spoilt:
-    """A run with something wrong in it."""
     checkpoint, export = run / "checkpoints/step-1", text.startswith("export")
     kind = draw.choice("marker marker marker strategy bytes bytes bytes pickle parts file recipe names whole".split())
     if kind == "marker":
@@ -479,7 +472,6 @@ def spoilt_run(draw: random.Random, run: Path, text: str) -> Spoilt:
 
 
 def runs(draw: random.Random, place: Place) -> Case:
-    """A run with something wrong in it, to go on with or to export."""
     run = place.copy("stopped", "run")
     resume = "fit --config run/recipe.yaml --output_dir run --resume"
     text = draw.choice(("export run out", "export run out", "export run/checkpoints/step-1 out", resume))

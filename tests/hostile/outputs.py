@@ -179,14 +179,12 @@ WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @cache
 def asked(pool: Path) -> Any:
-    """A model with a cache to save."""
     model = asked_model(pool, "lm")
     model.ask("Code polya quiet dragon. " * 9, [])
     return model
 
 
 def saved(place: Place, path: Path) -> str:
-    """Save the cache; what the file holds."""
     asked(place.pool).cache.save(path, overwrite=True)
     return content_of(path, place.pool)
 

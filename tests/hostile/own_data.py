@@ -65,7 +65,6 @@ RECORDS = Document(
 
 
 def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spoilt:
-    """Records with something wrong in them."""
     notation = MARKED_LINES if path.suffix == ".jsonl" else MARKED
     what, expect = kind, Expect.REFUSED
     if kind == "outside":  # seen once it is opened
@@ -119,7 +118,6 @@ def data_files(draw: random.Random, place: Place) -> Case:
 
 
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
-    """Ids, pictures, exchanges and kinds of a file in LLaVA's plain form, read by hand."""
     rows = (parsed_lines if path.suffix == ".jsonl" else parsed_marked)(path.read_bytes())
     turns = [tuple(turn["value"] for turn in row["conversations"][:2]) for row in rows]
     return [
@@ -129,7 +127,6 @@ def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], An
 
 
 def records(path: Path) -> list[Any]:
-    """All records of a file, every image opened."""
     from subtoken_train.datasets.image_sources import open_image
     from subtoken_train.datasets.records import InstructionRecords
 
@@ -166,7 +163,6 @@ OPTIONS = {
 
 
 def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> bytes:
-    """A table in CSV."""
     cells = [",".join('"' + text.replace('"', '""') + '"' for text in row) for row in rows]
     return ("\n".join([header, *cells]) + "\n").encode("utf-8", "surrogatepass")
 
@@ -207,7 +203,6 @@ def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoil
 
 
 def text_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    """A text that a disk has spoilt."""
     path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
     return Document(notation=TEXT).spoil(draw, path, "bytes"), whole
 
@@ -337,7 +332,6 @@ ASKED, ANSWERS = ("is there a 2 ?", "what is at A1 ?", "how many white ?"), ("ye
 
 
 def conversation(draw: random.Random) -> list[dict[str, Any]]:
-    """One to three exchanges about a picture."""
     turns: list[dict[str, Any]] = []
     for number in range(draw.choice((1, 2, 2, 3))):
         mark = "" if number else "<image>\n"

@@ -77,7 +77,6 @@ def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """A chunk of a PNG."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 

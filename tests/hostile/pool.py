@@ -42,7 +42,6 @@ def make_pool(folder: Path) -> Path:
 
 
 def command(*words: str | Path) -> str:
-    """Run a command that must succeed; its output."""
     from subtoken_train.cli.main import main
 
     out, err = StringIO(), StringIO()

@@ -96,7 +96,6 @@ HARMLESS: tuple[dict[str, Any], ...] = (
 
 
 def read(place: Place, name: str) -> dict[str, Any]:
-    """A valid recipe of the pool."""
     content: dict[str, Any] = yaml.safe_load((place.pool / f"{name}.yaml").read_text())
     return content
 

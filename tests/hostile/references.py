@@ -77,7 +77,6 @@ def read_by(
 
 
 def _twin(place: Place, words: list[str], copies: Sequence[tuple[str, str]], files: Files, writes: Sequence[str]):
-    """Run the command beside the case, on what is right."""
     other = Place(place.root / "twin", place.pool)
     other.work.mkdir(parents=True)
     (other.root / "beside").mkdir()

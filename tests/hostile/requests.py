@@ -104,12 +104,10 @@ BROKEN = (
 
 
 def body() -> dict[str, Any]:
-    """A request with nothing wrong in it."""
     return {"model": "m", "messages": user("What?"), "max_tokens": 8}
 
 
 def read(content: bytes) -> tuple[dict[str, Any], list[Any]]:
-    """What the server takes of a body, and its pictures."""
     from subtoken_train.serving.chat_request import Limits, read_request
 
     limits = Limits(max_new_tokens=64, max_images=2, max_pixels=PIXELS, evictions=("knorm", "none"), keep=(0.1, 0.8))
@@ -138,7 +136,6 @@ def chat(draw: random.Random, place: Place) -> Case:
 
 
 def picture(draw: random.Random, place: Place) -> Case:
-    """A picture in base64, whole, damaged, or a bomb."""
     suffix, form, what = draw.choice(SUFFIXES), draw.choice(("whole", "damaged", "bomb")), "whole"
     content = (place.pool / f"images/a.{suffix}").read_bytes()
     if form != "whole":
@@ -165,7 +162,6 @@ LONG = (" " * 200_000, "a" * 200_000, "\n" * 200_000, "\u0301" * 50_000, "<s>" *
 
 @cache
 def model(pool: Path) -> tuple[SubTokenModel, ArmSpec]:
-    """The model of the server, loaded once."""
     spec = ArmSpec(backbone=str(pool / "backbones/tiny-llama"), eviction="knorm", eviction_keep=0.5)
     return spec.load("cpu"), spec
 
@@ -188,12 +184,10 @@ def beside(pool: Path, act: Callable[[Served], Any]) -> Any:
 
 @cache
 def alone(pool: Path) -> str:
-    """The second client's answer, as the library gives it."""
     return str(model(pool)[0].chat(body()["messages"], max_new_tokens=8))
 
 
 def answer(served: Served, asked: Any, **headers: str) -> str:
-    """The text of the answer to a body."""
     content = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     headers = {"content-type": "application/json", **headers}
     return text_of(httpx2.post(f"{served.url}/v1/chat/completions", content=content, headers=headers, timeout=8))

@@ -197,7 +197,6 @@ def renamed(place: Place, column: str, arm: str, after: str) -> Reference:
 
 
 def table_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table in CSV."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -51,7 +51,6 @@ Make = Callable[[random.Random, Place], Case]
 
 
 def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
-    """Make a case from its seed, run it, judge it; ``place.root`` is made anew and removed."""
     shutil.rmtree(place.root, ignore_errors=True)
     place.work.mkdir(parents=True)
     neighbours(place)
@@ -102,7 +101,6 @@ def own_places(place: Place) -> Iterator[None]:
 
 
 def _passing(before: set[str]) -> Iterator[tuple[Verdict, str]]:
-    """Temporary files that are still there."""
     left = [name for name in os.listdir(tempfile.gettempdir()) if name not in before and not name.startswith(WORKERS)]
     if left:
         yield Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"

@@ -32,7 +32,6 @@ class Touch:
 
 
 def canary_pickle(protocol: int = 2) -> bytes:
-    """A pickle that touches the canary when it is read."""
     return pickle.dumps(Touch(), protocol=protocol)
 
 

@@ -82,7 +82,6 @@ def mutated(draw: random.Random, tree: Any) -> tuple[Any, str]:
 
 
 def nested(depth: int, lists: bool) -> Any:
-    """A list in a list in a list, or dicts."""
     tree: Any = 1
     for _ in range(depth):
         tree = [tree] if lists else {"a": tree}
@@ -90,7 +89,6 @@ def nested(depth: int, lists: bool) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters."""
     text = f"a number of {len(str(value))} digits" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."
 

@@ -129,7 +129,6 @@ sys.addaudithook(_audit)
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * _PAGE
 
@@ -141,7 +140,6 @@ def peak() -> int:
 
 
 def forget_peak() -> None:
-    """Start counting anew."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 

@@ -53,7 +53,6 @@ def gqa_parquet(folder: Path, documents: Sequence[Row], pictures: Mapping[str, b
 
 
 def gqa_own(folder: Path, questions: Mapping[str, Row], pictures: Mapping[str, bytes]) -> Path:
-    """Questions by id."""
     write_json(folder, "testdev_balanced_questions.json", questions)
     return write_files(folder, {f"images/{name}.jpg": content for name, content in pictures.items()})
 
@@ -143,7 +142,6 @@ def textvqa_llava(folder: Path, lines: Sequence[Row], data: Sequence[Row], pictu
 
 
 def people(*texts: str) -> list[dict[str, Any]]:
-    """VQAv2's answers."""
     return [{"answer": text, "answer_confidence": "yes", "answer_id": n + 1} for n, text in enumerate(texts)]
 
 

@@ -56,7 +56,6 @@ class Served:
         return httpx2.get(f"{self.url}/health").json()
 
     def until_free(self, seconds: float = 20) -> None:
-        """Wait until no request is held."""
         end = time.monotonic() + seconds
         while self.server.held:
             assert time.monotonic() < end, "a request is still held"

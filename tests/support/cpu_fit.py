@@ -26,8 +26,6 @@ SPLIT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class CpuZeroStrategy(ZeroStrategy):
-    """The shipped strategy on CPUs."""
-
     def check_accelerator(self) -> None:
         """Refuse nothing; and let DeepSpeed compile nothing: its shared-memory collectives give way to gloo's."""
         import deepspeed

@@ -39,7 +39,6 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu")
 
 
 def find_browser() -> str:
-    """The program's path; skips the test where there is none."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)})")

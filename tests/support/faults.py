@@ -28,7 +28,6 @@ def no_room(limit: int | None) -> Iterator[None]:
 
 
 def die() -> None:
-    """End this process as ``kill -9`` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -96,12 +96,10 @@ class FusedCell:
 
     @property
     def groups(self) -> int | None:
-        """S."""
         return self.per_head * (1 if self.layout == "per_head" else self.heads) or None
 
 
 def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Block]:
-    """Packed blocks of a random layer."""
     generator = torch.Generator().manual_seed(seed)
     shape = batch, cell.heads, cell.entries, cell.width
     key, value = (torch.randn(shape, generator=generator) for _ in range(2))

@@ -50,7 +50,6 @@ def model_of(**levels: str) -> SubTokenModel:
 
 
 def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) -> dict:
-    """What a processor would return."""
     family = model.backbone.family
     batch = prompts(family, kind, pad_left)
     inputs = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != Region.PADDING).long()}

@@ -44,7 +44,6 @@ def alike(method, case, ours, golden):
 
 
 def load(shared, name):
-    """(parameters, tensors) of a golden folder."""
     folder = shared / "golden" / name
     return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
 
@@ -84,5 +83,4 @@ def same_sets(method, case, view, places_BhK):
 
 
 def close(method, case, ours, golden, rtol=1e-4, atol=1e-6):
-    """The numbers are the original's within the golden's tolerance."""
     near(method.name, case, ours, golden, rtol, atol)

@@ -141,12 +141,10 @@ def random_scores(seed: int, *shape: int, levels: int | None = None, dtype: torc
 
 
 def random_mask(seed: int, *shape: int, share: float = 0.6) -> Tensor:
-    """A bool mask with about ``share`` True."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def save_backbone(family: Family, folder: Path) -> Path:
-    """Write a family's model and processor as a checkpoint folder."""
     family.model.save_pretrained(folder)
     family.processor.save_pretrained(folder)
     return folder
@@ -188,7 +186,6 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
 
 
 def last_state(run: Path) -> dict:
-    """What the newest checkpoint of a run holds."""
     newest = newest_complete(run / "checkpoints")
     assert newest is not None
     return torch.load(state_path(newest), weights_only=True)

@@ -55,8 +55,6 @@ def host_reads() -> Iterator[list[str]]:
         return noting
 
     class Noting(TorchDispatchMode):
-        """Notes operations; what they do stays."""
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func._schema.name
             if name in READS or (name in INDEXED and _by_mask(args[1])) or (name == _REPEAT and _unsized(func, kwargs)):
@@ -96,8 +94,6 @@ class LargestTensor(TorchDispatchMode):
 
 
 class Calls(TorchDispatchMode):
-    """Counts the operations asked for."""
-
     def __init__(self):
         super().__init__()
         self.count = 0

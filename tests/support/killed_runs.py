@@ -54,7 +54,6 @@ class Scene:
     batch_size: int = 4
 
     def argv(self, run: str, *extra: str) -> list[str]:
-        """The command of a run."""
         return [
             "fit",
             f"--config={ROOT / 'recipes/tiny_fastv25_s16k4.yaml'}",
@@ -85,7 +84,6 @@ class Scene:
         return self.argv(run, "--resume") if self.newest(run) else self.argv(run)
 
     def newest(self, run: str) -> Path | None:
-        """The newest whole checkpoint of a run."""
         from subtoken_train.training.checkpoints import newest_complete
 
         return newest_complete(self.folder / run / "checkpoints")
@@ -100,7 +98,6 @@ class Scene:
 
 
 def complete_run(server: RunServer, scene: Scene, run: str) -> None:
-    """Start or go on with a run and let it finish."""
     server.start(scene.restart(run))
     if code := server.wait():
         raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")

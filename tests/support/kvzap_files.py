@@ -29,7 +29,6 @@ def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int =
 
 
 def drawn_heads(layers: int, heads: int, seed: int = 0) -> HeadScores:
-    """Scores of all heads: a few large, one 0."""
     score = torch.rand(layers * heads, generator=torch.Generator().manual_seed(seed)) ** 3
     score[1] = 0
     return HeadScores(score.view(layers, heads).tolist())

@@ -103,7 +103,6 @@ def decoded_online(backbone, batch, steps, compression, protocol="query_aware", 
 
 
 def competing(layer) -> torch.Tensor:
-    """Stored competing entries of each row."""
     region = layer.eviction_state.region_RM
     return ((region > 0) & (region < 128)).sum(-1)
 

@@ -62,7 +62,6 @@ class Dense:
         return torch.where(self.channels, self.value, self.fill.vectors_Bhd.to(self.value.dtype)[:, :, None])
 
     def layer(self) -> PackedLayer:
-        """The packed layer, without a tail."""
         layer = PackedLayer()
         fill_BV = None if self.fill is None else self.fill.vectors_Bhd.to(self.value.dtype).flatten(1)
         plan = layer_plan(self.keep, self.groups)
@@ -144,5 +143,4 @@ def masked_attention(
 
 
 def states(seed: int, batch: int, heads: int, count: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random states [B, heads, count, d]."""
     return torch.randn(batch, heads, count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)

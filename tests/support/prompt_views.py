@@ -118,7 +118,6 @@ def candidates_of(method, views, keep):
 
 
 def plan(method, views, keep):
-    """(scores, counts, kept, candidates) of a batch."""
     scores = [method.score(view) for view in views]
     candidates = candidates_of(method, views, keep)
     return scores, method.counts(scores, candidates), method.keep(scores, candidates), candidates

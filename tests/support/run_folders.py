@@ -17,7 +17,6 @@ from tests.support.faults import die, killed
 
 
 def content(folder: Path) -> dict[Path, bytes]:
-    """Every file below a folder, by its path there."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

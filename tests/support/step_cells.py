@@ -55,7 +55,6 @@ class StepCell:
         return backbone, cache, opened.logits_BV.argmax(-1)[:, None]
 
     def _family(self, name: str, dtype: torch.dtype = torch.float32) -> Family:
-        """One of the cell's own."""
         family = deepcopy(family_of(name, dtype)) if self.layers is None else text_family(name, self.layers)
         family.model.to(self.device, dtype)
         return family

@@ -112,7 +112,6 @@ def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings:
 
 
 def sharpen(attention: torch.nn.Module, factor: float) -> None:
-    """Multiply the weights of queries and keys."""
     if hasattr(attention, FUSED):
         attention.qkv_proj.weight[:-32].mul_(factor)
         return

@@ -54,7 +54,6 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48}
 
 
 def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None, **settings: Any) -> Path:
-    """A random model of two layers and a tokenizer; None: the embedded one's."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer() if tokenizer is None else tokenizer
     text_model(kind, 2, vocab_size=len(tokenizer), **{**SIZES, **settings}).save_pretrained(folder)
