@@ -33,31 +33,26 @@ from tests.hostile.grammar import (
 from tests.hostile.pool import CACHES, asked_model
 from tests.hostile.references import made, read_by
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
-from tests.hostile.values import HUGE, NAN, damaged, no_file, written
+from tests.hostile.values import damaged, no_file, written
 
-LIST = (5, [], [[]], [5], "x", None, {})
-SHARE = (-0.1, 1.1, NAN, "x", None, True, [], HUGE)
-OF_CALIBRATION = {
-    "schema_version": (0, 2, "1", 1.0, True, None, [], HUGE),
-    "method": ("nope", "snapkv", 5, None, []),
-    "backbone": (5, "x", [], None, {}),
-    "backbone.digest": (5, None, [], "0" * 64, ""),
-    "settings": (5, [], "x", None),
-    "numbers": (5, [], "x", None, {}, {"alpha": 1}),
-    "data": (5, [], "x", None, {}),
-    "data.samples": ("x", 1.5, None, []),
+OF_CALIBRATION: dict[str, tuple[Any, ...]] = {
+    "schema_version": (0, 2),
+    "method": ("nope", "snapkv"),
+    "backbone.digest": ("0" * 64, ""),
+    "backbone data numbers": ({}, {"alpha": 1}),
+    "data.samples": (1.5,),
 }
 OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
     "duo_attention": {
-        "numbers.alpha": (*LIST, [[0.5]], [[0.5, 0.5]] * 99),
-        "numbers.alpha.0.0": SHARE,
-        "numbers.recent": (0, -1, 1.5, "x", HUGE, None),
-        "numbers.sinks": (-1, 1.5, "x", HUGE, None),
+        "numbers.alpha": ([], [[]], [5], [[0.5]], [[0.5, 0.5]] * 99),
+        "numbers.alpha.0.0": (-0.1, 1.1),
+        "numbers.recent": (0, -1, 1.5),
+        "numbers.sinks": (-1, 1.5),
     },
     "prefixkv": {
-        "numbers.shares": LIST,
-        "numbers.shares.0.0": SHARE,
-        "numbers.keep": (5, [], [0.5], [2.0] * 9, ["x"] * 9, None, {}),
+        "numbers.shares": ([], [[]], [5]),
+        "numbers.shares.0.0": (-0.1, 1.1),
+        "numbers.keep": ([], [0.5], [2.0] * 9, ["x"] * 9),
     },
 }
 CALIBRATION = Format(
@@ -72,7 +67,7 @@ def calibrations(draw: random.Random, place: Place) -> Case:
     method = draw.choice(list(OF_METHOD))
     path = place.copy(f"calibrations/{method}.json", "made.json")
     odd = draw.choice((OF_CALIBRATION, OF_METHOD[method]))
-    spoilt = Document(CALIBRATION, odd, "odd odd odd odd gone bytes changed file whole").spoil(draw, path)
+    spoilt = Document(CALIBRATION, odd, "odd odd odd changed changed gone bytes file whole").spoil(draw, path)
     text = "generate --backbone {llama} --prompt 'Code baran amber falcon.' --max-new-tokens 1 --device cpu"
     text += f" --eviction {method} --eviction-keep 0.5 --eviction-option calibration=made.json"
     return read_by(place, text, spoilt)
@@ -88,28 +83,26 @@ RECORD = Document(
         },
         unsaid=(
             *("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
-            *("packed.layers.*.blocks.*.page_size", "packed.layers.*.blocks.*.page_count"),  # null, or gone: no pages
+            # null, or gone: no pages, no turned values
+            *("packed.layers.*.blocks.*.page_size", "packed.layers.*.blocks.*.page_count", "packed.layers.*.turned"),
         ),
         exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
     ),
     {
-        "version": (0, -1, 5, 99, "1", None, 1.0, True, HUGE),
-        "dtype": ("float16", "os", 5, None),
-        "model reducer packed": (5, None, [], {}),
-        "model.weights model.backbone.digest": (5, None, "0" * 64, ""),
-        "model.adapter": (5, "0" * 64, []),
-        "model.tokenizer": (5, None, "0" * 64, []),
-        "compression.keep": (0.25, NAN, "x", None, HUGE),
-        "compression.eviction": ({"name": "nope"}, 5, "os.system"),
-        "frames": (5, None, [], [5], [{}]),
-        "contexts": (5, None, [], [5], ["a"] * 7),
-        "report report.ledger": (5, None, {}),
-        "report.payload_bytes": (0, -1, "x", 2**62, HUGE, NAN),
-        "packed.prompt_length": (0, -1, 2**40, "x", NAN, None),
-        "packed.layers": (5, None, [], [{}], [[]], [{"blocks": []}] * 4),
-        "packed.layers.0.blocks packed.layers.0.blocks.0.parts": (5, None, [], [{}]),
-        "packed.layers.0.fill": ("nope", 5, "stored"),
-        "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1, "x"),
+        "version": (0, -1, 5, 99),
+        "dtype": ("float16", "os"),
+        "model reducer packed report report.ledger": ({},),
+        "model.weights model.backbone.digest model.tokenizer": ("0" * 64,),
+        "compression.keep": (0.25,),
+        "compression.eviction": ({"name": "nope"},),
+        "frames": ([5], [{}]),
+        "contexts": ([5], ["a"] * 7),
+        "report.payload_bytes": (0, -1, 2**62),
+        "packed.prompt_length": (0, -1, 2**40),
+        "packed.layers": ([], [{}], [[]], [{"blocks": []}] * 4),
+        "packed.layers.0.blocks packed.layers.0.blocks.0.parts": ([], [{}]),
+        "packed.layers.0.fill": ("nope", "stored"),
+        "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1),
     },
 )
 model = cache(asked_model)
@@ -169,7 +162,10 @@ def answer_from(loaded: Any, path: Path) -> Any:
 def caches(draw: random.Random, place: Place) -> Case:
     name = draw.choice(list(CACHES))
     path = place.copy(f"caches/{name}.safetensors", "a.safetensors")
-    kind, expect = draw.choice("odd odd changed tensor tensor tensor file bytes header whole".split()), Expect.REFUSED
+    kind, expect = (
+        draw.choice("odd odd changed changed tensor tensor tensor file bytes header whole".split()),
+        Expect.REFUSED,
+    )
     if kind in ("odd", "changed", "tensor"):
         what, expect = forged(draw, path, kind)
     elif kind == "file":

@@ -24,17 +24,12 @@ from tests.hostile.grammar import YAML, Document, Format, anything, is_text, tex
 from tests.hostile.recipes import OF_RECIPE, TENSORS, read
 from tests.hostile.references import made, read_by
 from tests.hostile.tensor_files import Touch, canary_pickle, decoded, spoil_tensors, with_one
-from tests.hostile.values import HUGE, INFINITY, NAN, ODD_VALUES, changed, damaged, no_file, written
+from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file, written
 
 CONFIG, PEFT = "subtoken_config.json", "adapter_config.json"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
-NO_NUMBER = (
-    *(each for each in ODD_VALUES if each is not None and not isinstance(each, int | float)),
-    NAN,
-    INFINITY,
-    HUGE,
-    -1,
-)
+CHOICE = ("nope", "os.system", "../x")
+"""Where one of a few names must stand; what is of another kind is drawn anyway."""
 ADAPTER = Document(
     Format(
         free=("versions.*",),
@@ -47,33 +42,23 @@ ADAPTER = Document(
         exact=("schema_version", "identity.digest", "identity.model_type"),
     ),
     {
-        "lora.alpha routing.balance_weight routing.temperature": NO_NUMBER,
-        "lora.rank": (0, -8, 1_000_000, 2**40, 8.5, 9, "8", True),
-        "lora.dropout": (-0.1, 1.5, NAN),
-        "reducer.name": ("nope", 5, None, "../x", [], ""),
-        "reducer.keep_ratio": (0, -0.25, 1.5, NAN, "0.25", [0.25]),
-        "reducer.seed": ("x", 0.5, [], None),
-        "reducer.round_up reducer.merge_dropped": ("no", 2, [], None),
-        "reducer.ranking routing.layout routing.budget routing.balance_scope": ("nope", 5, None),
-        "routing.selector": ("nope", 5, None, "os.system", "static"),
+        "lora.alpha routing.balance_weight routing.temperature": (-1,),
+        "lora.rank": (0, -8, 1_000_000, 2**40, 8.5, 9),
+        "lora.dropout": (-0.1, 1.5),
+        "reducer.name reducer.ranking routing.selector routing.layout routing.budget routing.balance_scope": CHOICE,
+        "routing.fill backbone.dtype backbone.attention identity.model_type": CHOICE,
+        "reducer.keep_ratio": (0, -0.25, 1.5),
+        "reducer.seed": (0.5,),
         "routing.num_groups": (0, -16, 7, 15, 10**9, 16.5),
-        "routing.kept_groups": (0, 17, -4, 4.5, "4"),
-        "routing.query_rank": (0, -4, 1.5, "4", None),
-        "routing.selector_options": (5, None, [], {"rank": 3}),
-        "packages": (5, None, {}, ["x"], [{"kind": "selector"}]),
-        "routing.features": ("norm", 5, None, ["nope"], [5], ["norm", "norm"]),
-        "routing.fill": ("nope", 5, None, "learned"),
-        "routing.query_conditioned": ("yes", 2, None),
-        "routing": (5, "linear", [], True),
-        "lora backbone identity": (5, None, [], {}),
-        "identity.digest": ("0" * 64, 5, None, ""),
-        "identity.model_type": ("llama2", 5, None),
-        "backbone.dtype": ("float128", "os", 5, None),
-        "backbone.attention": ("magic", 5),
-        "backbone.path": (5, [], "", "nowhere/at/all", "/dev/null", "\x00", "x" * 5000),
-        "backbone.revision": (5, [], {}),
-        "training": (5, "x", None, []),
-        "schema_version": (0, -1, 99, "1", None, 1.5, [], True),
+        "routing.kept_groups": (0, 17, -4, 4.5),
+        "routing.query_rank": (0, -4, 1.5),
+        "routing.selector_options": ({"rank": 3},),
+        "packages": (["x"], [{"kind": "selector"}]),
+        "routing.features": (["nope"], [5], ["norm", "norm"]),
+        "lora backbone identity": ({},),
+        "identity.digest": ("0" * 64, ""),
+        "backbone.path": ("", "nowhere/at/all", "/dev/null", "\x00", "x" * 5000),
+        "schema_version": (0, -1, 99, 1.5),
     },
     "odd odd odd changed changed bytes",
 )  # fmt: skip
@@ -356,13 +341,10 @@ def own_weights(folder: Path, what: str) -> Case:
 MARKER = Document(
     Format(exact=("schema_version", "trained.*.*")),
     {
-        "step": ("x", None, [], {}, NAN),
-        "world_size": ("x", None, [], {}),
-        "strategy": (5, None, [], {}),
-        "trained": (5, "x", None, [], {}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}),
-        "schema_version": ("x", None, [], 99, {}, NAN, INFINITY, HUGE),
+        "trained": ({}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}),
+        "schema_version": (99,),
     },
-    "odd changed bytes bytes",
+    "odd changed changed changed bytes bytes",
 )
 PASSED_OVER = "the state has a part of Lightning's that a run which has reached its end may do without"
 BETWEEN = "what lies between the members of the archive means nothing, and torch may stumble over it or not"

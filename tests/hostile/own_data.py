@@ -49,17 +49,17 @@ RECORDS = Document(
     ),
     {
         "*.conversations": (
-            *(5, None, "x", [], {}, [[]], [5], [{}], TURNS[:1], TURNS[1:]),
+            *([], [[]], [5], [{}], TURNS[:1], TURNS[1:]),
             [{"from": "human", "value": "<image><image>\nwhat ?"}, TURNS[1]],
         ),
-        "*.conversations.0": (5, None, "x", {}, {"from": "human"}, {"value": "x"}),
-        "*.conversations.0.from": (5, None, "gpt", "system", [], "Human"),
-        "*.conversations.0.value": (5, None, [], {}, "no picture", "<image><image>", ""),
-        "*.conversations.1.value": (5, None, [], {}, "<image>", *NO_ANSWER),
-        "*.conversations.1.from": (5, None, "human", []),
-        "*.image": (5, {}, True, [5], [None], [[]], ["a", "b"]),
+        "*.conversations.0": ({}, {"from": "human"}, {"value": "x"}),
+        "*.conversations.0.from": ("gpt", "system", "Human"),
+        "*.conversations.0.value": ("no picture", "<image><image>", ""),
+        "*.conversations.1.value": ("<image>", *NO_ANSWER),
+        "*.conversations.1.from": ("human",),
+        "*.image": ({}, [5], [None], [[]], ["a", "b"]),
     },
-    "odd odd odd changed changed bytes bytes whole file",
+    "odd odd odd changed changed changed bytes bytes whole file",
     MARKED,
 )
 
