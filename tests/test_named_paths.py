@@ -12,7 +12,7 @@ from tests.support.places import ROOT
 
 PATH = re.compile(
     r"(?<![\w/.-])(?:docs|recipes|benchmarks|tests|checkpoints|notebooks|subtoken_train)/[\w./-]*\w"
-    r"\.(?:py|md|yaml|json|jsonl|csv|svg|png|ipynb|parquet)\b"
+    r"\.(?:py|md|yaml|jsonl\.xz|jsonl|json|csv|svg|png|ipynb|parquet)\b"
 )
 PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 SOURCES = [

@@ -91,7 +91,7 @@ def test_every_row_of_the_training_tables_has_an_item(shared):
         ("table1_llava7b", True),
         ("llava7b_fastv25_s16k4", True),
         ("subtoken_train/ledger/kv_budget.py::KVBudget.exact_total", True),
-        ("benchmarks/real_text.py::TWINS", True),
+        ("benchmarks/real_text.py::NAMES", True),
         ("subtoken_train/ledger/kv_budget.py::KVBudgt", False),
         ("recipes/paper_rows.csv::table", False),
         ("llava7b_fastv26_s16k4", False),

@@ -45,23 +45,10 @@ def mix_kinds() -> None:
 
 def run_fit(argv: list[str], processes: int = 1, torchrun: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command line on so many processes, gloo, one thread each; nothing is left running."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "HF_HUB_OFFLINE": "1",
-    }
-    start = [sys.executable, __file__]
-    if torchrun:
-        start = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc_per_node={processes}",
-            __file__,
-        ]
+    own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **own}
+    spread = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if torchrun else []
+    start = [sys.executable, *spread, __file__]
     command = [*start, *argv, f"--trainer.devices={processes}"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True

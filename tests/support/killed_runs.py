@@ -54,24 +54,19 @@ class Scene:
     batch_size: int = 4
 
     def argv(self, run: str, *extra: str) -> list[str]:
-        return [
-            "fit",
-            f"--config={ROOT / 'recipes/tiny_fastv25_s16k4.yaml'}",
-            f"--model.backbone.path={ROOT / 'checkpoints/tiny-llava'}",
-            f"--data.train_file={self.folder / 'scenes/train.json'}",
-            f"--data.batch_size={self.batch_size}",
-            "--data.num_workers=2",
-            "--model.lora.dropout=0.1",
-            "--model.optimizer.warmup_steps=2",
-            f"--trainer.max_steps={self.steps}",
-            "--trainer.accumulate_grad_batches=2",
-            "--trainer.log_every_n_steps=1",
-            "--trainer.enable_model_summary=false",
-            "--trainer.callbacks=samples",
-            "--checkpoint.every_n_train_steps=1",
-            f"--output_dir={self.folder / run}",
-            *extra,
-        ]
+        settings = (
+            "--data.num_workers=2 --model.lora.dropout=0.1 --model.optimizer.warmup_steps=2 "
+            "--trainer.accumulate_grad_batches=2 --trainer.log_every_n_steps=1 --trainer.enable_model_summary=false "
+            "--trainer.callbacks=samples --checkpoint.every_n_train_steps=1 "
+            f"--data.batch_size={self.batch_size} --trainer.max_steps={self.steps}"
+        ).split()
+        places = {
+            "config": ROOT / "recipes/tiny_fastv25_s16k4.yaml",
+            "model.backbone.path": ROOT / "checkpoints/tiny-llava",
+            "data.train_file": self.folder / "scenes/train.json",
+            "output_dir": self.folder / run,
+        }
+        return ["fit", *settings, *(f"--{key}={path}" for key, path in places.items()), *extra]
 
     def samples(self, run: str) -> list[list[str]]:
         """Ids of the records of every consumed micro-batch, in order; a line that is being written does not count."""

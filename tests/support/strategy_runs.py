@@ -16,6 +16,10 @@ from tests.support.run_folders import adapter_tensors
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 GLOBAL_BATCH = 4
+SETTINGS = (
+    "--data.group_by_length=false --model.optimizer.warmup_steps=0 --trainer.gradient_clip_val=0.5 "
+    "--trainer.log_every_n_steps=1 --trainer.enable_progress_bar=false --trainer.enable_model_summary=false"
+).split()
 
 
 @dataclass(frozen=True)
@@ -61,32 +65,11 @@ class Arena:
     def argv(self, output: str, *extra: str, strategy: str | None = None) -> list[str]:
         """The command line of a run, as it is on any number of processes, with a strategy's shipped overlay."""
         overlay = [] if strategy is None else ["--config", str(RECIPE.parent / "strategy" / f"{strategy}.yaml")]
-        return [
-            "fit",
-            "--config",
-            str(RECIPE),
-            *overlay,
-            f"--model.backbone.path={self.folder / 'backbone'}",
-            f"--data.train_file={self.folder / 'mixed.json'}",
-            f"--data.image_folder={self.folder / 'scenes'}",
-            "--data.group_by_length=false",
-            "--model.optimizer.warmup_steps=0",
-            "--trainer.gradient_clip_val=0.5",
-            "--trainer.log_every_n_steps=1",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-            f"--output_dir={self.folder / output}",
-            *extra,
-        ]
+        places = {"model.backbone.path": "backbone", "data.train_file": "mixed.json", "data.image_folder": "scenes"}
+        named = [f"--{key}={self.folder / name}" for key, name in {**places, "output_dir": output}.items()]
+        return ["fit", "--config", str(RECIPE), *overlay, *SETTINGS, *named, *extra]
 
-    def fit(
-        self,
-        strategy: str,
-        output: str,
-        *extra: str,
-        processes: int = 2,
-        torchrun: bool = False,
-    ) -> Run:
+    def fit(self, strategy: str, output: str, *extra: str, processes: int = 2, torchrun: bool = False) -> Run:
         """Train in processes of their own; the global batch is the same for any number of them."""
         argv = self.argv(output, f"--data.batch_size={GLOBAL_BATCH // processes}", *extra, strategy=strategy)
         done = run_fit(argv, processes, torchrun)

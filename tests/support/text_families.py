@@ -12,25 +12,11 @@ from subtoken_train.types import Batch, Region
 from tests.support.tiny_parts import assembled
 
 KINDS = {
-    "llama": "Llama",
-    "qwen2": "Qwen2",
-    "mistral": "Mistral",
-    "qwen3": "Qwen3",
-    "gemma3": "Gemma3",
-    "llama31": "Llama",
-    "mistral_window": "Mistral",
-    "qwen2_window": "Qwen2",
-    "phi3": "Phi3",
-    "olmo3": "Olmo3",
-    "glm4": "Glm4",
-    "granite": "Granite",
-    "smollm3": "SmolLM3",
-    "ministral3": "Ministral3",
-    "qwen3_moe": "Qwen3Moe",
-    "cohere": "Cohere",
-    "cohere2": "Cohere2",
-    "exaone4": "Exaone4",
-}
+    "llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral", "qwen3": "Qwen3", "gemma3": "Gemma3", "llama31": "Llama",
+    "mistral_window": "Mistral", "qwen2_window": "Qwen2", "phi3": "Phi3", "olmo3": "Olmo3", "glm4": "Glm4",
+    "granite": "Granite", "smollm3": "SmolLM3", "ministral3": "Ministral3", "qwen3_moe": "Qwen3Moe",
+    "cohere": "Cohere", "cohere2": "Cohere2", "exaone4": "Exaone4",
+}  # fmt: skip
 """Names of transformers' classes, without what they all end in."""
 WINDOWED = ("mistral_window", "qwen2_window", "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
 OTHERS = ("phi3", "glm4", "granite", "smollm3", "qwen3_moe", "cohere")
