@@ -66,7 +66,7 @@ class Scene:
             "data.train_file": self.folder / "scenes/train.json",
             "output_dir": self.folder / run,
         }
-        return ["fit", *settings, *(f"--{key}={path}" for key, path in places.items()), *extra]
+        return ["fit", *(f"--{key}={path}" for key, path in places.items()), *settings, *extra]
 
     def samples(self, run: str) -> list[list[str]]:
         """Ids of the records of every consumed micro-batch, in order; a line that is being written does not count."""
