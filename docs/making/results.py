@@ -16,7 +16,7 @@ PAGES = {
     "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
     "docs/trained_arms.md": "trained arms against their anchors",
     "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
-    "docs/quality.md": "evictions, recall, text, originals",
+    "docs/quality.md": "packed caches, originals, kvpress",
     "benchmarks/results/screens/README.md": "peers at equal bytes",
     "benchmarks/results/screens/bits.md": "bits and groups",
     "checkpoints/README.md": "the embedded models",
