@@ -39,7 +39,7 @@ from benchmarks.pairs import cell, hardware, middle, ratio, write
 from benchmarks.peer_side import KEPT, SHAPE, random_weights
 from benchmarks.workers import ROOT, Worker, in_turns
 
-RECORD, PAGE = ROOT / "benchmarks/results/speed/peers-cpu-float32.json", ROOT / "docs/speed/prompts.md"
+RECORD, PAGE = ROOT / "benchmarks/results/speed/peers-cpu-float32.json", ROOT / "docs/speed.md"
 ROUNDS = {2048: 15, 8192: 5, 32768: 1}
 """Tokens of the context -> rounds of whole passes; a method that one side alone runs gets one."""
 DECODE_ROUNDS, STEPS, WARMUP = 20, 8, 1

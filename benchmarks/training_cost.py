@@ -117,7 +117,7 @@ def measure(name: str, pairs: int, device: str, dtype: torch.dtype) -> dict[str,
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Make the table of ``docs/speed/training.md``."""
+    """Make the table of ``docs/speed.md``."""
     head = (
         "case",
         "unrouted step",

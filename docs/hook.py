@@ -56,6 +56,7 @@ MOVED = {
     "quality": "quality/real_weights",
     "real_text": "real_text/axes real_text/equal_bytes real_text/one_budget real_text/one_budget_qwen "
     "real_text/one_budget_smollm2 real_text/qwen real_text/qwen15 real_text/ruler real_text/smollm2 real_text/trained",
+    "speed": "speed/gpus speed/prompts speed/training",
     "trained_arms": "trained_arms/adapted trained_arms/bytes trained_arms/layer2 trained_arms/layer4 "
     "trained_arms/recall trained_arms/two_stage trained_arms/visionzip",
     "trials": "quality/recall trials/real_models trials/texts",

@@ -19,9 +19,9 @@ TABLES = {
     "command": ("command_tables:table", "speed/benchmark-tiny-llava-cpu-float32.json", "speed/benchmark.md"),
     "table8": ("command_tables:table", "speed/table8-scaled-cpu-float32.json", "speed/benchmark.md"),
     "decode": ("decode:markdown", "speed/decode-cpu-float32.json", "speed.md"),
-    "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed/prompts.md"),
-    "training": ("training_cost:markdown", "speed/training-cpu-float32.json", "speed/training.md"),
-    "peers": ("peers:table", "speed/peers-cpu-float32.json", "speed/prompts.md"),
+    "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed.md"),
+    "training": ("training_cost:markdown", "speed/training-cpu-float32.json", "speed.md"),
+    "peers": ("peers:table", "speed/peers-cpu-float32.json", "speed.md"),
 }
 """Table -> the function that makes it, of which record, and the page that shows it."""
 ANSWERED = list(csv.DictReader((RESULTS / "answered.csv").open(newline="")))

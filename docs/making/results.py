@@ -29,7 +29,7 @@ HEAD = """# Results
 
 Every committed table, with the section that says how it was made. Programs write them from the records in
 `benchmarks/results/`, and tests compare. The models are the embedded ones, unless a table names another; all ran on
-CPUs but what is [told of GPUs](speed/gpus.md), and no 7B model was trained.
+CPUs but what is [told of GPUs](speed.md#gpus), and no 7B model was trained.
 
 | page | what it is about | sections with tables or plots |
 |---|---|---|

@@ -86,7 +86,7 @@ def test_what_is_said_of_an_original(name, said):
 
 def test_results_lead_to_every_section_with_a_table():
     page = results_page()
-    assert "[Quest in every step reads less and frees nothing](../docs/speed.md#quest-in-" in page
+    assert "[Whole caches beside kvpress](../docs/speed.md#whole-caches-beside-" in page
     assert "[The mini-suite](../docs/mini_suite.md)" in page
     assert "| `keydiff` | kvpress_keydiff: places that differ | 0 |" in page
 
