@@ -25,8 +25,9 @@ from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.fitprune import PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import Cut, CutView, DecoderReducer
+from subtoken_train.reducers.staged import Cut, DecoderReducer
 from subtoken_train.types import Batch, Region
+from subtoken_train.view.view import View
 
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
 TOLERANCE = 0.01
@@ -126,7 +127,7 @@ class BearableCuts(DecoderReducer):
         """Raise: how many tokens stay is not known before."""
         return [tokens] * num_layers
 
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """Note what leaves, and let it go."""
         visual_BM, masses = view.visual, attention_masses(view)
         if view.layer not in self.totals:
@@ -136,9 +137,9 @@ class BearableCuts(DecoderReducer):
         leave_BM = bearable(masses[0], visual_BM, total_self_B, self.alpha[0])
         cross_BM = bearable(masses[1], visual_BM, total_cross_B, self.alpha[0])
         leave_BM &= cross_BM | ~masses[2][:, None]
-        keep_BM = (view.regions_BM != Region.PADDING) & (~leave_BM | view.protected_BM)
+        keep_BM = (view.regions_BN != Region.PADDING) & (~leave_BM | view.protected_BN)
         if self.alpha[0] == 0:
-            keep_BM = view.regions_BM != Region.PADDING
+            keep_BM = view.regions_BN != Region.PADDING
         self.held[view.layer] = (keep_BM & visual_BM).sum(-1)
         return Cut(keep_BM, None)
 

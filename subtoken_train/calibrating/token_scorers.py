@@ -42,7 +42,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.types import Batch, in_compressed_region
 from subtoken_train.view.scores import Scores
-from subtoken_train.view.view import Need, TaskView, View
+from subtoken_train.view.view import Need, View
 
 FAINTEST = -12.0
 BATCH, GRADIENT = 512, 1.0
@@ -122,16 +122,14 @@ class NotingKVzip(KVzip):
 
     def score(self, view: View) -> Scores:
         """Note the layer's input; see ``KVzip.score``."""
-        assert view.input_BND is not None
         found = super().score(view)
         found.notes["input"] = view.input_BND
         if self.normalise:
-            assert view.output_weight is not None
             length_BM = view.input_BND.float().norm(dim=-1).clamp(min=NARROWEST)
             self.weights[view.layer] = output_lengths(view.value_BhNd, view.output_weight()) / length_BM[:, None]
         return found
 
-    def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
+    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
         if not self.normalise:
             return largest_BHC
         return largest_BHC * self.weights[view.layer].gather(-1, index_BC[:, None].expand_as(largest_BHC))

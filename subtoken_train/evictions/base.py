@@ -25,7 +25,7 @@ from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scale, Scores
-from subtoken_train.view.view import Need, Online, TaskPlan, TaskView, View
+from subtoken_train.view.view import Need, Online, TaskPlan, View
 
 LayerScores = Scores
 """Name of ``Scores`` up to version 0.2."""
@@ -61,7 +61,7 @@ class Eviction(ABC):
 
     @property
     def online(self) -> Online | None:
-        """Return how it evicts while decoding, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        """Return how it evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
         return None
 
     @property
@@ -114,7 +114,7 @@ class Eviction(ABC):
         """The rows of the second pass, a pass for each task: the prompt once more unless overridden."""
         return [TaskPlan()]
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
 

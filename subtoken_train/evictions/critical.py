@@ -63,7 +63,6 @@ class CriticalKV(Wrapper):
 
     def score(self, view: View) -> Scores:
         """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
-        assert view.output_weight is not None
         found = self.base.score(view)
         norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
         if found.scores_BhN.shape[1] == 1:

@@ -67,8 +67,6 @@ class ExpectedAttention(Eviction):
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         counted_BN = view.entries_BN & ~sinks_BN
         mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
-        assert view.rotate is not None
-        assert view.next_position is not None
         ahead = torch.arange(self.future, device=view.next_position.device)
         rotation = view.rotate(view.next_position + ahead).mean()
         mean_BHd, covariance_BHdd = turn_statistics(rotation, mean_BHd, covariance_BHdd)

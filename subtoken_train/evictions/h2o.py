@@ -69,7 +69,6 @@ class H2O(Eviction):
             sums = sums + view.carried
         scores = sums / view.viewers().clamp(min=1)[:, None] if self.normalise else sums
         scores_BhN = over_groups(scores, kv_heads, self.group)
-        assert view.in_scope_BN is not None
         notes = {"entries": entries_BN, "in_scope": view.in_scope_BN & entries_BN}
         return Scores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 

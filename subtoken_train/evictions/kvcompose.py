@@ -34,7 +34,7 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, Online, TaskView, View
+from subtoken_train.view.view import Need, Online, View
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 
@@ -108,7 +108,7 @@ class KVCompose(Eviction):
         unasked_B = unasked(regions_BN)
         return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Scores per key-value head from the second pass, [B, h, N]: the release's, all rows of the task counting."""
         norm_BhN = view.value_norms() if self.value_norm else None
         if not self.composite:

@@ -203,7 +203,6 @@ class KVzap(Eviction):
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
             self._placed[place] = [each.to(place[1]) for each in self._numbers().nets[view.layer]]
-        assert view.input_BND is not None
         scores = foretold(self._placed[place], view.input_BND.to(place[1]))
         if view.carried is not None:
             new = scores.shape[-1]

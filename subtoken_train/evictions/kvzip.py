@@ -37,7 +37,7 @@ from subtoken_train.evictions.budgets import Pool, counts_of_pool
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scale, Scores
-from subtoken_train.view.view import Need, Opening, TaskPlan, TaskView, View
+from subtoken_train.view.view import Need, Opening, TaskPlan, View
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -117,7 +117,7 @@ class KVzip(Eviction):
             plans.append(TaskPlan((*said, ANSWER, about_BN), about_BN))
         return plans
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Scores of the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
@@ -128,7 +128,7 @@ class KVzip(Eviction):
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
 
-    def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
+    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
         """Largest attention of every query head to entries that stand at some places, unchanged unless overridden."""
         return largest_BHC
 

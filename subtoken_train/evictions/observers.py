@@ -140,5 +140,4 @@ def window_length(view: View, window: float) -> int | Tensor:
     """Return the entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
     if isinstance(window, int):
         return window
-    assert view.budget is not None
     return share_of(view.budget(), window).clamp(min=1)[:, None]

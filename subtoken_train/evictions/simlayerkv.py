@@ -77,7 +77,6 @@ class SimLayerKV(Eviction):
 
     def score(self, view: View) -> Scores:
         """Return what the layer pays to what a lazy one lets go, [B, 1, N]; entries that it keeps are protected."""
-        assert view.in_scope_BN is not None
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
         held_BN = sinks_BN | recent_BN

@@ -79,7 +79,6 @@ class VLCache(Eviction):
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         nothing_BN = torch.zeros_like(view.entries_BN)
-        assert view.in_scope_BN is not None
         notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
         return Scores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from subtoken_train.calibrations import Calibration
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import TaskPlan, TaskView, View
+from subtoken_train.view.view import TaskPlan, View
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Wrapper(Eviction):
     def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
         return self.base.tasks(regions_BN)
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         return self.base.score_task(view)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:

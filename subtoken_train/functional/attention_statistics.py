@@ -10,6 +10,8 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positio
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -88,3 +90,16 @@ def attention_blocks(
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
+
+
+def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
+    """Attention that all rows of some blocks pay to each position, [B, N] in fp32.
+
+    A row counts with the mean over its heads, or with the largest of them. A sample without rows gets zeros.
+    """
+
+    def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
+        rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)
+        return (rows_BWN * (index_BW >= 0)[..., None]).sum(1)
+
+    return reduce(torch.add, (summed(*block) for block in blocks))

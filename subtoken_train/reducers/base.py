@@ -6,7 +6,7 @@ Legend: B batch, N positions, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from subtoken_train.ledger.kv_budget import (
     matched_count,
     ratio_above_cut,
 )
-from subtoken_train.types import Frames, MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 from subtoken_train.view.view import Need, View
 
 
@@ -99,38 +99,8 @@ PositionPolicy = Literal["original", "renumber", "mrope"]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 
-@dataclass
-class ReducerView:
-    """Input of a reducer that ranks before the language model's layers.
-
-    Attributes:
-        regions_BN: ``Region`` codes.
-        read_BN: rows that a token is read from, bool; they stay, whatever they score.
-        rank_position_B: last prompt token of the turn that holds the last image; -1 without an image.
-        sample_seed_B: a number per sample, int64.
-        attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
-        embeds_BND: input embeddings, projected features at visual tokens.
-        videos: () -> the tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image.
-    """
-
-    regions_BN: Tensor
-    read_BN: Tensor
-    rank_position_B: Tensor
-    sample_seed_B: Tensor
-    attention_row: Callable[[int], Tensor]
-    embeds_BND: Tensor
-    videos: Callable[[], list[list[Frames]]]
-
-    @property
-    def visual(self) -> Tensor:
-        """Visual tokens, bool [B, N]."""
-        return self.regions_BN == Region.VISUAL
-
-    @property
-    def question(self) -> Tensor:
-        """Rows of the question up to ``rank_position_B``, bool [B, N]."""
-        places_N = torch.arange(self.regions_BN.shape[1], device=self.regions_BN.device)
-        return (self.regions_BN == Region.QUERY) & (places_N <= self.rank_position_B[:, None])
+ReducerView = View
+"""The name up to version 0.3, by which reducers written for it import it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,11 +270,11 @@ class RankingReducer(Reducer, ABC):
     """Ranks the visual tokens of a sample in or before the language model (stages ``embeds`` and ``decoder``)."""
 
     @abstractmethod
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """A score for every position, [B, N]; among visual tokens the highest stay."""
 
     @torch.no_grad()
-    def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def select(self, view: View) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Choose the positions that stay, rank them, and name the one that holds what was dropped.
 
         Returns:
@@ -315,7 +285,7 @@ class RankingReducer(Reducer, ABC):
             token is read from stays as it is, inside the budget.
         """
         count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
-        kept = (self.scores(view), view.regions_BN, view.read_BN, count_B)
+        kept = (self.scores(view), view.regions_BN, view.protected_BN, count_B)
         return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
     def kept_counts(self, visual_BN: Tensor) -> list[int]:

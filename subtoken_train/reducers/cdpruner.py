@@ -26,7 +26,8 @@ from torch import Tensor
 
 from subtoken_train.functional.diversity import SAME, unit_rows, volume_places
 from subtoken_train.functional.gather import masked_mean
-from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.view.view import View
 
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ class CDPruner(RankingReducer):
     ranks: ClassVar[bool] = True
     reads_question: ClassVar[bool] = True
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return how early each token is chosen, negated, [B, N]."""
-        unit_BND, visual_BN = unit_rows(view.embeds_BND), view.visual
+        unit_BND, visual_BN = unit_rows(view.hidden_BND), view.visual
         weight_BN = relevance(unit_BND, visual_BN, view.question).clamp(min=0)
         return -volume_places(unit_BND, weight_BN, visual_BN, max(self.kept_counts(visual_BN)))

@@ -28,8 +28,9 @@ from torch import Tensor
 from subtoken_train.errors import check_range, check_word
 from subtoken_train.functional.diversity import unit_rows, unlike_places
 from subtoken_train.functional.gather import rank_candidates
-from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, RankedCuts
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.view import View
 
 DARTStage = Literal["embeds", "decoder"]
 PIVOTS = 4
@@ -95,12 +96,13 @@ class DART(RankingReducer, RankedCuts):
     def words(self) -> str:
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return how early each token is taken, by the input embeddings, negated, [B, N]."""
-        norm_BN = view.embeds_BND.float().abs().sum(-1)
+        norm_BN = view.hidden_BND.float().abs().sum(-1)
         count_B = torch.tensor(self.kept_counts(view.visual), device=norm_BN.device)
-        return -dart_places(view.embeds_BND, norm_BN, view.visual, view.question, count_B)
+        return -dart_places(view.hidden_BND, norm_BN, view.visual, view.question, count_B)
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Return how early each token is taken, by the layer below, negated, [B, M]."""
-        return -dart_places(view.normed_states(), view.key_norms(), view.visual, view.question, view.count_B)
+        norm_BM = view.key_BhNd.float().abs().sum((1, 3)).to(view.regions_BN.device)
+        return -dart_places(view.normed_states(), norm_BM, view.visual, view.question, view.count_B)

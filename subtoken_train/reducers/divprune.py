@@ -20,7 +20,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from subtoken_train.functional.diversity import farthest_places, unit_rows
-from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class DivPrune(RankingReducer):
 
     ranks: ClassVar[bool] = True
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return how early each token is chosen, negated, [B, N]."""
         visual_BN = view.visual
         steps = max(self.kept_counts(visual_BN))
-        return -farthest_places(unit_rows(view.embeds_BND), visual_BN, steps)
+        return -farthest_places(unit_rows(view.hidden_BND), visual_BN, steps)

@@ -17,8 +17,9 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from subtoken_train.errors import check_range, check_word
-from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, RankedCuts
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.view import View
 
 FastVStage = Literal["embeds", "decoder"]
 Ranking = Literal["adapted", "frozen"]
@@ -83,7 +84,7 @@ class FastV(RankingReducer, RankedCuts):
         merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
         return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))
 
-    def scores(self, view: ReducerView | CutView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]: the layer below the cut, in the stage ``decoder``."""
         return view.attention_row(self.layer - 1)
 

@@ -28,9 +28,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.functional.attention_statistics import attention_paid
 from subtoken_train.ledger.kv_budget import exact
-from subtoken_train.reducers.staged import CutView, StagedReducer, attention_paid
+from subtoken_train.reducers.staged import StagedReducer
 from subtoken_train.types import TowerStatistics
+from subtoken_train.view.view import View
 
 PUBLISHED_TOKENS = 576
 PUBLISHED = (
@@ -140,21 +142,21 @@ class FitPrune(StagedReducer):
             )
         super().check_fit(backbone, sees_images, num_layers, tower)
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Multiply what visual rows pay by what text rows after the image pay, [B, M]."""
         self_BM, cross_BM, asks_B = attention_masses(view)
         return self_BM * cross_BM.where(asks_B[:, None], 1.0)
 
 
-def attention_masses(view: CutView) -> tuple[Tensor, Tensor, Tensor]:
+def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
     """Return what visual rows pay each row, and what prompt text after the image pays, as means over rows, [B, M].
 
     Of each row's heads the largest counts. The third is whether there is such text, bool [B].
     """
     visual_BM = view.visual
-    after_BM = view.prompt_BM & ~visual_BM & (visual_BM.cumsum(-1) > 0)
+    after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []
     for marks_BM in (visual_BM, after_BM):
-        paid_BM = attention_paid(view.attention(marks_BM), "max")
+        paid_BM = attention_paid(view.blocks(marks_BM), "max")
         masses.append(paid_BM / marks_BM.sum(-1, keepdim=True).clamp(min=1))
     return masses[0], masses[1], after_BM.any(-1)

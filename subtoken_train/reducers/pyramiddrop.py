@@ -24,7 +24,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from subtoken_train.errors import check_range
-from subtoken_train.reducers.staged import CutView, StagedReducer, attention_paid
+from subtoken_train.reducers.staged import StagedReducer
+from subtoken_train.view.view import View
 
 STEPS = 2**30
 """In which a stage's share is solved; a half is exact."""
@@ -65,9 +66,9 @@ class PyramidDrop(StagedReducer):
         share = stage_share(tuple(Counter(stage_L).values()), average, self.round_up)
         return [share**stage for stage in stage_L]
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """The attention row of the last prompt token in the stage's last layer, [B, M]."""
-        return attention_paid(view.attention(view.ranking_BM))
+        return view.attention_row(view.layer - 1)
 
 
 @lru_cache

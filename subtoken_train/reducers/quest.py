@@ -128,8 +128,6 @@ class Quest(ContextReducer):
     def keep_context(self, view: View) -> Tensor:
         """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample."""
         tokens, context_BN, asks_BN = view.scope_counts, view.in_scope_BN, view.asks_BN
-        assert context_BN is not None
-        assert asks_BN is not None
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_tokens(count) if count else 0 for count in tokens]

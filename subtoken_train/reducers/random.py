@@ -10,7 +10,8 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.functional.hashing import uniform_hash
-from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class RandomReducer(RankingReducer):
         super().__post_init__()
         check_range("reducer seed", self.seed, 0, MAX_SEED)
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Random scores [B, N]; padding must stand on the right for positions to be the sample's own."""
         positions_N = torch.arange(view.regions_BN.shape[1], device=view.regions_BN.device)
         first_B1 = (view.regions_BN != 0).long().argmax(-1, keepdim=True)

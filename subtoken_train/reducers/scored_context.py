@@ -69,7 +69,6 @@ class ScoredContext(ContextReducer):
         Of a budget that does not hold all that the scorer protects, its latest stay, as under the eviction.
         """
         context_BN = view.in_scope_BN
-        assert context_BN is not None
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.tensor(counts, device=context_BN.device)
         with torch.autocast(context_BN.device.type, enabled=False):  # training must choose what inference chooses
@@ -86,7 +85,6 @@ class ScoredContext(ContextReducer):
         """The layer as an eviction sees it before the question is there."""
         system_BN = view.regions_BN == Region.SYSTEM
         entries_BN = context_BN | system_BN
-        assert view.position is not None
         last_B1 = view.position.masked_fill(~entries_BN, -1).amax(-1, keepdim=True)
         regions_BN = view.regions_BN.masked_fill(~entries_BN, Region.PADDING)
         return view.replaced(

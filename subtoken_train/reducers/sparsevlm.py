@@ -39,8 +39,9 @@ from torch import Tensor
 from subtoken_train.errors import check_range
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.staged import Cut, CutView, StagedReducer
+from subtoken_train.reducers.staged import Cut, StagedReducer
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 
 
 def distances(points_NC: Tensor) -> Tensor:
@@ -186,24 +187,23 @@ class SparseVLM(StagedReducer):
                 raters_N[prompt_N.nonzero()[-1]] = True
         return raters_BN
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
-        assert view.raters_BM is not None
         total_BHM: Tensor | None = None
-        asked = zip(view.attention(view.raters_BM), view.rotary_pull(view.raters_BM), strict=True)
-        for (attention_BHRM, valid_BR), pull_BRM in asked:
+        asked = zip(view.blocks(view.raters_BN), view.rotary_pull(view.raters_BN), strict=True)
+        for (index_BR, attention_BHRM), pull_BRM in asked:
             corrected = attention_BHRM if self.version == 1 else attention_BHRM / pull_BRM[:, None]
-            summed_BHM = (corrected * valid_BR[:, None, :, None]).sum(2)
+            summed_BHM = (corrected * (index_BR >= 0)[:, None, :, None]).sum(2)
             total_BHM = summed_BHM if total_BHM is None else total_BHM + summed_BHM
         assert total_BHM is not None
-        scores_BHM = total_BHM / view.raters_BM.sum(-1).clamp(min=1)[:, None, None]
+        scores_BHM = total_BHM / view.raters_BN.sum(-1).clamp(min=1)[:, None, None]
         if self.version == 1 or self.heads >= scores_BHM.shape[1]:
             return scores_BHM.mean(1)
         seeing_BH = (scores_BHM * view.visual[:, None]).sum(-1)
         chosen_Bk = top_indices(seeing_BH, self.heads)
         return scores_BHM.gather(1, chosen_Bk[..., None].expand(-1, -1, scores_BHM.shape[2])).mean(1)
 
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """The best stay; in version 1 some of the others join at their clusters' centres."""
         if self.version == 2:
             return super().cut(view)
@@ -211,13 +211,13 @@ class SparseVLM(StagedReducer):
             scores_BM = self.cut_scores(view)
             made = [self._recycled(view, scores_BM, sample) for sample in range(len(scores_BM))]
             stays_BM, joins_BM = (torch.stack(parts) for parts in zip(*made, strict=True))
-            keep_BM = stays_BM | (~view.visual & (view.regions_BM != Region.PADDING))
+            keep_BM = stays_BM | (~view.visual & (view.regions_BN != Region.PADDING))
             return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
 
-    def _recycled(self, view: CutView, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+    def _recycled(self, view: View, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
         """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
         visual_M, scores_M = view.visual[sample], scores_BM[sample]
-        read_M, rows_M = visual_M & view.protected_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
+        read_M, rows_M = visual_M & view.protected_BN[sample], torch.arange(len(visual_M), device=visual_M.device)
         tokens, read = int(visual_M.sum()), int(read_M.sum())
         left = min(tokens, max(int(view.count_B[sample]), read))
         kept = max(read, kept_of(tokens, left)) if left < tokens else tokens
@@ -225,5 +225,5 @@ class SparseVLM(StagedReducer):
         kept_M = visual_M & (rank_M < kept)
         if kept == left:
             return kept_M, rows_M
-        centres, joins_M = recycled_rows(view.hidden_BMD[sample], scores_M, visual_M & ~kept_M, left - kept)
+        centres, joins_M = recycled_rows(view.hidden_BND[sample], scores_M, visual_M & ~kept_M, left - kept)
         return kept_M.index_fill(0, centres, True), joins_M

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.view.view import View
 
 GOLDEN = 2654435769
 """2^32 over the golden ratio, rounded."""
@@ -26,7 +27,7 @@ class UniformReducer(RankingReducer):
 
     ranks: ClassVar[bool] = True
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return minus the fractional parts, [B, N]."""
         place_BN = view.visual.long().cumsum(-1) - 1
         return -((place_BN * GOLDEN) % 2**32).float() / 2**32

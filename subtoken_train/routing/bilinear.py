@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from subtoken_train.routing.base import RoutingConfig, SelectorInput
+from subtoken_train.routing.base import RoutingConfig
 from subtoken_train.routing.linear import LinearRouter, fp32_linear, init_router
+from subtoken_train.view.view import View
 
 
 class BilinearRouter(LinearRouter):
@@ -30,9 +31,8 @@ class BilinearRouter(LinearRouter):
         self.meeting = nn.Linear(config.query_rank, config.num_groups, bias=False)
         init_router(self)
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Logits [B, N, S] in fp32."""
-        assert view.query_summary_BD is not None
         query_BR = fp32_linear(self.query_side, view.query_summary_BD)
         token_BNR = fp32_linear(self.token_side, view.hidden_BND)
         return super().forward(view) + fp32_linear(self.meeting, token_BNR * query_BR[:, None])

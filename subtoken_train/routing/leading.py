@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 
 class LeadingSelector(Selector):
@@ -24,7 +25,7 @@ class LeadingSelector(Selector):
         super().__init__()
         self.layout = config.layout
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """One score a group, each another, broadcast to [B, N, S] in fp32."""
         batch, length, num_groups, channels = view.value_groups_BNSg.shape
         device = view.value_groups_BNSg.device

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 INIT_STD = 0.02
 
@@ -85,10 +86,9 @@ class LinearRouter(Selector):
         if self.query is not None:
             self.query.weight.zero_()
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Logits [B, N, S] in fp32."""
         logits_BNS = fp32_linear(self.token, view.hidden_BND)
         if self.query is None:
             return logits_BNS
-        assert view.query_summary_BD is not None
         return logits_BNS + fp32_linear(self.query, view.query_summary_BD)[:, None]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
 from subtoken_train.routing.linear import fp32_linear, init_router
+from subtoken_train.view.view import View
 
 
 class MLPRouter(Selector):
@@ -29,10 +30,9 @@ class MLPRouter(Selector):
         self.out = nn.Linear(width, config.num_groups)
         init_router(self)
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Logits [B, N, S] in fp32."""
         features = fp32_linear(self.token, view.hidden_BND)
         if self.query is not None:
-            assert view.query_summary_BD is not None
             features = features + fp32_linear(self.query, view.query_summary_BD)[:, None]
         return fp32_linear(self.out, F.gelu(features))

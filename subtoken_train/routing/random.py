@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.hashing import uniform_hash
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 
 class RandomSelector(Selector):
@@ -19,8 +20,8 @@ class RandomSelector(Selector):
         super().__init__()
         self.seed = config.seed
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Random scores [B, N, S] in fp32."""
         groups_S = torch.arange(view.value_groups_BNSg.shape[2], device=view.hidden_BND.device)
-        sample_B11, position_BN1 = view.sample_seed_B[:, None, None], view.position_BN[..., None]
+        sample_B11, position_BN1 = view.sample_seed_B[:, None, None], view.ordinal_BN[..., None]
         return uniform_hash(sample_B11, position_BN1, groups_S, self.seed, view.layer)

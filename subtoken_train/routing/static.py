@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.hashing import uniform_hash
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 
 class StaticSelector(Selector):
@@ -21,7 +22,7 @@ class StaticSelector(Selector):
         super().__init__()
         self.seed = config.seed
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """The layer's fixed scores, broadcast to [B, N, S] in fp32."""
         batch, length, num_groups, _ = view.value_groups_BNSg.shape
         groups_S = torch.arange(num_groups, device=view.hidden_BND.device)

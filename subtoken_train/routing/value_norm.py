@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 
 class ValueNormSelector(Selector):
@@ -17,7 +18,7 @@ class ValueNormSelector(Selector):
     def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
         super().__init__()
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Group norms [B, N, S] in fp32."""
         norms_BNS: Tensor = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
         return norms_BNS

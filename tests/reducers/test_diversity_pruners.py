@@ -9,8 +9,8 @@ from subtoken_train.families import load
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.helpers import compress, make_batch, only_sample, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, by_pivots, by_relevance
 from tests.support.sampling import sampled
@@ -77,7 +77,7 @@ def look(embeds, codes, read=(), last=None):
     regions = torch.tensor([codes])
     marks = torch.tensor([[place in read for place in range(len(codes))]])
     last = torch.tensor([len(codes) - 1 if last is None else last])
-    return ReducerView(regions, marks, last, torch.tensor([0]), None, embeds, None)
+    return View(regions_BN=regions, protected_BN=marks, rank_position_B=last, hidden_BND=embeds)
 
 
 S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))

@@ -9,9 +9,9 @@ import torch
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
 from tests.support.kvzap_files import written
@@ -31,17 +31,16 @@ def file(tmp_path, tiny_family):
 
 def view_of(regions, attention, count, last):
     """A cut's view of one layer's attention [B, H, N, N]."""
-    last_BN = torch.zeros_like(regions).bool()
-    last_BN[:, last] = True
-    prompt = (regions != Region.PADDING) & (torch.arange(regions.shape[1]) <= last)
 
     def blocks(marks_BN):
         for row in range(marks_BN.shape[1]):
-            yield attention[:, :, row : row + 1], marks_BN[:, row : row + 1]
+            yield torch.where(marks_BN[:, row : row + 1], row, -1), attention[:, :, row : row + 1]
 
-    none, counts = torch.zeros_like(last_BN), torch.full((len(regions),), count)
-    seeds = torch.zeros(len(regions))
-    return CutView(1, regions, none, last_BN, prompt, None, counts, seeds, regions, blocks, blocks, None, None)
+    last_B, counts = (torch.full((len(regions),), number) for number in (last, count))
+    unread = torch.zeros_like(regions).bool()
+    return View(
+        layer=1, regions_BN=regions, protected_BN=unread, rank_position_B=last_B, count_B=counts, attention=blocks
+    )
 
 
 def test_golden_block(shared):

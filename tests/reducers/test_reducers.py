@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.reducers import build_reducer, split_settings
-from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.helpers import compress, make_batch, only_sample, random_scores
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -18,8 +18,8 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 def look(regions_BN, scores_BN=None, seeds=None):
     batch = len(regions_BN)
     seeds = torch.arange(batch) + 1 if seeds is None else seeds
-    unread, embeds = torch.zeros_like(regions_BN).bool(), torch.zeros(*regions_BN.shape, 2)
-    return ReducerView(regions_BN, unread, torch.zeros(batch).long(), seeds, lambda layer: scores_BN, embeds, None)
+    unread = torch.zeros_like(regions_BN).bool()
+    return View(regions_BN=regions_BN, protected_BN=unread, sample_seed_B=seeds, scout=lambda layer: scores_BN)
 
 
 @settings(max_examples=50, deadline=None)
@@ -169,7 +169,7 @@ def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
     regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6]] * 40)
     seeds, scores = torch.arange(40), random_scores(0, 40, 7)
     view = look(regions, scores, seeds)
-    view.read_BN[:, 6] = True
+    view.protected_BN[:, 6] = True
     reducer = build_reducer(name, 0.5)
     keep, rank, _ = reducer.select(view)
     scores = reducer.scores(view)
@@ -195,7 +195,6 @@ def test_reducers_score_without_a_graph():
         return scores
 
     regions = torch.full((1, 6), int(Region.VISUAL))
-    unread, embeds = torch.zeros_like(regions).bool(), torch.zeros(1, 6, 2)
-    view = ReducerView(regions, unread, torch.tensor([5]), torch.tensor([0]), row, embeds, None)
+    view = View(regions_BN=regions, protected_BN=torch.zeros_like(regions).bool(), scout=row)
     assert build_reducer("fastv", 0.5).select(view)[0].sum() == 3
     assert graphs == [False]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import keep_ranked
 from subtoken_train.reducers.sparsevlm import LISTS, kept_of, recycled_counts, text_raters
-from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_scores, sharpen
 from tests.support.plain_choices import clusters_by_loop
@@ -54,7 +54,7 @@ def test_golden_scores_and_masks(golden):
 
     def blocks(marks):
         for row in marks[0].nonzero()[:, 0].split(4):
-            yield attention[:, :, row], torch.ones(1, len(row), dtype=torch.bool)
+            yield row[None], attention[:, :, row]
 
     def pulls(marks):
         return (torch.ones(1, len(row), length) for row in marks[0].nonzero()[:, 0].split(4))
@@ -62,8 +62,7 @@ def test_golden_scores_and_masks(golden):
     nothing = torch.zeros_like(asking)
     for layer, keep in zip(params["layers"], params["keep"], strict=True):
         number = torch.tensor([keep])
-        marks = regions, nothing, nothing, nothing, asking
-        view = CutView(layer + 1, *marks, number, number, logits, blocks, pulls, None, None)
+        view = View(layer=layer + 1, regions_BN=regions, raters_BN=asking, attention=blocks, rotary_pull=pulls)
         scores = build_reducer("sparsevlm", 0.5).cut_scores(view)
         near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
         mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]
