@@ -18,6 +18,7 @@ MOVED = {
     "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
     "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",
     "subtoken_train.evictions.layer_views": "subtoken_train.view.view",
+    "subtoken_train.evictions.wrapper": "subtoken_train.evictions.base",
     "subtoken_train.reducers.context": "subtoken_train.reducers.base",
     "subtoken_train.training.strategies.fsdp2": "subtoken_train.training.strategies",
 }

@@ -10,8 +10,7 @@ from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
-    from subtoken_train.evictions.base import Eviction
-    from subtoken_train.evictions.wrapper import Wrapper
+    from subtoken_train.evictions.base import Eviction, Wrapper
 
 
 EVICTIONS: Registry[Eviction] = Registry(
@@ -58,7 +57,7 @@ WRAPPERS: Registry[Wrapper] = Registry(
     "eviction wrapper",
     group="subtoken_train.eviction_wrappers",
     package=__name__,
-    base="wrapper:Wrapper",
+    base="base:Wrapper",
     named=True,
     builtin={
         "ada": "ada:Ada",

@@ -19,16 +19,15 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.base import Wrapper, keep_best_entries
 from subtoken_train.evictions.budgets import divide_budget
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 
@@ -49,15 +48,12 @@ class Ada(Wrapper):
     name: ClassVar[str] = "ada"
     heads_differ: ClassVar[bool] = True
 
-    alpha: float = 0.2
+    alpha: float = setting(0.2, 0, 1)
     safeguard: Safeguard = "floor"
     normalise: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"ada alpha={self.alpha:g} must be in [0, 1]; 0.2 leaves every head a fifth of its share")
-        check_word("ada safeguard", self.safeguard, get_args(Safeguard))
         if self.base.heads_share:
             raise ValueError(self._no_heads())
 

@@ -19,17 +19,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.observers import Blocks, column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -56,18 +56,10 @@ class AirCache(Eviction):
     heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
-    alpha: float = 0.9
+    alpha: float = setting(0.9, 0, 1)
     window: Window = "elite"
-    window_size: int = 32
+    window_size: int = setting(32, 1)
     budgets: Budgets = "both"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"aircache alpha={self.alpha:g} must be between 0 and 1")
-        if self.window_size < 1:
-            raise ValueError(f"aircache window_size={self.window_size} must be 1 or more")
-        check_word("aircache window", self.window, get_args(Window))
-        check_word("aircache budgets", self.budgets, get_args(Budgets))
 
     def score(self, view: View) -> Scores:
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""

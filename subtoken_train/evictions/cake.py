@@ -27,16 +27,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
-    check_kernel,
-    check_window,
+    kernel_setting,
     neighbours_pooled,
     over_groups,
     window_rows,
+    window_setting,
 )
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -58,28 +58,18 @@ class CAKE(Eviction):
     """
 
     name: ClassVar[str] = "cake"
+    across_layers: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
-    window: int | float = 32
-    kernel: int = 5
-    gamma: float = 200.0
-    tau1: float = 1.0
-    tau2: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_window(self.name, self.window, least=1)
-        check_kernel(self.name, self.kernel)
-        check_range("cake gamma", self.gamma, 0, MOST)
-        check_range("cake tau1", self.tau1, 1 / MOST, MOST)
-        check_range("cake tau2", self.tau2, 1 / MOST, MOST)
+    window: int | float = window_setting(32)
+    kernel: int = kernel_setting(5)
+    gamma: float = setting(200.0, 0, MOST)
+    tau1: float = setting(1.0, 1 / MOST, MOST)
+    tau2: float = setting(1.0, 1 / MOST, MOST)
 
     @property
     def online(self) -> Online:
         return Online(rows=self.window if isinstance(self.window, int) else None)
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     def score(self, view: View) -> Scores:
         """The indicator of every entry before the window, [B, h, N], which is protected; the weight is the preference.

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.evictions.base import Wrapper
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 
 FINITE = 1e30  # of a score, so that sums of many are finite
@@ -38,20 +39,17 @@ class ChunkKV(Wrapper):
     name: ClassVar[str] = "chunk"
     heads_share: ClassVar[bool] = True
 
-    length: int = 20
+    length: int = setting(20, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 1:
-            raise ValueError(f"chunk length={self.length} must be 1 or more")
-        if isinstance(self.base, Wrapper) and self.base.heads_differ:
+        if self.base.heads_differ:
             raise ValueError(self._heads_differ())
 
     def _heads_differ(self) -> str:
         return f"chunk keeps one set for all heads, and heads of {self.base.name} keep different numbers of entries"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """The base's counts, int64 [L, B]."""
         count_LB = self.base.counts(scores, candidates)
         if count_LB.dim() == 3:
             raise ValueError(self._heads_differ())

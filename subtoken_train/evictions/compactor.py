@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -71,8 +72,6 @@ def standardised(values: Tensor) -> Tensor:
 
 
 NEIGHBOURS = 3
-LONGEST = 1 << 40  # entries: as good as no limit
-RANGES = {"sinks": (0, LONGEST), "last": (0, LONGEST), "chunk": (1, 4096), "sketch": (1, 4096), "seed": (0, 1 << 32)}
 
 
 @dataclass(frozen=True)
@@ -96,23 +95,14 @@ class Compactor(Eviction):
     name: ClassVar[str] = "compactor"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 8
-    last: int = 4
-    chunk: int = 256
-    sketch: int = 48
-    blending: float | None = None
+    sinks: int = setting(8)
+    last: int = setting(4)
+    chunk: int = setting(256, 1, 4096)
+    sketch: int = setting(48, 1, 4096)
+    blending: float | None = setting(None, 0, math.inf)
     scaled: bool = False
     masked: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for setting, (least, most) in RANGES.items():
-            if not least <= getattr(self, setting) <= most:
-                raise ValueError(f"compactor {setting}={getattr(self, setting)} must be in [{least:,}, {most:,}]")
-        if self.blending is not None and not 0 <= self.blending < float("inf"):
-            raise ValueError(
-                f"compactor blending={self.blending:g} must be 0 or more and finite; None: the removed share"
-            )
+    seed: int = setting(0, 0, 1 << 32)
 
     def score(self, view: View) -> Scores:
         """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""

@@ -18,16 +18,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.base import Wrapper, keep_best_entries
 from subtoken_train.evictions.chunk import ChunkKV
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -48,15 +48,11 @@ class CriticalKV(Wrapper):
     name: ClassVar[str] = "critical"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    first_share: float = 0.5
-    epsilon: float = 1e-4
+    first_share: float = setting(0.5, 0, 1)
+    epsilon: float = setting(1e-4, 0, inf)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.first_share <= 1:
-            raise ValueError(f"critical first_share={self.first_share:g} must be in [0, 1]; 0.5 is half of the budget")
-        if not (isfinite(self.epsilon) and self.epsilon >= 0):
-            raise ValueError(f"critical epsilon={self.epsilon:g} must be 0 or more")
         if any(isinstance(each, ChunkKV) for each in self.inside):
             inner = self.inside[-1].name
             raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")

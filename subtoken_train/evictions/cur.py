@@ -18,13 +18,13 @@ Legend: B batch, N cached rows of the prompt, h key-value heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -44,14 +44,9 @@ class CUR(Eviction):
     name: ClassVar[str] = "cur"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 4
+    sinks: int = setting(4)
     leverage: Leverage = "product"
-    local: int = 16
-
-    def __post_init__(self) -> None:
-        check_range("cur sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("cur local", self.local, 0, MAX_TOKENS)
-        check_word("cur leverage", self.leverage, get_args(Leverage))
+    local: int = setting(16)
 
     def score(self, view: View) -> Scores:
         """Shares of a head's leverage, [B, h, N]; the sinks are protected."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import column_sums
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -40,12 +40,8 @@ class Elastic(Eviction):
     heads_share: ClassVar[bool] = True
     merges: ClassVar[Merge] = "position"
 
-    sinks: int = 1
-    recent: int = 1
-
-    def __post_init__(self) -> None:
-        for setting in ("sinks", "recent"):
-            check_range(f"{self.name} {setting}", getattr(self, setting), 0, MAX_TOKENS)
+    sinks: int = setting(1)
+    recent: int = setting(1)
 
     def score(self, view: View) -> Scores:
         """Column sums of the head-mean attention over all rows, [B, 1, N]; the ends are protected."""

@@ -15,6 +15,7 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, View
 
@@ -42,25 +44,14 @@ class ExpectedAttention(Eviction):
     """
 
     name: ClassVar[str] = "expected_attention"
+    absolute: ClassVar[Scale] = Scale(log=True)
     needs: ClassVar[frozenset[Need]] = frozenset({"value_norms"})
 
-    future: int = 512
-    sinks: int = 4
+    future: int = setting(512, 1, FURTHEST)
+    sinks: int = setting(4)
     covariance: bool = True
     value_norm: bool = True
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.future <= FURTHEST:
-            raise ValueError(f"expected_attention future={self.future} must be in [1, {FURTHEST:,}] positions")
-        if self.sinks < 0:
-            raise ValueError(f"expected_attention sinks={self.sinks} must be 0 or more")
-        if not 0 <= self.epsilon < float("inf"):
-            raise ValueError(f"expected_attention epsilon={self.epsilon:g} must be 0 or more, and finite")
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(log=True)
+    epsilon: float = setting(0.0, 0, inf)
 
     def score(self, view: View) -> Scores:
         """Expected attention, [B, h, N], 0 for the sinks, which are protected."""

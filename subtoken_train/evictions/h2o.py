@@ -16,14 +16,14 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
-from subtoken_train.evictions.observers import GroupReduction, check_window, column_sums, over_groups, share_of
+from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups, share_of, window_setting
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -42,22 +42,13 @@ class H2O(Eviction):
     """
 
     name: ClassVar[str] = "h2o"
+    online: ClassVar[Online | None] = Online()
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
-    recent_share: float = 0.5
-    window: int | float = 0
+    recent_share: float = setting(0.5, 0, 1)
+    window: int | float = window_setting(0, 0)
     normalise: bool = False
     group: GroupReduction = "mean"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.recent_share <= 1:
-            raise ValueError(f"{self.name} recent_share={self.recent_share:g} must be in [0, 1]")
-        check_window(self.name, self.window, least=0)
-        check_word(f"{self.name} group", self.group, get_args(GroupReduction))
-
-    @property
-    def online(self) -> Online | None:
-        return Online()
 
     def score(self, view: View) -> Scores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""

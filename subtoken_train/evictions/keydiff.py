@@ -31,10 +31,7 @@ class KeyDiff(Eviction):
     """Minus the cosine similarity of the cached (rotated) key to the prompt's mean direction, per key-value head."""
 
     name: ClassVar[str] = "keydiff"
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(low=-1.0, high=1.0)
+    absolute: ClassVar[Scale] = Scale(low=-1.0, high=1.0)
 
     def score(self, view: View) -> Scores:
         """Minus the similarities, [B, h, N]."""

@@ -24,15 +24,15 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -73,13 +73,11 @@ class KVCompose(Eviction):
     adaptive: bool = True
     kvpress: bool = False
     value_norm: bool = False
-    lower_bound: int = 1
+    lower_bound: int = setting(1)
     exact_total: bool = False
 
     def __post_init__(self) -> None:
-        check_word("kvcompose task", self.task, get_args(Task))
-        if self.lower_bound < 0:
-            raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 0 or more")
+        super().__post_init__()
         for half in ("composite", "adaptive"):
             if not getattr(self, half) and not self.structured:
                 raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")

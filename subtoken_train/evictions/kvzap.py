@@ -23,17 +23,18 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.calibrations import CalibratedNumbers
+from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -86,7 +87,6 @@ class TokenScorers(CalibratedNumbers):
         return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A net for every layer, a score for every key-value head."""
         if (len(self.layers), self.heads) != (num_layers, num_kv_heads):
             raise ValueError(
                 f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads, and the backbone "
@@ -94,7 +94,6 @@ class TokenScorers(CalibratedNumbers):
             )
 
     def check_width(self, hidden_size: int) -> None:
-        """Nets that read what the layers project."""
         if self.width != hidden_size:
             raise ValueError(
                 f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have "
@@ -149,22 +148,15 @@ class KVzap(Eviction):
     """
 
     name: ClassVar[str] = "kvzap"
+    absolute: ClassVar[Scale] = Scale()
+    online: ClassVar[Online] = Online(rows=0)
+    calibrates: ClassVar[type[CalibratedNumbers]] = TokenScorers
     needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
 
     calibration: str | None = None
     pool: Pool = "global"
-    last: int = 16
-    lower_bound: int = 1
-
-    def __post_init__(self) -> None:
-        check_word("kvzap pool", self.pool, get_args(Pool))
-        check_range("kvzap last", self.last, 0, MAX_TOKENS)
-        check_range("kvzap lower_bound", self.lower_bound, 0, MAX_TOKENS)
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[TokenScorers] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, TokenScorers)
+    last: int = setting(16)
+    lower_bound: int = setting(1)
 
     @cached_property
     def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
@@ -172,23 +164,7 @@ class KVzap(Eviction):
         return {}
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self._numbers()
-
-    def _numbers(self) -> TokenScorers:
-        if self.calibrated is None:
-            raise ValueError(
-                "eviction kvzap reads nets that are learned for a backbone, and calibration names no file of them; "
-                "'subtoken-train calibrate kvzap' writes one, for the eviction option calibration; or use kvzip"
-            )
-        return self.calibrated.numbers
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=0)
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale()
+        self.numbers("; or use kvzip")
 
     @property
     def may_empty(self) -> bool:
@@ -202,7 +178,7 @@ class KVzap(Eviction):
         """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
-            self._placed[place] = [each.to(place[1]) for each in self._numbers().nets[view.layer]]
+            self._placed[place] = [each.to(place[1]) for each in self.numbers().nets[view.layer]]
         scores = foretold(self._placed[place], view.input_BND.to(place[1]))
         if view.carried is not None:
             new = scores.shape[-1]
@@ -212,5 +188,4 @@ class KVzap(Eviction):
         return Scores(scores, view.window(self.last), carried=scores)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
         return counts_of_pool([protected_first(each) for each in scores], candidates, self.pool, self.lower_bound)

@@ -26,16 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Opening, TaskPlan, View
 
@@ -68,18 +68,14 @@ class KVzip(Eviction):
     second_pass_advice: ClassVar[str] = "repeat less at a time (option chunk)"
     evenly: ClassVar[Mapping[str, Any]] = {"level": "token", "pool": "head", "lower_bound": 1}
 
-    chunk: int = 2048
-    sinks: int = 4
+    chunk: int = setting(2048, 1)
+    sinks: int = setting(4)
     level: Level = "token"
     pool: Pool = "global"
-    lower_bound: int = 1
+    lower_bound: int = setting(1)
 
     def __post_init__(self) -> None:
-        check_range("kvzip chunk", self.chunk, 1, MAX_TOKENS)
-        check_range("kvzip sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("kvzip lower_bound", self.lower_bound, 0, MAX_TOKENS)
-        check_word("kvzip level", self.level, get_args(Level))
-        check_word("kvzip pool", self.pool, get_args(Pool))
+        super().__post_init__()
         if self.level == "head" and self.pool == "head":
             raise ValueError(
                 "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
@@ -133,7 +129,6 @@ class KVzip(Eviction):
         return largest_BHC
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
         found = [each.scores_BhN for each in scores]
         if self.level == "head":
             found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]

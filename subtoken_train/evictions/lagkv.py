@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -42,15 +43,9 @@ class LagKV(Eviction):
     name: ClassVar[str] = "lagkv"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 4
-    lag: int = 128
+    sinks: int = setting(4)
+    lag: int = setting(128, 2)
     cross_scoring: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise ValueError(f"lagkv sinks={self.sinks} must be 0 or more")
-        if self.lag < 2:
-            raise ValueError(f"lagkv lag={self.lag} must be 2 entries or more")
 
     def score(self, view: View) -> Scores:
         """Scores in [0, 1], [B, h, N]; sinks and the last partition on are protected."""

@@ -30,7 +30,7 @@ from subtoken_train.functional.attention_statistics import attention_blocks
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import View
+from subtoken_train.view.view import Online, View
 
 LEAST = 0.01  # share of its entries that every layer keeps, where the budget has that
 
@@ -40,16 +40,10 @@ class MEDA(LookM):
     """LOOK-M's choice under budgets by cross-modal entropy; see ``H2O`` for the settings."""
 
     name: ClassVar[str] = "meda"
+    across_layers: ClassVar[bool] = True
+    online: ClassVar[Online | None] = None
     merges: ClassVar[Merge] = "average"
     needs_image: ClassVar[bool] = True
-
-    @property
-    def online(self) -> None:
-        return None
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     def score(self, view: View) -> Scores:
         """LOOK-M's scores, [B, h, N]; the weight is the layer's cross-modal entropy, in nats."""
@@ -59,7 +53,6 @@ class MEDA(LookM):
         return replace(super().score(view), weight_B=entropy_B, carried=None)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B], by the softmax of the entropies."""
         entropy_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
         least_LB = torch.minimum((LEAST * most_LB).long(), budget_LB).clamp(min=1)

@@ -15,14 +15,13 @@ Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.elastic import Elastic
 from subtoken_train.functional.merging import Merge
@@ -49,12 +48,9 @@ class LayerShares(CalibratedNumbers):
             raise ValueError("keep must rise, above 0 and below 1")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A column for every layer."""
-        if len(self.shares[0]) != num_layers:
-            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+        check_table_shape("shares", self.shares[0], num_layers)
 
     def words(self) -> str:
-        """A line for every budget."""
         return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
@@ -78,24 +74,13 @@ class PrefixKV(Elastic):
     """
 
     name: ClassVar[str] = "prefixkv"
+    across_layers: ClassVar[bool] = True
+    calibrates: ClassVar[type[CalibratedNumbers]] = LayerShares
     merges: ClassVar[Merge] = "none"
 
     calibration: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[LayerShares] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, LayerShares)
-
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: by the layers' shares, or the prompt's own prefixes."""
         most_LB, total_B = competing_counts(candidates), candidates.budget_LB.sum(0)
         if self.calibrated is not None:
             share_LB = self.calibrated.numbers.at(total_B / most_LB.sum(0).clamp(min=1)).float().to(most_LB.device)

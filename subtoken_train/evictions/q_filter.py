@@ -16,13 +16,12 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
@@ -45,7 +44,6 @@ class HeadDirections(CalibratedNumbers):
             raise ValueError("direction must hold a table for every layer, all of one shape")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A direction for every head of every layer."""
         found = len(self.direction), len(self.direction[0]), len(self.direction[0][0])
         if found != (num_layers, num_kv_heads, head_dim):
             raise ValueError(
@@ -68,15 +66,9 @@ class QFilter(Eviction):
     """
 
     name: ClassVar[str] = "q_filter"
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadDirections
 
     calibration: str | None = None
-
-    def __post_init__(self) -> None:
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[HeadDirections] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadDirections)
 
     def score(self, view: View) -> Scores:
         """Projections, [B, h, N]; nothing is protected."""

@@ -31,10 +31,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 
@@ -53,21 +53,15 @@ class QuestSteps(Eviction):
     heads_share: ClassVar[bool] = True
     reads: ClassVar[bool] = True
 
-    page_size: int = 16
-    least_pages: int = 3
-    dense_layers: int = 2
-
-    def __post_init__(self) -> None:
-        check_range("quest_steps page_size", self.page_size, 1, MAX_TOKENS)
-        check_range("quest_steps least_pages", self.least_pages, 1, MAX_TOKENS)
-        check_range("quest_steps dense_layers", self.dense_layers, 0, MAX_TOKENS)
+    page_size: int = setting(16, 1)
+    least_pages: int = setting(3, 1)
+    dense_layers: int = setting(2)
 
     def score(self, view: View) -> Scores:
         """Nothing is scored before a query is there: 0, [B, 1, N]."""
         return Scores(torch.zeros_like(view.entries_BN[:, None], dtype=torch.float32), view.entries_BN)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries that stay, int64 [L, B]: all."""
         return competing_counts(candidates)
 
     def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:

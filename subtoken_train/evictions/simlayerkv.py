@@ -27,12 +27,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.duo_attention import head_counts
-from subtoken_train.evictions.observers import check_window, window_length
+from subtoken_train.evictions.observers import window_length, window_setting
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, View
 
@@ -51,25 +51,17 @@ class SimLayerKV(Eviction):
     """
 
     name: ClassVar[str] = "simlayerkv"
+    across_layers: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
     heads_share: ClassVar[bool] = True
 
-    sinks: int = 4
-    recent: int | float = 1024
-    rows: int = 1
-
-    def __post_init__(self) -> None:
-        check_range("simlayerkv sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("simlayerkv rows", self.rows, 1, MAX_TOKENS)
-        check_window(self.name, self.recent, least=1, setting="recent")
+    sinks: int = setting(4)
+    recent: int | float = window_setting(1024)
+    rows: int = setting(1, 1)
 
     @property
     def observing_rows(self) -> int:
         return self.rows
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     @property
     def absolute(self) -> Scale | None:
@@ -86,7 +78,6 @@ class SimLayerKV(Eviction):
         return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]."""
         elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         held = [each.protected_BN & own for each, own in zip(scores, candidates.competes_LBN, strict=True)]
         most_LB = competing_counts(candidates)

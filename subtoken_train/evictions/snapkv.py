@@ -18,18 +18,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import (
     GroupReduction,
     Pooling,
-    check_kernel,
-    check_window,
+    kernel_setting,
     neighbours_pooled,
     over_groups,
     window_rows,
+    window_setting,
 )
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
@@ -56,19 +55,12 @@ class SnapKV(Eviction):
     name: ClassVar[str] = "snapkv"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
-    window: int | float = 64
-    kernel: int = 5
+    window: int | float = window_setting(64)
+    kernel: int = kernel_setting(5)
     pooling: Pooling = "avg"
     pool_per: PoolPer = "query_head"
     rows: RowReduction = "sum"
     group: GroupReduction = "mean"
-
-    def __post_init__(self) -> None:
-        check_window(self.name, self.window, least=1)
-        check_kernel(self.name, self.kernel)
-        words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
-        for setting, allowed in words.items():
-            check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
 
     @property
     def online(self) -> Online | None:

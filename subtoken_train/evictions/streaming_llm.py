@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online, View
 
@@ -30,17 +31,10 @@ class StreamingLLM(Eviction):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    online: ClassVar[Online] = Online(rows=0)
     heads_share: ClassVar[bool] = True
 
-    sinks: int = 4
-
-    def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise ValueError(f"streaming_llm sinks={self.sinks} must be 0 or more")
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=0)
+    sinks: int = setting(4)
 
     def score(self, view: View) -> Scores:
         """Later entries score higher, [B, 1, N]; the sinks are protected."""

@@ -29,17 +29,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -72,15 +72,11 @@ class TGVKV(Eviction):
     released: bool = False
     budgets: Budgets = "TV"
     importance: Importance = "TV+TT"
-    window_size: int = 32
+    window_size: int = setting(32, 1)
     first: First = "text"
 
     def __post_init__(self) -> None:
-        words = {"budgets": Budgets, "importance": Importance, "first": First}
-        for setting, allowed in words.items():
-            check_word(f"tgv_kv {setting}", getattr(self, setting), get_args(allowed))
-        if self.window_size < 1:
-            raise ValueError(f"tgv_kv window_size={self.window_size} must be 1 or more")
+        super().__post_init__()
         if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
             raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
 

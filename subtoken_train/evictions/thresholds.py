@@ -25,8 +25,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped
 from subtoken_train.evictions import EVICTIONS
-from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scale, Scores
 
@@ -60,7 +59,6 @@ class ThresholdRecord(CalibratedNumbers):
         check_range("deviation", self.deviation, 0, 1)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise nothing: one number is of any shape."""
         return
 
     def words(self) -> str:

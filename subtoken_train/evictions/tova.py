@@ -32,18 +32,12 @@ class TOVA(Eviction):
     """
 
     name: ClassVar[str] = "tova"
+    absolute: ClassVar[Scale] = Scale(log=True, high=0.0)
+    online: ClassVar[Online] = Online(rows=1)
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
     heads_share: ClassVar[bool] = True
 
     protect_last: bool = False
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=1)
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(log=True, high=0.0)
 
     def score(self, view: View) -> Scores:
         """The last row's attention, [B, 1, N]."""

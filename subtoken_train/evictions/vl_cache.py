@@ -20,16 +20,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -54,23 +54,12 @@ class VLCache(Eviction):
     name: ClassVar[str] = "vl_cache"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
-    threshold: float = 0.01
-    least: float = 0.01
-    recent: float = 0.1
+    threshold: float = setting(0.01, 1e-9, 1)
+    least: float = setting(0.01, 0, 1)
+    recent: float = setting(0.1, 0, 1)
     window: Window = "post_vision"
-    window_size: int = 50
+    window_size: int = setting(50, 1)
     budgets: Budgets = "sparsity"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"vl_cache threshold={self.threshold:g} must be above 0 and at most 1")
-        for name, value in (("least", self.least), ("recent", self.recent)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"vl_cache {name}={value:g} must be between 0 and 1")
-        check_word("vl_cache window", self.window, get_args(Window))
-        check_word("vl_cache budgets", self.budgets, get_args(Budgets))
-        if self.window_size < 1:
-            raise ValueError(f"vl_cache window_size={self.window_size} must be 1 or more")
 
     def score(self, view: View) -> Scores:
         """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""

@@ -44,7 +44,7 @@ prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask abo
 ``inputs``: what a layer projects to queries, keys and values. Keys and queries need no word."""
 
 OF_TASKS: frozenset[Need] = frozenset({"blocks", "value_norms"})
-"""What every view of a second pass gives."""
+"""Needs that every view of a second pass serves."""
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 """Value of a field that a place does not have."""
@@ -276,19 +276,18 @@ class View:
         """
         if "attention" in vars(self):
             assert rows_BN is not None
-            yield from self.attention(rows_BN)
-            return
+            return self.attention(rows_BN)
         self._check_declared("blocks()", "blocks")
-        length, keys_BK = self.regions_BN.shape[1], self._visible(keys_BN)
+        first, length, keys_BK = self._first, self.regions_BN.shape[1], self._visible(keys_BN)
         if rows_BN is None:
-            asks_BQ, keys_BK = self.task_BS, torch.cat([keys_BK, self.task_BS], 1)
+            rows_BQ, keys_BK = self.task_BS, torch.cat([keys_BK, self.task_BS], 1)
         else:
-            asks_BQ = rows_BN[:, self._first :]
-        states = self.query_BHNd, self.key_BhNd, asks_BQ, keys_BK, self.scale
-        for index_BW, probability_BHWK in attention_blocks(*states, offset=self._first, window=self.reach):
-            if rows_BN is not None and self._first:
-                index_BW = torch.where(index_BW < 0, -1, index_BW + self._first)  # noqa: PLW2901
-            yield index_BW, probability_BHWK[..., :length]
+            rows_BQ = rows_BN[:, first:]
+        states = self.query_BHNd, self.key_BhNd, rows_BQ, keys_BK, self.scale
+        found = attention_blocks(*states, offset=first, window=self.reach)
+        if rows_BN is None:
+            return ((index_BW, probability_BHWK[..., :length]) for index_BW, probability_BHWK in found)
+        return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
 
     def _visible(self, keys_BN: Tensor | None) -> Tensor:
         if keys_BN is not None:

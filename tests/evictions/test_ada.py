@@ -120,20 +120,6 @@ def test_heads_of_another_layer_budget_keep_their_own_sum():
     assert torch.equal(Ada(base).counts(scores, candidates).sum(-1), base.counts(scores, candidates).sum(-1))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"alpha": -0.1}, r"ada alpha=-0.1 must be in \[0, 1\]"),
-        ({"alpha": 1.5}, r"ada alpha=1.5 must be in \[0, 1\]"),
-        ({"alpha": float("nan")}, "ada alpha=nan must be"),
-        ({"safeguard": "flor"}, "unknown ada safeguard 'flor'. Did you mean 'floor'"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Ada(KNorm(), **settings)
-
-
 @pytest.mark.parametrize("base", ["streaming_llm", "aircache", "tgv_kv", "chunk(knorm)"])
 def test_a_method_with_one_set_for_all_heads_is_refused(base):
     with pytest.raises(ValueError, match=r"ada divides a budget between heads, and .* keeps one set for all heads"):

@@ -144,20 +144,6 @@ def test_scores_of_any_size_stay_numbers_in_their_order():
     assert second == sorted(second)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"first_share": 1.5}, r"critical first_share=1.5 must be in \[0, 1\]"),
-        ({"first_share": -0.5}, r"must be in \[0, 1\]"),
-        ({"epsilon": -1.0}, "critical epsilon=-1 must be 0 or more"),
-        ({"epsilon": float("inf")}, "critical epsilon=inf must be"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        CriticalKV(KNorm(), **settings)
-
-
 def test_chunks_inside_are_refused():
     for chain in ("critical(chunk(knorm))", "critical(per_layer(chunk(knorm)))"):
         with pytest.raises(ValueError, match=r"chunk ranks chunks of them; write chunk\(critical\(knorm\)\)"):

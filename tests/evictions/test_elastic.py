@@ -1,6 +1,5 @@
 """Elastic Cache's scores and sets: by hand, and what the release keeps instead (``argsort`` taken for a rank)."""
 
-import pytest
 import torch
 
 from subtoken_train.evictions.elastic import Elastic
@@ -69,9 +68,3 @@ def test_one_set_for_all_heads_with_the_ends():
     for kept in plan(method, views, 0.2)[2]:
         assert kept.shape[1] == 1
         assert kept[0, 0, [0, -1]].all()
-
-
-@pytest.mark.parametrize("setting", ["sinks", "recent"])
-def test_a_negative_number_is_refused(setting):
-    with pytest.raises(ValueError, match=f"elastic {setting} is -1; it must be 0"):
-        Elastic(**{setting: -1})

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.budgets import score_curve
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
@@ -24,7 +23,6 @@ from tests.support.prompt_views import (
     Q,
     V,
     candidates_of,
-    check_budget,
     check_padding,
     dense_attention,
     layer_views,
@@ -170,21 +168,6 @@ def test_the_total_of_millions_of_entries(percent):
     assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
 
 
-@pytest.mark.parametrize("structured", [True, False])
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_a_sample_does_not_depend_on_its_batch(structured, settings):
-    method = KVCompose(structured=structured, **settings)
-    check_padding(method, list(PROMPTS.values()))
-    check_padding(method, list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(settings, keep):
-    counts, candidates = check_budget(KVCompose(**settings), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-
-
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
 def test_budgets_of_heads(settings, keep):
@@ -236,16 +219,3 @@ def test_kvpress_gives_the_first_layer_most():
         scores = [KVCompose().score(view) for view in views]
         counts = KVCompose(kvpress=True).counts(scores, candidates_of(KVCompose(), views, 0.3))
         assert counts[0] == counts.max()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": "awar"}, "Did you mean 'aware'"),
-        ({"lower_bound": -1}, "lower_bound=-1 must be 0 or more"),
-        ({"adaptive": False, "structured": False}, "adaptive=False needs structured=True"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("kvcompose", **settings)

@@ -175,18 +175,3 @@ def test_what_is_no_context_goes_last():
     kept = KVzip().keep([first], Candidates([regions], [regions > 0], torch.tensor([[3]])))[0]
     assert kept[0, :, [0, 5]].all()
     assert kept.sum() == 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"chunk": 0}, "kvzip chunk is 0; it must be 1"),
-        ({"sinks": -1}, "kvzip sinks is -1; it must be 0"),
-        ({"level": "heads"}, "head"),
-        ({"pool": "layers"}, "layer"),
-        ({"level": "head", "pool": "head"}, "heads must share a budget"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        KVzip(**settings)

@@ -113,20 +113,6 @@ def test_nothing_that_competes_and_prompts_of_one_entry():
     assert all(bool(each.any((1, 2)).all()) for each in method.keep(scores, candidates))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sinks": -1}, "simlayerkv sinks is -1"),
-        ({"rows": 0}, "simlayerkv rows is 0"),
-        ({"recent": 0}, "simlayerkv recent=0 must be 1 or more entries, a whole number, or a share of the budget"),
-        ({"recent": 1.5}, "simlayerkv recent=1.5 must be 1 or more"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("simlayerkv", **settings)
-
-
 def test_every_prompt_has_a_score_between_none_and_all():
     method = build_eviction("simlayerkv", sinks=1, recent=2)
     for view in layer_views(list(PROMPTS.values()), method.needs, "left"):

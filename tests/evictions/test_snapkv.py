@@ -134,21 +134,3 @@ def test_settings_disagree():
         for pool_per in ("query_head", "kv_head")
     ]
     assert not torch.equal(*kept)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"window": 0}, "snapkv window=0 must be 1 or more"),
-        ({"kernel": 4}, "snapkv kernel=4 must be an odd number, 1 or more"),
-        ({"kernel": -1}, "snapkv kernel=-1 must be an odd number"),
-        ({"pooling": "avgs"}, "unknown snapkv pooling 'avgs'. Did you mean 'avg'.* Allowed: avg, max"),
-        ({"pool_per": "head"}, "unknown snapkv pool_per 'head'"),
-        ({"rows": "all"}, "unknown snapkv rows 'all'"),
-        ({"group": "sum"}, "unknown snapkv group 'sum'"),
-        ({"windw": 3}, "unknown setting of snapkv 'windw'. Did you mean 'window'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("snapkv", **settings)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, retention_order, text_weights
 from subtoken_train.view.scores import Candidates
@@ -209,24 +208,9 @@ def test_derived_example(shared, set_name):
     record("tgv_kv", f"derived example {set_name}", worst)
 
 
-@pytest.mark.parametrize("released", [False, True])
-def test_a_sample_does_not_depend_on_its_batch(released):
-    check_padding(TGVKV(released), list(PROMPTS.values()))
-    check_padding(TGVKV(released), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
 @pytest.mark.parametrize("knob", KNOBS)
 def test_a_sample_does_not_depend_on_its_batch_under_any_setting(knob):
     check_padding(TGVKV(**knob), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
-@pytest.mark.parametrize("knob", [{}, *KNOBS])
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(knob, keep):
-    counts, candidates = check_budget(TGVKV(**knob), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-    if knob.get("budgets") == "uniform":
-        assert torch.equal(counts, candidates.budget_LB)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.8, 1.0])
@@ -237,18 +221,3 @@ def test_budgets_of_the_release_are_rounded_layer_by_layer(keep):
 def test_a_prompt_without_an_image_shares_equally():
     counts, candidates = check_budget(TGVKV(), [PROMPTS["no image"]], 0.5)
     assert torch.equal(counts, candidates.budget_LB)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budgets": "TX"}, "Allowed: TT, TV, VV, uniform"),
-        ({"importance": "TT"}, r"Allowed: TV\+TT, VV\+TT, self, window"),
-        ({"first": "texts"}, "Did you mean 'text'"),
-        ({"window_size": 0}, "window_size=0 must be 1 or more"),
-        ({"released": True, "budgets": "VV"}, "released=true imitates one code"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("tgv_kv", **settings)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import record
@@ -172,19 +171,3 @@ def test_budgets(settings, keep):
 def test_heads_keep_different_entries():
     _, _, kept, _ = plan(VLCache(), layer_views([PROMPTS["two images"]], VLCache.needs), 0.4)
     assert any(not torch.equal(each[:, 0], each[:, 1]) for each in kept)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"threshold": 0.0}, "threshold=0 must be above 0"),
-        ({"recent": 2.0}, "recent=2 must"),
-        ({"least": -1.0}, "least"),
-        ({"window": "post"}, "Allowed: last, post_vision"),
-        ({"window_size": 0}, "window_size=0 must be 1 or more"),
-        ({"budgets": "density"}, "Allowed: pyramid, sparsity, uniform"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("vl_cache", **settings)
