@@ -87,7 +87,7 @@ REFUSED = [
     ("sparsemm", {"kernel": 2}, r"sparsemm kernel=2 must be an odd number"),
     ("streaming_llm", {"sinks": -1}, r"streaming_llm sinks is -1; it must be 0 to"),
     ("tgv_kv", {"budgets": "TX"}, r"Allowed: TT, TV, VV, uniform"),
-    ("tgv_kv", {"importance": "TT"}, r"Allowed: TV\\+TT, VV\\+TT, self, window"),
+    ("tgv_kv", {"importance": "TT"}, r"Allowed: TV\+TT, VV\+TT, self, window"),
     ("tgv_kv", {"first": "texts"}, r"Did you mean 'text'"),
     ("tgv_kv", {"window_size": 0}, r"tgv_kv window_size is 0"),
     ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true imitates one code"),
