@@ -40,9 +40,9 @@ REDUCERS = Reducers(
     base="base:Reducer",
     named=True,
     builtin={
-        "none": "none:NoReducer",
-        "random": "random:RandomReducer",
-        "uniform": "uniform:UniformReducer",
+        "none": "controls:NoReducer",
+        "random": "controls:RandomReducer",
+        "uniform": "controls:UniformReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
         "fastervlm": "fastervlm:FasterVLM",

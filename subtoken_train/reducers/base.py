@@ -10,12 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import Calibration
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
@@ -27,6 +26,7 @@ from subtoken_train.ledger.kv_budget import (
     ratio_above_cut,
 )
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.view.method import Method
 from subtoken_train.view.view import Need, View
 
 
@@ -104,7 +104,7 @@ ReducerView = View
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reducer:
+class Reducer(Method):
     """One method with its settings: decides which tokens stay. A frozen dataclass; its fields are the settings.
 
     Attributes:
@@ -131,6 +131,7 @@ class Reducer:
     """True where it chooses among the frames of videos, and takes no images."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_keep_ratio(self.keep_ratio)
         if self.matches is not None:
             if not 0 < self.matches <= 1:
@@ -163,11 +164,6 @@ class Reducer:
         return 0
 
     @property
-    def calibrated(self) -> Calibration[Any] | None:
-        """The calibration that it reads, which must be of the backbone; None where it reads none."""
-        return None
-
-    @property
     def scout_layers(self) -> int:
         """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
         return 0
@@ -186,6 +182,9 @@ class Reducer:
     def words(self) -> str:
         """Its own settings, for people; empty where it has none."""
         return self._own()
+
+    def _own(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def kept_tokens(self, tokens: int) -> int:
         """Tokens kept of ``tokens``; at least one of a non-empty set."""
@@ -245,9 +244,6 @@ class Reducer:
         if self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers:
             raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
 
-    def _own(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
-
     def check_anchor(self) -> None:
         """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
         if not self.fixed_count:
@@ -303,6 +299,7 @@ _READS: dict[TowerStatistics, str] = {
 class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
 
+    stage: ClassVar[Stage] = "tower"
     statistics: ClassVar[TowerStatistics] = "received"
     """Statistics that it reads; a family declares what its tower gives (``Family.tower_statistics``)."""
     keeps_places: ClassVar[bool] = False
@@ -311,7 +308,6 @@ class TowerReducer(Reducer, ABC):
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
     ) -> None:
-        """Also: the tower gives what the reducer reads."""
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.statistics not in tower:
             allowed = "visionzip or fastv" if "received" in tower else "fastv"
@@ -319,10 +315,6 @@ class TowerReducer(Reducer, ABC):
                 f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
                 f"not give; use {allowed}"
             )
-
-    @property
-    def stage(self) -> Stage:
-        return "tower"
 
     def image_counts(self, states: VisualStates) -> list[int]:
         """Return the tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size.
@@ -347,6 +339,23 @@ class TowerReducer(Reducer, ABC):
         """
 
 
+class TowerChoice(TowerReducer):
+    """Tokens that stay are the image's own, in their places."""
+
+    keeps_places: ClassVar[bool] = True
+
+    @abstractmethod
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
+        """Mark the tokens of an image that stay, bool [T]: ``kept`` of them, those that a token is read from first."""
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        counts = self.image_counts(states)
+        slots = [self.kept(states, image, *each) for image, each in enumerate(zip(counts, read, strict=True))]
+        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
+        return MergedStates(tokens, slots)
+
+
 class ContextReducer(Reducer, ABC):
     """Evicts context tokens of a language model, in every layer its own set of the same size.
 
@@ -355,11 +364,8 @@ class ContextReducer(Reducer, ABC):
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Needs beside queries and keys, declared as an eviction declares them."""
+    stage: ClassVar[Stage] = "context"
     reads_question: ClassVar[bool] = True
-
-    @property
-    def stage(self) -> Stage:
-        return "context"
 
     @abstractmethod
     def keep_context(self, view: View) -> Tensor:

@@ -20,16 +20,16 @@ stays, in place of the last one that is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range, check_word
 from subtoken_train.functional.diversity import unit_rows, unlike_places
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
 DARTStage = Literal["embeds", "decoder"]
@@ -74,14 +74,12 @@ class DART(RankingReducer, RankedCuts):
 
     name: str = "dart"
     stage: DARTStage = "embeds"
-    layer: int = _LAYER
+    layer: int = setting(_LAYER, 1, 10_000)
 
     reads_question: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("DART stage", self.stage, get_args(DARTStage))
-        check_range("reducer layer", self.layer, 1, 10_000)
         if self.stage == "embeds" and self.layer != _LAYER:
             raise ValueError(
                 f"reducer.layer {self.layer} is for DART's stage decoder, and stage {self.stage!r} reads no layer; set "
@@ -89,7 +87,6 @@ class DART(RankingReducer, RankedCuts):
             )
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The layer at which the published method cuts."""
         return (self.layer,) if self.stage == "decoder" else ()
 
     @property

@@ -12,13 +12,13 @@ L_f keep every token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from subtoken_train.errors import check_range, check_word
 from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
 FastVStage = Literal["embeds", "decoder"]
@@ -45,7 +45,7 @@ class FastV(RankingReducer, RankedCuts):
 
     name: str = "fastv"
     stage: FastVStage = "embeds"
-    layer: int = 2
+    layer: int = setting(2, 1, 10_000)
     ranking: Ranking = "adapted"
     merge_dropped: bool = False
 
@@ -53,9 +53,6 @@ class FastV(RankingReducer, RankedCuts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("FastV stage", self.stage, get_args(FastVStage))
-        check_range("reducer layer", self.layer, 1, 10_000)
-        check_word("FastV ranking", self.ranking, get_args(Ranking))
         if self.frozen_scout and self.stage != "embeds":
             raise ValueError(
                 f"reducer.ranking 'frozen' ranks by a scout, and FastV's stage {self.stage!r} has none; set "
@@ -63,7 +60,6 @@ class FastV(RankingReducer, RankedCuts):
             )
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The layer at which the published method cuts."""
         return (self.layer,) if self.stage == "decoder" else ()
 
     @property

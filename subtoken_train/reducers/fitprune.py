@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.functional.attention_statistics import attention_paid
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.reducers.staged import StagedReducer
@@ -73,12 +73,9 @@ class PruneSchedules(CalibratedNumbers):
             raise ValueError("shares must be rows of falling averages below 1")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A column for every layer."""
-        if len(self.shares[0]) != num_layers:
-            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+        check_table_shape("shares", self.shares[0], num_layers)
 
     def words(self) -> str:
-        """A line for every schedule."""
         return table_words("share of the visual tokens in every layer, a line per schedule", self.shares)
 
 
@@ -93,15 +90,8 @@ class FitPrune(StagedReducer):
     name: str = "fitprune"
     calibration: str | None = None
 
+    calibrates: ClassVar[type[CalibratedNumbers]] = PruneSchedules
     ranks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[Any] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, PruneSchedules)
 
     @cached_property
     def _schedules(self) -> list[list[Fraction]]:

@@ -23,8 +23,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.reducers.staged import StagedReducer
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
 STEPS = 2**30
@@ -40,13 +40,9 @@ class PyramidDrop(StagedReducer):
     """
 
     name: str = "pyramiddrop"
-    stages: int = 4
+    stages: int = setting(4, 2, 10_000)
 
     ranks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("pyramiddrop stages", self.stages, 2, 10_000)
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         """The first layers of the second stage and of those after it."""

@@ -22,9 +22,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.kernels.storage import page_bound
 from subtoken_train.reducers.base import ContextReducer
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import Need, View
 
 
@@ -108,13 +108,8 @@ class Quest(ContextReducer):
     name: str = "quest"
     needs: ClassVar[frozenset[Need]] = frozenset({"asks"})
 
-    page_size: int = 16
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("reducer page_size", self.page_size, 1, MAX_TOKENS)
-        check_range("reducer window", self.window, 0, MAX_TOKENS)
+    page_size: int = setting(16, 1)
+    window: int = setting(64)
 
     @property
     def words(self) -> str:

@@ -31,16 +31,16 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.reducers.staged import Cut, StagedReducer
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
 
@@ -141,15 +141,9 @@ class SparseVLM(StagedReducer):
 
     name: str = "sparsevlm"
     version: Version = 1
-    heads: int = 14
+    heads: int = setting(14, 1, 10_000)
 
     ranks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.version not in get_args(Version):
-            raise ValueError(f"sparsevlm version={self.version!r}; it has versions 1 and 2")
-        check_range("sparsevlm heads", self.heads, 1, 10_000)
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         """Layers 3, 7 and 16 of 32, scaled; fewer in a model that has no room for them."""

@@ -87,11 +87,8 @@ class RankedCuts(DecoderReducer):
 class StagedReducer(RankedCuts):
     """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
+    stage: ClassVar[Stage] = "decoder"
     staged: ClassVar[bool] = True
-
-    @property
-    def stage(self) -> Stage:
-        return "decoder"
 
     @abstractmethod
     def layer_shares(self, num_layers: int) -> list[Fraction]:
@@ -101,7 +98,7 @@ class StagedReducer(RankedCuts):
         """
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """See ``Reducer.layer_tokens``; of an anchor with ``matches``, all layers together are less than a token over.
+        """Of an anchor with ``matches``, all layers together are less than a token over.
 
         Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
         """
@@ -130,7 +127,6 @@ class StagedReducer(RankedCuts):
         return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
 
     def mean_share(self, num_layers: int) -> Fraction:
-        """The keep ratio itself."""
         return exact(self.keep_ratio)
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:

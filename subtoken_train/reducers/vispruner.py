@@ -17,16 +17,15 @@ Legend: T tokens of one image, C tower width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.functional.diversity import unit_rows, without_doubles
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.base import TowerReducer
-from subtoken_train.types import MergedStates, VisualStates
+from subtoken_train.reducers.base import TowerChoice
+from subtoken_train.types import VisualStates
+from subtoken_train.view.method import setting
 
 
 def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
@@ -39,7 +38,7 @@ def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisPruner(TowerReducer):
+class VisPruner(TowerChoice):
     """VisPruner with ``keep_ratio`` tokens per image.
 
     Attributes:
@@ -48,24 +47,9 @@ class VisPruner(TowerReducer):
     """
 
     name: str = "vispruner"
-    important: float = 0.5
+    important: float = setting(0.5, 0, 1)
 
-    keeps_places: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("reducer important", self.important, 0, 1)
-
-    @torch.no_grad()
-    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Choose among the tokens of every image of a batch."""
-        counts = self.image_counts(states)
-        slots = [self._kept(states, image, *each) for image, each in enumerate(zip(counts, read, strict=True))]
-        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
-        return MergedStates(tokens, slots)
-
-    def _kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
-        """Mark the tokens that stay, bool [T]."""
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
         assert states.received is not None
         reads = int(read_T.sum())
         kept = max(kept, reads)
