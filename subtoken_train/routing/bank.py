@@ -42,8 +42,8 @@ from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mas
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
-from subtoken_train.routing.linear import fp32_linear, init_router
 from subtoken_train.routing.output_norm import OutputNorms
+from subtoken_train.routing.routers import fp32_linear, init_router
 from subtoken_train.routing.state import RoutingState, Spent
 from subtoken_train.view.view import ABSENT, View
 

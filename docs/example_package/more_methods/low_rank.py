@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subtoken_train.routing.base import RoutingConfig, Selector
-from subtoken_train.routing.linear import fp32_linear, init_router
+from subtoken_train.routing.routers import fp32_linear, init_router
 from subtoken_train.view.view import View
 
 
