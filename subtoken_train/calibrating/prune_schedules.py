@@ -120,11 +120,9 @@ class BearableCuts(DecoderReducer):
         return "decoder"
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Every layer but the first."""
         return tuple(range(1, num_layers))
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Raise: how many tokens stay is not known before."""
         return [tokens] * num_layers
 
     def cut(self, view: View) -> Cut:

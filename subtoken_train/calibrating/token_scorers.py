@@ -136,12 +136,7 @@ class NotingKVzip(KVzip):
 
 
 def output_lengths(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """Length of W_o v for every query head, [B, H, N] in fp32.
-
-    Args:
-        value_BhNd: cached values.
-        weight_DHd: output projection, [D, H * d].
-    """
+    """Length of W_o v for every query head, [B, H, N] in fp32."""
     heads, width = value_BhNd.shape[1], value_BhNd.shape[-1]
     weight_HdD = weight_DHd.float().T.reshape(-1, width, weight_DHd.shape[0])
     gram_Hdd = weight_HdD @ weight_HdD.transpose(-1, -2)
@@ -154,8 +149,6 @@ def kvzip_examples(backbone: CompressedBackbone, contexts: Batch, normalise: boo
 
     Args:
         backbone: in evaluation mode, with ``use_packed_attention``.
-        contexts: of prompts alone.
-        normalise: see ``ScorerCalibrator``.
     """
     compression = Compression(NotingKVzip(normalise=normalise), 0.5)
     compression.check(backbone.family)

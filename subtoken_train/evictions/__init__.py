@@ -167,7 +167,6 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
     """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
 
     Args:
-        method: None is none.
         every: what was written; None asks for nothing.
         tokens: the budget, where it is a number of tokens.
     """

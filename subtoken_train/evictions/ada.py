@@ -71,7 +71,6 @@ class Ada(Wrapper):
         return found
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per head, int64 [L, B, h]; their sum over the heads of a layer is the base's."""
         base = self.base.counts(scores, candidates)
         heads = scores[0].scores_BhN.shape[1]
         total_LB = base.sum(-1) if base.dim() == 3 else base * heads
@@ -142,13 +141,7 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
 
 
 def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0.
-
-    Args:
-        scores_BhN: 0 or more.
-        free_BN: entries that are summed, bool.
-        count_B: how many of them are the best.
-    """
+    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0."""
     best = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
     within = torch.arange(best.shape[-1], device=best.device) < count_B[:, None]
     sum_Bh1 = best.sum(-1, keepdim=True)

@@ -87,7 +87,6 @@ class AirCache(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
         strength_LB, skewness_LB = (
             torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")
         )
@@ -102,8 +101,6 @@ def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
 
     Args:
         attention_BN: the last row of the attention among text tokens (equation 4), mean over heads.
-        text_BN: the text tokens, bool.
-        alpha: between 0 and 1.
     """
     largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
     return text_BN & (attention_BN >= alpha * largest_B1)
@@ -114,8 +111,6 @@ def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tenso
 
     Args:
         blocks: attention of the observers over the visual entries and themselves.
-        observers_BN: those rows, bool.
-        visual_BN: visual entries, bool.
     """
     rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
     return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)

@@ -93,7 +93,6 @@ class CAKE(Eviction):
         return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: its window, and its share of what the windows leave."""
         log_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
         left_B = (candidates.budget_LB - window_LB).sum(0)

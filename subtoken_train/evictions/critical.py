@@ -83,12 +83,7 @@ def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon:
 
 
 def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32.
-
-    Args:
-        value_BhNd: cached values.
-        weight_DHd: output projection, [D, H * d].
-    """
+    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
     batch, heads, _, width = value_BhNd.shape
     weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
     group = len(weight_HdD) // heads

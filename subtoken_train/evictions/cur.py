@@ -64,9 +64,6 @@ def leverage(states_BhNd: Tensor, entries_BN: Tensor, place_BN: Tensor, local: i
     """Squared norms, [B, h, N] in fp32, 0 where nothing is: as shares of their window's, or as they are.
 
     Args:
-        states_BhNd: keys or values.
-        entries_BN: rows that are entries, bool.
-        place_BN: number of each entry in its prompt, from 0.
         local: entries of a window; 0: no window.
     """
     square_BhN = states_BhNd.float().square().sum(-1).masked_fill(~entries_BN[:, None], 0.0)

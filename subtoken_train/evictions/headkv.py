@@ -110,11 +110,9 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
     """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
 
     Args:
-        score_TB: the heads' scores, 0 or more.
         floor: share of what the windows leave that is divided as the budgets are.
         budget_TB: what an equal division gives each head, int64; at least 1 where it has entries.
         window_TB: entries that a head always keeps, as far as its equal budget goes, int64.
-        most_TB: entries that a head has, int64.
 
     A head keeps one entry at least; what another cannot take is divided by claims.
     """

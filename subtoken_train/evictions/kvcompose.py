@@ -118,7 +118,6 @@ class KVCompose(Eviction):
         return self.adaptive
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         if not self.adaptive:
             return candidates.budget_LB
         found = [each.scores_BhN for each in scores]
@@ -147,7 +146,6 @@ def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -
 
     Args:
         blocks: attention of the task's rows, at least one in the whole batch.
-        kv_heads: h.
         norm_BhN: factor of each head's score.
     """
     scores_BhN = over_groups(column_largest(blocks), kv_heads)

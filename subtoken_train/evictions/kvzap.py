@@ -101,7 +101,6 @@ class TokenScorers(CalibratedNumbers):
             )
 
     def words(self) -> str:
-        """The shape of the nets."""
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
         return f"{len(self.layers)} layers, each a net from {net}"
 
@@ -126,7 +125,6 @@ def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
 
     Args:
         net: on the input's device: a weight and a bias, or those of two layers.
-        input_BND: what the layer projects.
     """
     states = input_BND.float()
     if len(net) > 2:

@@ -53,7 +53,6 @@ def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
     """Attention that each key receives from the rows of ``blocks``, [B, H, N] in fp32.
 
     Args:
-        blocks: the rows, at least one in the whole batch.
         weight_BN: factor of each row; 1 if not given.
     """
     total_BHN: Tensor | None = None

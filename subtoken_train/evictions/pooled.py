@@ -31,7 +31,6 @@ class Pooled(Wrapper):
     heads_differ: ClassVar[bool] = True
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Return the entries per layer and head, int64 [L, B, h]; their sum is the base's."""
         base = self.base.counts(scores, candidates)
         layers = zip(scores, candidates.competes_LBN, base, strict=True)
         found = [protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]

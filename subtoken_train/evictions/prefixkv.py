@@ -114,7 +114,6 @@ def prefix_counts(curves: list[Tensor], total_B: Tensor, protected_LB: Tensor, m
         curves: per layer, [B, N_l], see ``prefix_curve``.
         total_B: entries to spend, int64; less than one for each layer spends those, more than there are spends these.
         protected_LB: of the entries that compete, int64.
-        most_LB: entries that compete, int64.
     """
     least_LB = torch.minimum(protected_LB + 1, most_LB)
     # entry k of the curve, from 0, is what the prefix of k + 1 entries holds: passing it makes the prefix k + 2 long

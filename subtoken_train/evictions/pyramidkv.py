@@ -47,7 +47,6 @@ class PyramidKV(SnapKV):
     budgets: Convention = "exact"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
         window_LB = protected_counts(scores, candidates)
         # on the CPU: few numbers, float64, and whole-number division
         budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()

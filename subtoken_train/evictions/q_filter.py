@@ -52,7 +52,6 @@ class HeadDirections(CalibratedNumbers):
             )
 
     def words(self) -> str:
-        """The lengths: 1 where the query heads of a key-value head point the same way."""
         lengths = torch.tensor(self.direction).norm(dim=-1).tolist()
         return table_words("length of every head's direction, a line per layer", lengths)
 

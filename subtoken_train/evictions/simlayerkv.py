@@ -94,9 +94,7 @@ def attention_to(probability_BHWN: Tensor, index_BW: Tensor, marked_BN: Tensor) 
     """Share of their attention that rows pay to marked entries, [B] in fp32, in [0, 1]: mean over heads and rows.
 
     Args:
-        probability_BHWN: attention of the rows.
         index_BW: the rows; -1 is none.
-        marked_BN: entries, bool.
     """
     rows_B = (index_BW >= 0).sum(-1).clamp(min=1)
     return ((probability_BHWN.mean(1) * marked_BN[:, None]).sum((1, 2)) / rows_B).clamp(max=1)

@@ -121,7 +121,6 @@ class TGVKV(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B] (TVB), or as ``budgets`` says."""
         if self.budgets == "uniform":
             return candidates.budget_LB
         weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -194,8 +193,6 @@ def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Te
 
     Args:
         vision_LB: attention from text to vision; all 0 in a sample counts as all equal.
-        total_B: entries to spend over all layers.
-        length_LB: entries of each layer.
     """
     vision_LB = vision_LB.cpu().double()
     vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)

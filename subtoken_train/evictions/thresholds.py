@@ -62,7 +62,6 @@ class ThresholdRecord(CalibratedNumbers):
         return
 
     def words(self) -> str:
-        """Return the threshold and what it kept."""
         return (
             f"threshold {self.threshold:g}, window {self.window:,}: keeps {self.mean:.3%} of the entries in scope "
             f"(mean over the prompts, standard deviation {self.deviation:.3%})"
@@ -128,14 +127,7 @@ class Threshold:
     def keep(
         self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
     ) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
-
-        Args:
-            method: whose scores they are, with a scale.
-            scores: of every layer.
-            candidates: whose budgets are not read.
-            recent_LBN: entries of the window, bool.
-        """
+        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too."""
         layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, recent_LBN, strict=True)
         return [
             (self.reached(method, each.scores_BhN) & competes_BN[:, None])

@@ -76,7 +76,6 @@ class VLCache(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
         if self.budgets == "uniform":
             return candidates.budget_LB
         weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -98,7 +97,6 @@ def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float)
 
     Args:
         blocks: attention of the post-vision rows over the entries, at least one row in the whole batch.
-        entries_BN: entries of the cache, bool.
         threshold: attention counts as zero below this share of its row's largest (equation 1).
 
     Returns:

@@ -33,11 +33,8 @@ def attention_rows(
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
 
     Args:
-        query_BHNd: rotated queries of all rows.
-        key_BhNd: rotated keys; query head i reads key head i // (H / h).
         index_BW: the rows, int64; -1 is none, whose probabilities are 0.
         keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
-        scale: factor of the scores, usually d ** -0.5.
         offset: place of the first query among the keys, where these hold more than the queries' own.
         window: of all keys; None: a row sees all keys before it.
 
@@ -73,14 +70,7 @@ def attention_blocks(
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     Args:
-        query_BHNd: as in ``attention_rows``.
-        key_BhNd: as in ``attention_rows``.
         rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
-        keys_BN: as in ``attention_rows``.
-        scale: as in ``attention_rows``.
-        block: rows at a time.
-        offset: as in ``attention_rows``.
-        window: as in ``attention_rows``.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices

@@ -42,15 +42,7 @@ LEAST = 1e-3
 def turn_of(
     key_BhNd: Tensor, rows_BM: Tensor, cut_BhM: Tensor, length_Bhd: Tensor, kept: int
 ) -> tuple[KeyTurn, Tensor]:
-    """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d].
-
-    Args:
-        key_BhNd: rotated keys.
-        rows_BM: row of each entry, int64.
-        cut_BhM: entries of each head that are cut, bool.
-        length_Bhd: w, of queries.
-        kept: k.
-    """
+    """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d]."""
     with torch.autocast(key_BhNd.device.type, enabled=False):  # in fp32 alone is the basis orthogonal
         centre_Bh1d, covariance_Bhdd = key_spread(key_BhNd, rows_BM, cut_BhM)
         few_Bh1 = cut_BhM.sum(-1, keepdim=True) <= kept
@@ -60,13 +52,7 @@ def turn_of(
 
 
 def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
-    """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32.
-
-    Args:
-        query_BHNd: rotated queries.
-        rows_BN: rows that ask, bool.
-        kv_heads: h; each stands for H / h query heads.
-    """
+    """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32."""
     query_BWHd = asking(query_BHNd, rows_BN)
     pooled_BWhd = query_BWHd.view(*query_BWHd.shape[:2], kv_heads, -1, query_BWHd.shape[-1]).mean(3)
     length_Bhd = pooled_BWhd.square().sum(1).sqrt()
@@ -77,8 +63,6 @@ def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Ten
     """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
 
     Args:
-        key_BhNd: rotated keys.
-        rows_BM: row of each entry, int64.
         kept_BhM: entries of each head that count, bool; [B, 1, M] where all do alike.
     """
     batch, heads, _, width = key_BhNd.shape
@@ -98,7 +82,6 @@ def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) ->
     """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d].
 
     Args:
-        covariance_Bhdd: of keys.
         length_Bhd: w, of queries; None: all channels are alike to them.
     """
     if length_Bhd is not None:
@@ -115,7 +98,6 @@ def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         axes_Bhdd: orthonormal columns, those that stay first.
-        kept: k of them stay.
 
     Returns:
         V, fp16 [B, h, d, r]; T, fp32 [B, h, r, r]; the channels, bool [B, h, d].
@@ -134,13 +116,7 @@ def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mirrored(vectors_Bhnd: Tensor, mirrors_Bhdr: Tensor, joint_Bhrr: Tensor) -> Tensor:
-    """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again.
-
-    Args:
-        vectors_Bhnd: keys or queries.
-        mirrors_Bhdr: V.
-        joint_Bhrr: T.
-    """
+    """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again."""
     own, mirrors, joint = (part.float().flatten(0, 1) for part in (vectors_Bhnd, mirrors_Bhdr, joint_Bhrr))
     with torch.autocast(vectors_Bhnd.device.type, enabled=False):
         seen = own @ mirrors @ joint

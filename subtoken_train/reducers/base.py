@@ -37,11 +37,7 @@ def keep_ranked(
 
     Args:
         scores_BN: the highest stay; ties go to the lower index.
-        regions_BN: ``Region`` codes.
         read_BN: rows that a token is read from; visual ones stay, inside the budget.
-        count_B: visual tokens that stay, int64.
-        ranks: whether ranks are asked for.
-        merges: whether what is dropped goes on as one token.
     """
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
@@ -63,10 +59,7 @@ def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: T
     is one that a token is read from.
 
     Args:
-        scores_BN: of the ranking.
-        kept_BN: visual tokens that stay, bool.
         free_BN: those among them that may become a mean, bool.
-        visual_BN: all visual tokens, bool.
     """
     place_BN = rank_candidates(scores_BN, free_BN)
     dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
@@ -216,12 +209,7 @@ class Reducer(Method):
         return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
-        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps.
-
-        Args:
-            share: of the tokens of all layers.
-            num_layers: of the model.
-        """
+        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps."""
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
@@ -231,9 +219,7 @@ class Reducer(Method):
         """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
 
         Args:
-            backbone: its family's name.
             sees_images: context reducers are for language models, the others for models that see.
-            num_layers: which it must have, for reducers that read or cut at a layer.
             tower: what its tower says of its tokens, for reducers that act there.
         """
         if self.stage == "context" and sees_images:
@@ -333,7 +319,6 @@ class TowerReducer(Reducer, ABC):
         """Fewer tokens for every image, and the placeholders that take them.
 
         Args:
-            states: what the tower made.
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
@@ -379,10 +364,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
     at ``tokens``. Layers below its first cut hold every token with every group, in both arms.
 
     Args:
-        reducer: of the routed arm.
         routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
-        num_layers: of the model.
-        tokens: of a sample before the reducer; read where the arm stores something once per sample.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")

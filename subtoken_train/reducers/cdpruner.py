@@ -34,9 +34,7 @@ def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tenso
     """Return each visual row's scaled negative mean cosine to the question's rows, [B, N]; 1 where all are alike.
 
     Args:
-        unit_BND: rows of length 1.
         visual_BN: rows that are scored, bool; others are meaningless.
-        question_BN: rows of the question, bool.
     """
     with torch.autocast(unit_BND.device.type, enabled=False):
         alike_BN = (unit_BND @ masked_mean(unit_BND, question_BN)[..., None])[..., 0]

@@ -42,11 +42,8 @@ def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question
     """Return the place in which each visual token is taken, int64 [B, N]; N where it is not.
 
     Args:
-        states_BND: cosines are of these.
         norm_BN: what pivots are chosen by.
-        visual_BN: tokens that compete, bool.
         question_BN: rows of the text that may be pivots, bool.
-        count_B: tokens that stay, int64.
     """
     rank_BN, text_rank_BN = rank_candidates(norm_BN, visual_BN), rank_candidates(norm_BN, question_BN)
     pivots_BP = torch.cat([ranks.argsort(-1)[:, :PIVOTS] for ranks in (rank_BN, text_rank_BN)], 1)

@@ -104,11 +104,9 @@ class FitPrune(StagedReducer):
         return [[Fraction(1)] * len(rows[0]), *rows]
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Every layer but the first; where a schedule lets nothing go, nothing is ranked."""
         return tuple(range(1, num_layers))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """On the straight line between the neighbouring schedules."""
         average = self.mean_share(num_layers)
         for high, low in pairwise(self._schedules):
             above, below = sum(high, Fraction()) / len(high), sum(low, Fraction()) / len(low)

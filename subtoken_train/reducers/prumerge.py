@@ -88,10 +88,7 @@ def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen
     """The chosen tokens, each with its neighbours added, and the extra one, [k + 1, C]; sums are taken in fp32.
 
     Args:
-        tokens_TC: tokens of an image.
-        received_T: what each counts.
         keys_Td: likeness is the cosine of these.
-        chosen_k: which stay, each once.
     """
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
@@ -130,7 +127,6 @@ class PruMerge(TowerReducer):
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Reduce every image of a batch; the tokens take its first placeholders."""
         assert states.received is not None
         assert states.keys is not None
         tokens, slots = [], []

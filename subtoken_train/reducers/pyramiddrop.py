@@ -45,13 +45,11 @@ class PyramidDrop(StagedReducer):
     ranks: ClassVar[bool] = True
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The first layers of the second stage and of those after it."""
         if num_layers < self.stages:
             raise ValueError(f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers")
         return tuple(num_layers * stage // self.stages for stage in range(1, self.stages))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Powers of the stages' share."""
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
         if average * num_layers <= cuts[0]:
             raise ValueError(
@@ -72,7 +70,6 @@ def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> F
     """Return the share that each stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30.
 
     Args:
-        depths: layers of each stage.
         average: above what the first stage alone holds, up to 1.
         round_up: to the next step that is enough, instead of down.
     """

@@ -57,8 +57,6 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     Args:
         query_BHQd: rotated queries; several query heads share a key-value head (GQA).
         asks_BQ: rows that count, bool; a sample without any scores 0 for every page.
-        low_BhPd: from ``page_bounds``.
-        high_BhPd: from ``page_bounds``.
     """
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
@@ -76,8 +74,6 @@ def keep_by_page(scores_BP: Tensor, context_BN: Tensor, page_size: int, count_B:
 
     Args:
         scores_BP: page scores; pages that a sample does not have may score anything.
-        context_BN: the tokens that are chosen among, bool.
-        page_size: consecutive context tokens of a page.
         count_B: tokens to keep, int64, at most the sample's.
         window_B: last ones among them, int64, at most ``count_B``.
     """
@@ -121,7 +117,6 @@ class Quest(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample."""
         tokens, context_BN, asks_BN = view.scope_counts, view.in_scope_BN, view.asks_BN
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")

@@ -63,11 +63,6 @@ def density_clusters(distance_NN: Tensor, density_N: Tensor, count: int) -> tupl
     A point's peak score is its density times the distance to the nearest denser point (the largest distance of all
     where there is none). Of equally dense points, the earlier one is the denser.
 
-    Args:
-        distance_NN: from ``distances``.
-        density_N: from ``densities``.
-        count: k <= N.
-
     Returns:
         (centres [k], best peak first; cluster of each point [N], 0 to k - 1): ties go to the earlier one.
     """
@@ -114,10 +109,7 @@ def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, cluste
     """Clusters of what is recycled.
 
     Args:
-        hidden_MD: states, which are clustered.
         scores_M: what the text thinks of them.
-        dropped_M: which leave, bool.
-        clusters: how many there are to be.
 
     Returns:
         (centres [clusters]; where each row goes, int64 [M]: recycled ones to their centre, all others to themselves).
@@ -146,7 +138,6 @@ class SparseVLM(StagedReducer):
     ranks: ClassVar[bool] = True
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Layers 3, 7 and 16 of 32, scaled; fewer in a model that has no room for them."""
         found: list[int] = []
         for cut in CUTS:
             nearest = (2 * cut * num_layers + DEPTH) // (2 * DEPTH)
@@ -154,7 +145,6 @@ class SparseVLM(StagedReducer):
         return tuple(cut for cut in found if cut < num_layers)
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Between the two lists whose averages are next to the keep ratio."""
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
         stage_L = [sum(cut <= layer for cut in cuts) for layer in range(num_layers)]
         lists = [[Fraction(1), *(Fraction(kept, TOKENS) for kept in kept_3)] for kept_3 in LISTS[self.version]]

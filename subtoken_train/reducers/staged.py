@@ -62,8 +62,6 @@ class DecoderReducer(Reducer, ABC):
         """Return the rows whose attention later cuts read, chosen before layer 0; None where the cuts need none.
 
         Args:
-            embeds_BND: input embeddings.
-            regions_BN: ``Region`` codes.
             prompt_BN: rows of the prompt up to the last token of the turn that holds the last image, bool.
         """
         return None

@@ -26,11 +26,7 @@ class VideoReducer(RankingReducer, ABC):
 
     @abstractmethod
     def order(self, states_FTD: Tensor) -> Tensor:
-        """Return a video's tokens in the order in which they stay, indices [F * T] of frame after frame.
-
-        Args:
-            states_FTD: their input embeddings, fp32.
-        """
+        """Return a video's tokens in the order in which they stay, indices [F * T] of frame after frame."""
 
     def scores(self, view: View) -> Tensor:
         """Return scores above 0 for what stays, [B, N]: the first of each video's ``order``."""

@@ -50,9 +50,7 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
     """Merge the rest into its targets, [c, C].
 
     Args:
-        tokens_RC: the tokens that are not dominant.
         keys_Rd: their keys; similarity is the cosine.
-        targets_c: places of the targets among them.
     """
     if not len(targets_c):
         return tokens_RC[:0]
@@ -128,7 +126,6 @@ class VisionZip(TowerReducer):
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Reduce every image of a batch."""
         counts = zip(self.image_counts(states), read, strict=True)
         merged = [self._merge_image(states, image, kept, read_T) for image, (kept, read_T) in enumerate(counts)]
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])

@@ -85,7 +85,6 @@ def untrained_routing(
         groups: S and K, as numbers or written ``16,12``.
         selector: one that needs no training; None: ``value_norm``.
         layout: None: ``contiguous``.
-        seed: of a selector that draws.
     """
     if groups is None:
         for name, value in (("selector", selector), ("layout", layout)):

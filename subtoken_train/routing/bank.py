@@ -165,8 +165,6 @@ class RouterBank(nn.Module):
         """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
 
         Args:
-            value_projections: of every layer.
-            output_projections: likewise.
             value_start: first channel of the values in what the former give, where they are fused; they come last.
         """
         assert len(value_projections) == len(output_projections) == len(self.selectors)
@@ -249,7 +247,6 @@ class RouterBank(nn.Module):
         """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
 
         Args:
-            state: of the pass.
             values: of every layer, as they were projected, [B, h, N, d].
 
         Returns:

@@ -29,7 +29,6 @@ class OutputNormSelector(Selector):
         super().__init__()
 
     def forward(self, view: View) -> Tensor:
-        """Contribution norms [B, N, S] in fp32."""
         return view.output_norms()
 
 

@@ -75,10 +75,6 @@ class LinearRouter(Selector):
         """Let every head's logits, of its value groups and then of its key, start as one linear map; the query's at 0.
 
         A group is then worth what its key is, and takes fewer bytes: under a byte budget entries start whole.
-
-        Args:
-            weight_hD: of the key-value heads.
-            bias_h: likewise.
         """
         heads = len(bias_h)
         groups = (len(self.token.bias) - heads) // heads
