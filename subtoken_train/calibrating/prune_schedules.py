@@ -41,7 +41,6 @@ class PruneCalibrator(Calibrator):
     name: ClassVar[str] = "fitprune"
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """Visual tokens are what leaves."""
         if not backbone.family.sees_images:
             raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
 
@@ -49,7 +48,6 @@ class PruneCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> PruneSchedules:
-        """The mean schedules; prompts without an image are left out."""
         prompts = [(batch, BearableCuts()) for batch in batches]
         found: dict[float, Tensor] = {}
         for batch, cuts in prompts:
@@ -115,9 +113,7 @@ class BearableCuts(DecoderReducer):
     totals: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     held: dict[int, Tensor] = field(default_factory=dict)
 
-    @property
-    def stage(self) -> Stage:
-        return "decoder"
+    stage: ClassVar[Stage] = "decoder"
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(1, num_layers))

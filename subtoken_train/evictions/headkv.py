@@ -81,13 +81,13 @@ class HeadKV(SnapKV):
     floor: float = setting(0.1, 0, 1)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.numbers()
+        self.read_numbers()
 
     def score(self, view: View) -> Scores:
         """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
         found = super().score(view)
         rows, heads = found.scores_BhN.shape[:2]
-        own = torch.tensor(self.numbers().score[view.layer], device=found.scores_BhN.device)
+        own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
         own_Rc = own.view(-1, heads)  # while tokens are decoded, a sample's heads are rows
         return replace(found, notes={"head": own_Rc.repeat(rows // len(own_Rc), 1)})
 

@@ -162,7 +162,7 @@ class KVzap(Eviction):
         return {}
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.numbers("; or use kvzip")
+        self.read_numbers("; or use kvzip")
 
     @property
     def may_empty(self) -> bool:
@@ -176,7 +176,7 @@ class KVzap(Eviction):
         """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
-            self._placed[place] = [each.to(place[1]) for each in self.numbers().nets[view.layer]]
+            self._placed[place] = [each.to(place[1]) for each in self.read_numbers().nets[view.layer]]
         scores = foretold(self._placed[place], view.input_BND.to(place[1]))
         if view.carried is not None:
             new = scores.shape[-1]

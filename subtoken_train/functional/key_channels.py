@@ -21,7 +21,7 @@ BLOCK = 4096  # entries whose squares exist at a time
 
 
 def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
-    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d] in fp32; 0 without rows."""
+    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
     mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
     return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
 

@@ -47,7 +47,7 @@ class Method:
         file = getattr(self, "calibration", None)
         return None if self.calibrates is None or file is None else read_calibration(file, self.name, self.calibrates)
 
-    def numbers(self, advice: str = "") -> Any:
+    def read_numbers(self, advice: str = "") -> Any:
         """What the calibration holds; a ``ValueError`` that says how to make one where none is named."""
         if self.calibrated is None:
             raise ValueError(
