@@ -2,16 +2,13 @@
 
 Source: "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference", Algorithms 1
 and 2, and its release FFY0/AdaKV @efe4e2e. The best of all (head, entry) pairs of a layer stay, and a safeguard leaves
-no head without entries. The layer keeps exactly what its heads had together, h times its count; that count is the
-base's, so that a pyramid stays one.
+no head without entries: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first) or the paper's
+``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The layer keeps exactly what its heads
+had together under the base, where the release rounds every head by itself; nothing moves between layers. Heads win by
+the scores of the innermost method: CriticalKV inside orders entries once the heads' counts are known, as in its paper.
 
-Two safeguards are in use: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first, the rest compete)
-and the paper's ``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The release rounds the
-blend of every head by itself, so that its layers miss the budget by a few entries; here the missing ones go to the
-largest remainders. Its Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32,
-snapkv.kernel: 7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
-Heads win by the scores of the innermost method: CriticalKV inside orders entries once the heads' counts are known, as
-in its paper. What it does not do: nothing moves between layers.
+The release's Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32, snapkv.kernel:
+7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """

@@ -1,17 +1,14 @@
 """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
 
 Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
-and Table 5. One shot, after the prompt; only visual entries are compressed. Evicted entries are let go; merging them
-into those that stay (Table 11 of the paper: that is worse) is the option ``merge`` of any eviction.
+and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope ``all``) is
+protected.
 
-The copy of the paper that was at hand has lost its equations. These choices are a reconstruction, each in one place:
-  - instruction text is what follows the last visual token (``task_rows``); what stands before an image is left out;
-  - heads are averaged, both where the elite tokens are chosen and in the importance; all heads of a layer share a set;
-  - attention between elite tokens is causal;
-  - skewness uses the sample deviation, which belongs to its prefactor; a negative one counts as 0;
-  - strength and skewness are divided by their mean over the layers, so that the mean budget stays the one asked for;
-  - what a layer cannot take goes to the others, and every layer keeps at least one entry.
-Text that competes (scope ``all``) is protected.
+A reconstruction, since our copy of the paper has lost its equations: instruction text is what follows the last visual
+token (``task_rows``); heads are averaged, and all heads of a layer share a set; attention between elite tokens is
+causal; skewness uses the sample deviation, and a negative one counts as 0; strength and skewness are divided by their
+mean over the layers, so that the budget is met; every layer keeps at least one entry. Merging (Table 11) is the option
+``merge`` of any eviction.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """

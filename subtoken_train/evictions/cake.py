@@ -1,20 +1,16 @@
 """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
 
 Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its released code
-(antgroup/cakekv @c4675ce). Read are the last ``window`` rows, which always stay, over the entries before them. A
-layer's preference is their attention's entropy, summed over rows and heads, to the power 1 / ``tau1``, times its
-variance from row to row, summed over entries and heads, to the power 1 / ``tau2``; what the windows leave of the budget
-is divided by it. An entry's score is the mean of its attention over the rows plus ``gamma`` times the variance, the
-mean over its neighbours, then over the query heads of a group. With ``ada`` around it, heads share a layer's budget.
+(antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
+preference is the entropy of their attention to the power 1 / ``tau1``, times its variance from row to row to the power
+1 / ``tau2``, both summed over heads; what the windows leave of the budget is divided by it. An entry's score is its
+mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query heads.
 
-What differs from the release: it rounds shares down and hands what is left, or what a layer cannot hold, to all others
-alike, here the largest remainders and the layers' preferences have it; it compresses nothing that is not longer than
-budget and window together; it adds up a batch. Its cascade lets entries of early layers go while later ones run, which
-bounds the peak of a prompt's pass and ends at the same shares; here no layer is cut before all have run. The taus were
-tuned for each model and budget (0.4 to 2.3 in the release); 1 is what it takes without that.
-While tokens are decoded (``eviction_every``) layers keep the prompt's preferences and entries compete by the rows since
-the last time, variance included; the release evicts at every step by that step's row. One row has no variance: scores
-are then its attention. The window is SnapKV's, whose page says what becomes of it beside a short question or budget.
+What differs from the release: remainders go by preference, where it hands them out alike; short prompts are compressed
+too; samples are not added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass
+and ends at the same shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded
+(``eviction_every``) layers keep the prompt's preferences, and entries compete by the rows since the last time; a single
+row has no variance. The window is SnapKV's.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers.
 """

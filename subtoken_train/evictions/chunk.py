@@ -1,13 +1,11 @@
 """ChunkKV (Liu et al., 2025): runs of neighbouring entries stay or go together, one set for all heads.
 
 Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv 2502.00299)
-and kvpress 0.5.4 (``chunkkv_press.py``). The entries that compete are cut into chunks of ``length``, the last one
-shorter; a chunk's score is the mean of its entries' over entries and heads, and the best chunks stay.
-What differs from kvpress: the budget is met exactly, of the first chunk that does not fit whole (it may be the very
-first) the best entries stay (there a number of chunks stays, whose entries can be fewer or more than the budget);
-protected entries stay beside the chunks and do not weigh in their means (there a window's chunk has the largest mean);
-every sample has chunks of its own (there sample 0's serve the whole batch). The paper reuses a layer's set for the next
-layers; that is not offered.
+and kvpress 0.5.4. The entries that compete are cut into chunks of ``length``; a chunk's score is the mean of its
+entries' over entries and heads, and the best chunks stay.
+What differs from kvpress: the budget is met exactly, by the best entries of the first chunk that does not fit whole;
+protected entries stay beside the chunks and do not weigh in their means; every sample has chunks of its own. What it
+does not do: layers do not reuse each other's sets.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, C chunks.
 """

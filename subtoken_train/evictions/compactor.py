@@ -1,16 +1,15 @@
 """Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
 
 Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143), in
-the form of NVIDIA's kvpress 0.5.4 (``compactor_press.py``, ``leverage_press.py``, ``non_causal_attention_press.py``),
-which solves by Cholesky and blends by the removed share. Without the first and the last few entries, which always stay:
-(a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a
-causal mask inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three
-neighbours. Each is standardised over all heads and entries of a prompt; the score is ``blending`` (a) + (b).
-What it does not do: no calibration of the budget per prompt (the paper's second half), every layer has the same budget,
-and nothing is evicted while decoding. With a question in the prompt its rows are scored and observe inside their chunks
-as any others, as in the release, and only the entries in scope compete.
-What differs from the release: a prompt is standardised by itself (there, with its batch), and the sketch is drawn from
-a seed, the same for every prompt.
+the form of NVIDIA's kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate
+leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask inside
+chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
+standardised over a prompt's heads and entries; the score is ``blending`` (a) + (b).
+
+What it does not do: no calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no
+eviction while decoding. A question's rows are scored and observe like any others, as in the release. What differs: a
+prompt is standardised by itself (there, with its batch), and the sketch is drawn from a seed, the same for every
+prompt.
 
 Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
 head width, k width of the sketch, C rows of a chunk.

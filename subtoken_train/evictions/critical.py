@@ -1,16 +1,13 @@
 """CriticalKV (Feng et al., 2025): a second half of the budget goes by what an entry's value does to the layer's output.
 
 Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
-Algorithm 1, and kvpress 0.5.4 (``criticalkv_press.py``). Stage 1: of a head's budget, the first half goes to the base's
-best entries. Stage 2: the rest goes to the best by (score + epsilon) times the L1 norm of the entry's value after the
-output projection, W_o v, mean over the query heads of a group.
+Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the best
+by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they share a
+set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV).
 
-With ``ada`` inside or around, each head's halves are those of its own count (the paper's CriticalAdaKV). As released,
-negative scores (knorm, keydiff) are multiplied too, so that stage 2 prefers small norms among them; a base that weighs
-by value norms itself (``expected_attention.value_norm``) counts them twice, and kvpress advises against it. Epsilon
-is meant for mean attention, which SnapKV's sums over a window are many times: ``snapkv.rows: mean`` is kvpress's.
-Where heads share a set, norms are averaged over all heads. Values are those that the cache stores: a group that
-routing dropped weighs nothing.
+As released, negative scores (knorm, keydiff) are multiplied too, and a base that weighs by value norms
+(``expected_attention.value_norm``) counts them twice. Epsilon is meant for mean attention (``snapkv.rows: mean``).
+Values are those that the cache stores: a group that routing dropped weighs nothing.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, D model width.
 """

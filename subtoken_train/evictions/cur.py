@@ -1,16 +1,12 @@
 """CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
 
 Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press, and
-NVIDIA's kvpress 0.5.4 (``cur_press.py``), whose defaults these are. The leverage of an entry's key, and of its value,
-is taken to be its squared Euclidean norm as a share of the squared norms of its window of 16 entries; the score is the
-product of both, over the sum of a head's. Rotation changes no norm, so cached keys serve. With ``ada`` around it heads
-of a layer share their budget.
+NVIDIA's kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
+of that of its window of 16 entries; the score is their product, over the sum of a head's.
 
-What it does not do: the paper estimates the norms from a Gaussian sketch of 20 columns, which is an option of the
-presses, off by default; here they are taken whole. No query is read, every layer has the same budget, and nothing is
-evicted while decoding.
-What differs from the press: a window of zeros (values that routing dropped) gives 0, where the press divides by 0;
-windows begin at a prompt's own first entry, whatever the padding (the authors' begin at its end).
+What it does not do: norms are not estimated from a Gaussian sketch (off by default in the presses), no query is read,
+all layers have the same budget, and nothing is evicted while decoding. What differs from the press: a window of zeros
+gives 0, where the press divides by 0; windows begin at a prompt's own first entry.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads.
 """

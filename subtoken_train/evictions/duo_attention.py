@@ -1,17 +1,14 @@
 """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads the first ones and the recent.
 
 Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819) and
-its released code. How much a key-value head needs its whole cache is a number alpha in [0, 1], learned offline on
-recall (``subtoken-train calibrate duo_attention``); ``calibration`` names the file.
-The budget says how many heads are retrieval heads: all heads first get what streaming takes, and what is left goes to
-the heads by falling alpha, each up to its whole cache. The first that it does not fill keeps a longer recent window, so
-at most one head of a prompt is neither, and the budget is met exactly. Where the budget is less than streaming takes in
-all heads, all give way alike.
-Without a calibration alpha is read off the prompt: the share of its attention that a head pays to what streaming would
-not hold, mean over rows and over the query heads of a key-value head. The paper compares with such attention profiling
-and finds it worse; no pattern is downloaded.
-What it does not do: the release reorders heads and keeps two caches per layer; here every head has entries of its own
-in the packed cache. Nothing is evicted while decoding, so a streaming head's window does not move on.
+its released code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
+on recall (``subtoken-train calibrate duo_attention``), and ``calibration`` names the file. Without one alpha is the
+share of its attention that a head pays to what streaming would not hold, which the paper finds worse.
+All heads first get what streaming takes; the rest of the budget goes to the heads by falling alpha, each up to its
+whole cache. The first that it does not fill keeps a longer recent window, so the budget is met exactly. A budget below
+what streaming takes in all heads is divided alike.
+What it does not do: heads are not reordered, since each has entries of its own in the packed cache; nothing is evicted
+while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """

@@ -1,13 +1,11 @@
 """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, as anchors of those that go.
 
 Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its released code: an
-entry's score is the sum, over all rows of the prompt, of the mean over all query heads of the attention it receives,
-one set for all heads of a layer; the first entry and the last stay. A dropped entry is merged into the nearest that
-stays (the merge ``position`` of ``functional/merging.py``) unless another merge, or ``none``, is asked for.
+entry's score is the attention that it receives, summed over all rows, mean over all query heads, one set for a layer;
+the first entry and the last stay. A dropped entry is merged into the nearest that stays (the merge ``position`` of
+``functional/merging.py``) unless another merge is asked for.
 What it does not do: the released code takes ``argsort`` for a rank and so keeps entries by chance (a test shows it);
-here the best scores stay, as the paper says. While decoding, the release drops the entry at one fixed place per step;
-here nothing is evicted while decoding.
-Cost: the attention matrix is computed a second time, a block of rows at a time.
+here the best scores stay, as the paper says. Nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads.
 """

@@ -1,13 +1,12 @@
 """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
 
 Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
-(2510.00636), in the form of NVIDIA's kvpress 0.5.4 (``expected_attention_press.py``). Queries before their rotary
-embedding are taken to be normal, with the mean and the covariance of the prompt's own. Turned by the mean rotation of
-the next ``future`` positions, they give an entry's expected exp(q.k), a closed form of its key; its share among all
-entries, mean over a group, times the norm of its value, is the score.
-What it does not do: nothing is evicted while decoding, and every layer has the same budget. With a question in the
-prompt its queries are part of the statistics, as in the release, the future starts after it, and only the entries in
-scope compete. Sinks are the first entries of the whole prompt.
+(2510.00636), in the form of NVIDIA's kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with
+the mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
+an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
+value, is the score.
+What it does not do: nothing is evicted while decoding, and every layer has the same budget. A question's queries are
+part of the statistics, as in the release.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
 """

@@ -1,13 +1,11 @@
 """H2O (Zhang et al., 2023): heavy hitters, the entries that gathered most attention, and the recent ones.
 
-Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
-once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
-paper splits the budget in two halves, heavy hitters and recent entries; the released code and KVCache-Factory hold a
-number of recent entries fixed (``window``). Recent are the last of the prompt: those that stay anyway, since only the
-context competes, cost nothing of the budget.
-While tokens are decoded (``eviction_every``) sums go on, as in the released code, whose masks free no memory. That code
-adds up the samples of a batch; here every sample has its own scores. Early entries are seen by more rows and so gather
-more attention; ``normalise`` removes that.
+Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", once,
+after the prompt: an entry's score is the sum of its column of the causal attention matrix. The paper gives recent
+entries half of the budget; its code and KVCache-Factory a fixed number (``window``). Recent are the last of the prompt:
+where only the context competes they stay anyway and cost no budget. While tokens are decoded (``eviction_every``) sums
+go on. Samples are not added up, as that code does; ``normalise`` takes away the advantage of early entries, which more
+rows see.
 Cost: the attention matrix is computed a second time, a block of rows at a time.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.

@@ -2,17 +2,15 @@
 
 Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
 (2410.19258) and its released code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
-backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file, and the prompt changes nothing of it.
-Every head of every layer keeps its window. Of what the windows leave of the budget the share ``floor`` is divided
-equally, and the rest by the heads' scores. A head's entries are chosen as SnapKV does, with a window of 32 rows and
-the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file. Every head keeps its window; of the rest
+of the budget the share ``floor`` is divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV
+does, with a window of 32 rows and the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's
+own scores instead.
 
-What differs from the release: it keeps a set for every query head, with keys and values repeated; here a key-value head
-has the sum of its query heads' scores and the mean of their attention, which is how SparseMM does it. It writes
-``floor`` as 1 - 1 / beta, with a beta of 1.005 to 10 chosen per task, and leaves prompts whole that are no longer than
-the budget. Its heads are rounded one by one, and what a head has no entries for is lost; here the budget is exact, and
-others take that by their claims. Its exponent of the scores is 1 wherever it is run, and no option here.
-While tokens are decoded (``eviction_every``) heads keep their shares, and entries compete as SnapKV's do.
+What differs from the release: it keeps a set per query head; here a key-value head has the sum of its query heads'
+scores and the mean of their attention, as in SparseMM. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it
+rounds heads one by one and loses what they cannot take, where the budget is exact here; its exponent of the scores is
+always 1. While tokens are decoded (``eviction_every``) heads keep their shares.
 
 Legend: B batch, N cached rows of the prompt, R rows while tokens are decoded, c key heads of a row, h key-value heads,
 L layers, T heads of all layers.

@@ -1,22 +1,17 @@
 """KVCompose: each head keeps its own best entries, and one pool over all layers says how many a layer keeps.
 
 Source: "KVCompose: Efficient Structured KV Cache Compression with Composite Tokens", equations 14-24. The k-th entry
-that stays in a layer is a composite token: the k-th best of every head, which may be another token in each. Its
-importance is the mean over the heads, all composite tokens of all layers compete, and a layer keeps as many as win.
+that stays in a layer is a composite token: the k-th best of every head. Its importance is the mean over the heads; all
+composite tokens of all layers compete, and a layer keeps as many as win.
 
-Setting ``kvpress`` imitates the release in NVIDIA's kvpress, which takes, rank by rank, the largest importance of any
-layer for the first layer's. What differs from both: a layer (a head, if not structured) keeps at least one entry,
-unless ``lower_bound`` is 0; and the budget is rounded layer by layer, as every method's, unless ``exact_total`` is set.
-A total that ties would exceed goes to the lower layer. An emptied layer attends to what never competes (text, the
-prompt's last row) and to what comes after the prompt.
+Setting ``kvpress`` imitates the release in NVIDIA's kvpress, whose first layer has, rank by rank, the largest
+importance of any layer. Otherwise than in both, a layer (a head, if not structured) keeps an entry at least, unless
+``lower_bound`` is 0, and the budget is rounded layer by layer, unless ``exact_total`` is set; ties go to the lower
+layer.
 
-Whose attention counts is the task. With a question, it is the question. Without one, as in the release, it is the
-context itself: it runs a second time after its own cache, and what these rows look at is what it takes to say it again.
-
-While tokens are decoded (``eviction_every``: ours, the paper stops at the prompt) the rows since the last eviction ask.
-Heads hold different entries by then: the mean over heads of equation 16 is that of the same token, and a head that let
-it go counts 0 for it, which is the attention that it pays to it. Composite tokens are again rank by rank, and all
-layers share one pool of all their budgets.
+With a question, its rows' attention counts; without one, as in the release, the context runs a second time after its
+own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask;
+the mean over heads is then of the same token, and a head that let it go counts 0 for it.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """

@@ -1,16 +1,14 @@
 """KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
 
-Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). In every
-layer a linear map, or two layers with a GELU between them, turns what the layer projects to queries, keys and values
-into one number for each key-value head: the log of the score that KVzip would give the entry. The nets are a
-backbone's own: ``subtoken-train calibrate kvzap`` learns them, and ``calibration`` names the file. As under KVzip one
-budget for all layers and heads says what stays, so heads keep unlike numbers of entries.
-While tokens are decoded (``eviction_every``) new ones are scored as they come, and entries keep the scores they had.
+Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear
+map, or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
+score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a backbone's
+nets, and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While tokens are
+decoded (``eviction_every``) new entries are scored as they come, and others keep their scores.
 
-What differs from the release: it drops what scores below a threshold and is older than 128 entries, which is
-``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last entries stay whatever they score: a net does
-not know where a context ends, and KVzip gives its end more than its words would have elsewhere. The nets run in fp32.
-What it does not do: no first entries are protected, and the question is not read.
+What differs from the release: its threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a
+budget fewer of the last entries always stay. The nets run in fp32. What it does not do: no first entries are protected,
+and the question is not read.
 
 Legend: B batch, N cached rows of the prompt, n tokens since the last look, R rows while tokens are decoded, D model
 width, W width between the layers, h key-value heads, c key heads of a row, L layers.

@@ -1,22 +1,18 @@
 """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
 
 Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its release
-(snu-mllab/KVzip, ``attention/score.py``, ``model/wrapper.py``) and the one in NVIDIA's kvpress 0.5.4. The context is
-cut into chunks. For each, rows run after the whole cache: a sentence that asks for it, and the chunk itself. Their
-softmax is taken anew over the first entries of the prompt (sinks), the chunk and the rows up to each; an entry of the
-chunk scores the largest probability of any row and of any query head of its group. One threshold for all layers and
-heads says what stays, so heads keep unlike numbers of entries, and the bytes of the others are freed.
+(snu-mllab/KVzip) and the one in NVIDIA's kvpress 0.5.4. For each chunk of the context, rows run after the whole cache:
+a sentence that asks for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk
+and the rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold
+for all layers and heads says what stays, so heads keep unlike numbers of entries.
 
-The context is what lies between the first and the last visual or context token; a question after it is never read,
-whatever the protocol, and neither is what stands before it. Such entries score 1 where they compete (scope ``all``), so
-that the context goes first, as both releases keep the system prompt.
+The context is what lies between the first and the last visual or context token; what stands before or after it is never
+read. Where such entries compete (scope ``all``) they score 1, so that the context goes first, as in both releases.
 
-What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. Behind a chat
-template's beginning the sentence ends, and what is repeated is opened, as that template does it; a newline ends it
-otherwise, as in kvpress where there is no template. That beginning stays whole, as in the original; kvpress lets go of
-it but for the sinks. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are not
-offered.
+What differs from the releases: the budget is met exactly, and every head keeps an entry at least unless ``lower_bound``
+is 0: kvpress then keeps the very same entries. Where a chat template opens the prompt, the sentence ends and the answer
+opens as that template does it. That opening stays whole, as in the original. KVzip+ and scores stored for a model's
+heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.

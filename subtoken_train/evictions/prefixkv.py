@@ -1,13 +1,11 @@
 """PrefixKV (Wang et al., 2024): Elastic Cache's scores, and as many entries in each layer as the same attention needs.
 
 Source: "PrefixKV: Adaptive Prefix KV Cache is What Vision Instruction-Following Models Need for Efficient Generation"
-and its released code. A layer's entries are sorted by their score; what the best of them hold together of the layer's
-attention is a rising curve. One level for all layers says how far each layer's prefix reaches, so that all prefixes
-together are the budget. The release searches the level by bisection, to within 5 entries, which may never end, and then
-scales; here all curves' values are sorted once, which gives the exact level and the exact budget.
-The paper finds the layers' shares offline, from 10 samples: ``calibration`` names such a file
-(``subtoken-train calibrate prefixkv``). Without one every prompt has its own, as in the release's profiling.
-What it does not do: nothing is merged unless it is asked for, as in the release; otherwise as ``elastic``.
+and its released code. What a layer's best entries hold together of its attention is a rising curve; one level for all
+layers says how far each prefix reaches, so that all together are the budget. The release bisects for the level; here
+all curves' values are sorted once, which gives it exactly. Shares found offline from 10 samples, as in the paper, stand
+in the file ``calibration`` (``subtoken-train calibrate prefixkv``); without one every prompt has its own.
+What it does not do: nothing is merged unless it is asked for; otherwise as ``elastic``.
 
 Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 """

@@ -1,14 +1,11 @@
 """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
 
 Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and the
-release's program that makes the filters; there is no recorded output of it. The direction u of a head is the first
-right singular vector of its queries, not centred, with the sign that makes their mean projection positive (the release
-counts the rows on either side, and stores minus u); that of a key-value head is the mean over its query heads. An
-entry's score is the projection of its key on u (kvpress: minus that on the stored vector): no attention is computed.
-The paper finds the directions offline, from a text: ``calibration`` names such a file (``subtoken-train calibrate
-q_filter``). Without one the prompt's own queries give them.
-Queries and keys are the rotated ones, as attention meets them. What it does not do: no entry is protected, all layers
-have the same budget, and nothing is evicted while decoding.
+release's program. The direction u of a head is the first right singular vector of its queries, not centred, with the
+sign of their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection
+of its rotated key on u: no attention is computed. ``calibration`` names a file of directions that were found offline,
+as in the paper (``subtoken-train calibrate q_filter``); without one the prompt's own queries give them.
+What it does not do: nothing is protected, all layers have the same budget, and nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, L layers.
 """

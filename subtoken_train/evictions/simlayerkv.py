@@ -1,20 +1,17 @@
 """SimLayerKV (Zhang et al., 2024): lazy layers keep the first entries and the recent ones, all others every entry.
 
 Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its release
-(sail-sg/SimLayerKV) and NVIDIA's kvpress 0.5.4 (``simlayerkv_press.py``). A layer is lazy if the last rows, mean over
-them and over all query heads, pay more than a threshold of their attention to the first and the recent entries. The
-score of a layer's entries is what it pays elsewhere, so the released rule is a threshold: 0.9 (kvpress advises 0.9 for
-Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2) is ``eviction_keep: {threshold: 0.1, window: 0}``.
-With a budget (ours) the layers that pay most elsewhere are whole, as many as the budget holds beside the others' first
-and recent entries. The one that it does not fill keeps more recent entries, and the budget is met exactly; one that is
-less than all layers' first and recent entries is divided alike, which is StreamingLLM. ``recent`` as a share of the
-budget always leaves a choice.
+(sail-sg/SimLayerKV) and NVIDIA's kvpress 0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay
+more than a threshold of their attention to the first and the recent entries. The score of a layer's entries is what it
+pays elsewhere, so the released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2)
+is ``eviction_keep: {threshold: 0.1, window: 0}``.
+With a budget (ours) the layers that pay most elsewhere are whole, as far as it goes beside the others' first and recent
+entries; the one that it does not fill keeps more recent entries. A budget below all first and recent entries is divided
+alike. ``recent`` as a share of the budget always leaves a choice.
 
-What differs from the releases: recent entries are the last in scope, so a question that stays anyway is none of them,
-and attention to what stays anyway is counted as the first entries' is; the original looks from the first decoded row
-(``SimLayerKV-decode``), here the prompt's last rows look; kvpress leaves the row's own entry out of the sum, and keeps
-one recent entry fewer, whose room the decoded token takes. What it does not do: nothing is evicted while decoding, so a
-lazy layer's window does not move on.
+What differs from the releases: recent entries are the last in scope; attention to what stays anyway counts as the first
+entries' does; the prompt's last rows look, not the first decoded one; kvpress leaves out a row's own entry and keeps
+one recent entry fewer. What it does not do: nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """

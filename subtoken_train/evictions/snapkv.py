@@ -1,16 +1,13 @@
 """SnapKV (Li et al., 2024): the last rows of the prompt say which entries matter, neighbours together.
 
-Source: Algorithm (Listing 1) of "SnapKV: LLM Knows What You are Looking for Before Generation" and its released code:
-attention of the last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays.
-Several re-implementations differ in how rows are summed, in the pooling and in whether grouped query heads are reduced
-before or after it; each is a setting here, and they keep different entries.
-What it does not do: the released code repeats keys and values to all query heads and keeps a set per query head, which
-makes the cache of a grouped model larger; here every key-value head has one set. Nor does it evict while decoding; here
-``eviction_every`` does, by the rows decoded since the last eviction, ``window`` of them at most.
-The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
-context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
-is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice. A
-window that is a share of the budget (``observers.py``) always leaves one.
+Source: Listing 1 of "SnapKV: LLM Knows What You are Looking for Before Generation" and its released code: attention of
+the last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays.
+Re-implementations differ in the sum over rows, the pooling, and whether grouped query heads are reduced before or after
+it; each is a setting. Every key-value head has one set, where the released code repeats keys for all query heads.
+``eviction_every`` evicts while decoding too, by the rows decoded since the last time.
+The window is the end of the prompt. Where only the context competes, what follows the context observes and costs no
+budget. Where nothing follows it, or everything competes, the window is inside the budget: one as long as the budget
+leaves no choice, one that is a share of it (``observers.py``) always does.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
 """

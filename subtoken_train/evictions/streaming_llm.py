@@ -1,12 +1,10 @@
 """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
 
 Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
-What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions, unless
-``rerotate`` is set: the released code caches unrotated keys and renumbers them inside the cache, which is the same.
-While tokens are decoded the window moves on (``eviction_every``). KVCache-Factory's class of that name has a fixed
-window, and all that this leaves of the capacity are first entries: here ``sinks`` = capacity - window. Where only the
-context competes, the sinks are still the first of the whole prompt, and the most recent entries are the last of what
-competes.
+It never looks at attention. Keys keep their original positions unless ``rerotate`` is set, which is what the released
+code does. While tokens are decoded the window moves on (``eviction_every``). The sinks are the first of the whole
+prompt, the recent entries the last of what competes. KVCache-Factory's class of that name fixes the window: here
+``sinks`` = capacity - window.
 
 Legend: B batch, N cached rows of the prompt.
 """

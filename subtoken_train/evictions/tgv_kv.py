@@ -5,23 +5,15 @@ hand, and its released code (Danielement321/TGV-KV). One shot, after the prompt.
 total between layers by the attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how
 much later text attends to each text token; text-prioritised retention (TPR) keeps all text before any visual entry.
 
-What is a reconstruction, and the readings taken:
-  - heads are averaged, and all heads of a layer share a set (both as in the released code);
-  - attention between text and vision is that of the full row (the released code), not a softmax over vision alone;
-  - text is every entry that is not visual, also what stands before or between images; weights are normalised over it;
-  - a layer's budget counts text and visual entries under scope ``all``, the paper's; otherwise text stays beside it;
-  - what a layer cannot take goes to the others, and every layer keeps at least one entry.
+A reconstruction: heads are averaged and share a set, and attention between text and vision is that of the full row
+(both as released); text is every entry that is not visual; a layer's budget counts text under scope ``all`` (the
+paper's), otherwise text stays beside it; every layer keeps at least one entry.
 
-Setting ``released`` imitates the released code: weights and their normalisation only from text after the images; all
-between the first and the last visual entry is one block; text scores are raised by 100 instead of ranked first; the
-first four entries and the last always stay; a layer's removals are rounded on their own, so that a sample may keep a
-few entries more or fewer than its total, and what a layer cannot take is lost. That code also drops an entry at each
-decoding step, which is not offered: nothing is evicted while decoding.
-
-The alternatives of the paper's ablation are settings, reconstructed from a line of the summary each: ``budgets`` by the
-attention that vision pays to vision (VV) or text to text (TT), or uniform; ``importance`` from each modality's own
-attention (VV+TT), from the last rows (an observation window), or from all rows (self-attention, as in H2O); and which
-modality is kept first.
+Setting ``released`` imitates the released code: weights only from text after the images; all between the first and the
+last visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are
+rounded layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding step;
+here nothing is evicted while decoding. The settings ``budgets``, ``importance`` and ``first`` are the paper's ablation,
+each from a line of the summary.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """

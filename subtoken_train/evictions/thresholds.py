@@ -1,12 +1,10 @@
 """A threshold in the place of a budget: entries that score below one number go, in every layer, head and prompt.
 
 Source: DMS at inference, as NVIDIA's kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than
-the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. Each
-(layer, head, prompt) keeps what it keeps, so no bytes are promised: they are measured. The scores must mean the same
-everywhere (``Eviction.absolute``). What the method protects stays, and so does what does not compete.
-
-The threshold that meets a mean budget is found on prompts (``subtoken-train calibrate threshold``) and recorded in a
-file, a calibration like others: it names backbone and method, and says what share stayed.
+the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. No bytes
+are promised: they are measured. The scores must mean the same everywhere (``Eviction.absolute``). What the method
+protects stays, and so does what does not compete. ``subtoken-train calibrate threshold`` finds the threshold of a mean
+budget and records it in a file, with the share that stayed.
 
 Legend: B batch, N rows of a layer, h key-value heads, L layers.
 """

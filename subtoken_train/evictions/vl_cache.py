@@ -4,15 +4,12 @@ Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-L
 equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; in the paper visual and text entries compete
 together (scope ``all``).
 
-The copy of the paper that was at hand has lost its equations and its algorithm. These choices are a reconstruction,
-each in one place:
-  - a layer's budget is scaled by 1 - sparsity over the mean of that over the layers; 1 % to 100 % of its entries stay,
-    and what these bounds take or leave is moved between layers, so that the budget is met (a plain clip misses it);
-  - sparsity is counted over what the rows can see (the causal part of the post-vision rows), and averaged over heads;
-  - scores are per key-value head, the mean over its query heads, so heads keep different entries;
-  - the recent window, 10 % of a layer's entries, is part of them where the end of the prompt competes.
-Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. What the paper compares
-with is a setting: the last 50 rows of its speed study, equal budgets (H2O's, StreamingLLM's) and a pyramid of them.
+A reconstruction, since our copy has lost its equations: a layer's budget is scaled by 1 - sparsity over its mean, 1 %
+to 100 % of its entries stay, and what these bounds take or leave moves between layers; sparsity is counted over what
+the rows can see, and averaged over heads; scores are per key-value head, so heads keep different entries; the recent
+window, 10 % of a layer's entries, is part of them where the end of the prompt competes. Without an image the rows are
+those after the context (``task_rows``). What the paper compares with is a setting: the last 50 rows, equal budgets, a
+pyramid.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
