@@ -12,7 +12,7 @@ from functools import cache, cached_property, partial
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
 
 
 def setting(default: Any, least: float = 0, most: float = MAX_TOKENS) -> Any:
@@ -35,7 +35,8 @@ class Method:
     def __post_init__(self) -> None:
         owner = type(self).name
         for name, allowed in _words(type(self)).items():
-            check_word(f"{owner} {name}", getattr(self, name), allowed)
+            if getattr(self, name) not in allowed:
+                raise unknown_name(f"{owner} {name}", getattr(self, name), [str(word) for word in allowed])
         for each in fields(self):  # type: ignore[arg-type]
             if "check" in each.metadata:
                 each.metadata["check"](f"{owner} {each.name}", getattr(self, each.name))

@@ -98,16 +98,6 @@ def test_a_chunk_longer_than_the_budget_is_cut():
             assert its.entries_BN.all()
 
 
-def test_layers_of_unlike_budgets_are_served():
-    """A pyramid's thin layers keep the best entries of their best chunk."""
-    method = build_eviction("chunk(pyramidkv)", window=2, length=5)
-    views = layer_views([PROMPTS["no image"] * 3], method.needs)
-    scores, candidates = [method.score(view) for view in views], candidates_of(method, views, 0.3)
-    counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
-    assert int(counts.min()) < 5 < int(counts.max())
-    assert [int(each.sum()) for each in kept] == counts[:, 0].tolist()
-
-
 def test_heads_that_differ_are_refused():
     with pytest.raises(
         ValueError, match=r"chunk keeps one set for all heads, and heads of ada\(knorm\) keep different"
@@ -119,12 +109,3 @@ def test_heads_that_differ_are_refused():
     views = layer_views([PROMPTS["context"]], method.needs)
     with pytest.raises(ValueError, match="heads of kvcompose keep different numbers"):
         method.counts([method.score(view) for view in views], candidates_of(method, views, 0.5))
-
-
-def test_chunks_of_entries_that_critical_weighs():
-    """The chunks with most of the first stage and of what values do come first; scores stay finite."""
-    method = build_eviction("chunk(critical(snapkv))", window=2, length=3)
-    views = layer_views([PROMPTS["no image"] * 2], method.needs)
-    scores = [method.score(view) for view in views]
-    kept = method.keep(scores, candidates_of(method, views, 0.4))
-    assert all(int(each.sum()) == 11 for each in kept)

@@ -10,7 +10,6 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.budgets import score_curve
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
-    first_is_largest,
     token_scores,
 )
 from subtoken_train.inference.compression import Compression
@@ -22,7 +21,6 @@ from tests.support.prompt_views import (
     PROMPTS,
     Q,
     V,
-    candidates_of,
     check_padding,
     dense_attention,
     layer_views,
@@ -59,11 +57,6 @@ def test_scores(name, settings, dtype):
     matrix = dense_attention(query, key, [True] * length, view.scale)
     expected = plain_scores(matrix, rows, 2, value.float().norm(dim=-1) if method.value_norm else None)
     assert torch.allclose(method.score(view).scores_BhN[0, :, :length], expected, atol=1e-4)
-
-
-def test_first_is_largest():
-    curves = torch.tensor([[[3.0, 1.0, -torch.inf], [2.0, 1.5, 1.0]]])
-    assert first_is_largest(curves).tolist() == [[[3.0, 1.5, -torch.inf], [2.0, 1.5, 1.0]]]
 
 
 @pytest.mark.parametrize("case", GOLDENS)
@@ -180,14 +173,6 @@ def test_budgets_of_heads(settings, keep):
     assert torch.equal(counts, chosen)
 
 
-def test_structured_heads_keep_as_many_but_others():
-    method = KVCompose()
-    _, counts, kept, _ = plan(method, layer_views([PROMPTS["context"]], method.needs), 0.3)
-    assert len(set(counts[:, 0].tolist())) > 1
-    assert all(len(set(each.sum(-1).flatten().tolist())) == 1 for each in kept)
-    assert any(not torch.equal(each[:, 0], each[:, 1]) for each in kept)
-
-
 HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
 
 
@@ -211,11 +196,3 @@ def test_each_half_can_be_left_out(settings):
     opened = open_prompts(backbone, text_batch([(37, 5, 0)]), cache, Compression(method, 0.3), "context_first")
     assert all((layer.heads_BNh is None) == (not method.composite) for layer in opened.plan.layers)
     assert method.online is None
-
-
-def test_kvpress_gives_the_first_layer_most():
-    for seed in range(5):
-        views = layer_views([PROMPTS["context"]], KVCompose.needs, seed=seed)
-        scores = [KVCompose().score(view) for view in views]
-        counts = KVCompose(kvpress=True).counts(scores, candidates_of(KVCompose(), views, 0.3))
-        assert counts[0] == counts.max()

@@ -124,13 +124,3 @@ def test_budget_below_the_window_keeps_its_end(count):
     kept = keep_of(method, [view], count)[0]
     assert kept.sum(-1).tolist() == [[count, count]]
     assert kept[..., -min(count, 8) :].all()
-
-
-def test_settings_disagree():
-    """The order of pooling and reduction matters with maxima: it is no cosmetic setting."""
-    view = layer_views([[4] * 60], frozenset({"rows"}), layers=1)[0]
-    kept = [
-        keep_of(build_eviction("snapkv", window=4, pool_per=pool_per, group="max"), [view], 20)[0]
-        for pool_per in ("query_head", "kv_head")
-    ]
-    assert not torch.equal(*kept)

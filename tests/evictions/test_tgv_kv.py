@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, retention_order, text_weights
+from subtoken_train.evictions.tgv_kv import TGVKV, released_counts, retention_order, text_weights
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import record
 from tests.support.prompt_views import (
@@ -106,26 +106,6 @@ def test_which_kind_is_first(first, order):
     text, vision = torch.tensor([[0.1, 0.5, 0, 0.9, 0]]), torch.tensor([[0, 0, 0.4, 0, 0.7]])
     ranks = retention_order(text, vision, regions == Q, regions == V, first)
     assert ranks[0].argsort(descending=True).tolist() == order
-
-
-def test_text_weights():
-    received = torch.tensor([[0.5, 6.0, 9.0, 4.0, 5.0]])
-    rows = torch.tensor([[False, True, False, True, True]])
-    assert text_weights(received, rows).tolist() == [[0.0, 2.0, 0.0, 2.0, 5.0]]
-
-
-def test_text_comes_first():
-    regions = torch.tensor([[0, Q, V, Q, V, Q, V]])
-    text, vision = torch.tensor([[0, 0.1, 0, 0.2, 0, 0.2, 0]]), torch.tensor([[0, 0, 0.9, 0, 5.0, 0, 0]])
-    ranks = retention_order(text, vision, regions == Q, regions == V)
-    assert ranks.tolist() == [[-6.0, -2.0, -4.0, 0.0, -3.0, -1.0, -5.0]]
-
-
-def test_image_parts_and_ends():
-    parts = image_parts(torch.tensor([[0, 1, 2, 4, 2, 4, 0], [1, 4, 4, 4, 4, 4, 4]]))
-    assert [each[0].nonzero()[:, 0].tolist() for each in parts] == [[1], [2, 3, 4]]
-    assert not any(each[1].any() for each in parts)
-    assert ends(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1]]).bool())[0].nonzero()[:, 0].tolist() == [1, 2, 4, 5, 7]
 
 
 class Golden:

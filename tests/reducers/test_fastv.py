@@ -175,26 +175,6 @@ def test_several_images_are_ranked_together(tiny_family):
     assert sum(index < 66 for index in best) != 16
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layer": 0}, "reducer layer is 0; it must be 1 to 10,000"),
-        ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
-        (
-            {"layer": 5},
-            r"with stage=embeds, layer=5, .*merge_dropped=False does not fit a model of 4 layers",
-        ),
-        (
-            {"layer": 4, "stage": "decoder"},
-            r"with stage=decoder, layer=4, .*merge_dropped=False does not fit a model of 4 layers",
-        ),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_reducer("fastv", **settings).check_fit("llava", sees_images=True, num_layers=4)
-
-
 def test_the_deepest_layers_that_fit():
     for settings, cut in ({"layer": 4}, 0), ({"layer": 3, "stage": "decoder"}, 3):
         reducer = build_reducer("fastv", **settings)

@@ -200,18 +200,6 @@ def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, 
     assert result.rows.next_position[:, 0].tolist() == [75, 137, 14]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@torch.no_grad()
-def test_everything_kept_is_the_model_itself(tiny_family, version):
-    batch = make_batch(MIXED)
-    backbone, plain = compress(tiny_family, name="sparsevlm", version=version), compress(tiny_family)
-    expected = plain.run(batch).hidden_BMD
-    assert torch.equal(backbone.run(batch).hidden_BMD, expected)
-    forced = backbone.run(batch, force_gather=True)
-    assert len(forced.spans) == 4
-    assert (forced.hidden_BMD - expected)[forced.rows.visible_BM].abs().max() < 1e-5
-
-
 @torch.no_grad()
 def test_under_mrope_rows_keep_their_own_positions():
     family = qwen_family()
@@ -249,16 +237,3 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     assert [all(p.grad is not None for p in each.parameters()) for each in backbone.bank.selectors] == [False] + [
         True
     ] * 3
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"), [({"version": 3}, "version=3; it has versions 1 and 2"), ({"heads": 0}, "sparsevlm heads")]
-)
-def test_settings_out_of_range(setting, words):
-    with pytest.raises(ValueError, match=words):
-        build_reducer("sparsevlm", 0.5, **setting)
-
-
-def test_an_average_below_the_first_layers_is_refused():
-    with pytest.raises(ValueError, match=r"the first 3 of 32 layers hold every token and make 9\.38% alone"):
-        build_reducer("sparsevlm", 0.09).check_fit("llava", sees_images=True, num_layers=32)
