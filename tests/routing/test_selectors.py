@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.view.view import View
 from tests.support.helpers import random_scores
@@ -186,54 +185,3 @@ def test_leading_weighs_groups_that_span_heads_by_their_channels():
     scores = build("leading")(view)
     assert scores[0, 1].argsort(descending=True).tolist() == expected
     assert build("leading").same_for_all
-
-
-def test_unknown_names_name_the_nearest():
-    shape = KVShape(4, 4, 32)
-    with pytest.raises(ValueError, match=r"unknown selector 'linaer'\. Did you mean 'linear'\?"):
-        build("linaer")
-    with pytest.raises(ValueError, match=r"unknown budget 'globl'\. Did you mean 'global'\?"):
-        RoutingConfig(budget="globl").check(shape)
-    with pytest.raises(ValueError, match=r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"):
-        RoutingConfig(score_prior="value_nrm").check(shape)
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"query_conditioned": True},
-        {"value_gate": True},
-        {"score_prior": "value_norm"},
-        {"features": ("norm",)},
-        {"query_rank": 4},
-    ],
-)
-def test_controls_refuse_what_belongs_to_routers(name, option):
-    (word,) = option
-    message = rf"{word} needs a learned router \(linear, mlp or bilinear\), not '{name}': use .*, or leave {word} out"
-    with pytest.raises(ValueError, match=message):
-        build(name, **option)
-
-
-def test_wrong_settings_are_worded():
-    shape = KVShape(4, 4, 32)
-    with pytest.raises(ValueError, match=r"routing balance_weight is -0\.1; it must be 0 to"):
-        RoutingConfig(balance_weight=-0.1)
-    with pytest.raises(ValueError, match=r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"):
-        RoutingConfig(temperature=2.0)
-    with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
-        RoutingConfig(query_rank=0)
-    with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"):
-        RoutingConfig("mlp", query_rank=4).check(shape)
-    with pytest.raises(ValueError, match=r"unknown routing feature 'norms'\. Did you mean 'norm'\?"):
-        RoutingConfig(features=("norms",))
-    with pytest.raises(ValueError, match=r"routing features names 'norm' twice"):
-        RoutingConfig(features=("norm", "norm"))
-    with pytest.raises(ValueError, match=r"routing balance_scope 'batch' is gone, .*; leave it out"):
-        RoutingConfig(balance_scope="batch")
-    RoutingConfig(balance_scope="sample", temperature=1).check(shape)  # as files of version 0.2 say it
-    with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
-        RoutingConfig(num_groups=12).check(shape)
-    for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones
-        RoutingConfig(num_groups=num_groups, kept_groups=num_groups, balance_weight=0).check(shape)
