@@ -31,12 +31,16 @@ OF_ROUTERS = {
 }
 
 
+def made(**settings):
+    config = RoutingConfig(**settings)
+    config.check(SHAPE)
+    return build_selector(128, config)
+
+
 @pytest.mark.parametrize(("settings", "words"), REFUSED)
 def test_a_wrong_setting_is_refused_in_words(settings, words):
     with pytest.raises(ValueError, match=words):
-        config = RoutingConfig(**settings)
-        config.check(SHAPE)
-        build_selector(128, config)
+        made(**settings)
 
 
 @pytest.mark.parametrize("name", [name for name in SELECTORS if not SELECTORS[name].learned])
