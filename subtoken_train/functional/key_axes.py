@@ -3,25 +3,17 @@
     k' = (k - m) Q        q' = q Q        q' . k' = q . k - q . m
 
 ``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own. ``w_d`` is the length of
-channel d over the last queries, which are averaged over the head's group first, and the axes are the eigenvectors of
-``w_d C_de w_e``. Of a cut key the coordinates along the leading axes stay, and m in place of the others; ``q . m`` is
-the same for all keys, whole and later ones too, so that a softmax does not see it.
+channel d over the last queries, averaged over the head's group first; the axes are the eigenvectors of ``w_d C_de
+w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m`` is the same for all keys, so
+that a softmax does not see it.
 
 Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Efficient Vision-Language Model
-Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``, ``update_rotatek`` and its Triton kernels). Logits
-are its own; otherwise than there
-
-- keys of text are cut as well, where a text's context is what is compressed. The release cuts visual tokens alone, and
-  so never the first one, which all tokens look at and whose key lies far from all others: it stays whole here too;
-- the eigenvectors are exact: the release's default are five steps of a subspace iteration from random vectors;
-- its ridge, which exact eigenvectors do not see, is left out, and so are the weights of a head that cuts no more keys
-  than channels stay: the keys' own axes then lose nothing, where weighted ones leave open what the others are;
-- *all* keys stand in the basis, whole ones turned and not cut, where the release keeps whole keys as they are and adds
-  ``q . (m - P m)`` to the logits of the cut ones: the same, for one span of kernels instead of two;
-- what is stored of Q are the vectors of as many Householder reflections as axes are cut, or kept where these are fewer:
-  their product takes the first channels to those axes and is orthogonal whatever they are rounded to, and within the
-  cut and the kept channels no axis is special to q . k. A quarter that is kept, or cut, then takes d / 4 vectors of d
-  numbers and a quarter of that in ``T``, which makes one product of them; the release stores d by k and a shift.
+Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``). Logits are its own. Otherwise than there: keys of
+text are cut as well, but for the first token's, which all tokens look at; the eigenvectors are exact, where the release
+iterates five steps; its ridge is left out, and so are the weights of a head that cuts no more keys than channels stay;
+*all* keys stand in the basis, whole ones turned and not cut; and Q is stored as Householder reflections, as many as
+axes are cut or kept, whichever is fewer, whose product is orthogonal whatever they are rounded to (d by r numbers and r
+by r, where the release stores d by k and a shift).
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
 channels, r = min(k, d - k) mirrors.

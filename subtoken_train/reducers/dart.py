@@ -1,20 +1,16 @@
 """DART (Wen et al., 2025, arXiv:2502.11494): keep a few pivots and the visual tokens that repeat them least.
 
-As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6, ``modeling_llama_self.py``): the four visual
-tokens and the four tokens of the text whose keys have the largest L1 norm are pivots; one after another, each takes an
-equal number of the visual tokens that are left, those least like it by cosine; image pivots and all that was taken stay
-at their own positions. No attention is read.
+As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6): the four visual tokens and the four tokens of
+the text whose keys have the largest L1 norm are pivots; one after another, each takes an equal number of the visual
+tokens that are left, those least like it by cosine. What stays keeps its position. No attention is read.
 
-Two stages, as FastV's here. ``decoder``: the published method; rows leave at layer ``layer``, by the keys of the layer
-below and what it gives, after the model's last norm. ``embeds``, a reconstruction: norms and cosines are those of the
-input embeddings, rows leave before layer 0, and no layer runs for it; every layer's cache is short, which arms of equal
-bytes need.
+Stage ``decoder`` is the published method: rows leave at layer ``layer``, by the keys of the layer below and its output
+after the model's last norm. Stage ``embeds`` is a reconstruction by the input embeddings: rows leave before layer 0, so
+that every layer's cache is short, as arms of equal bytes need.
 
-What differs from the release: the count is exact (there 4 and as many times 8 as the share holds), what 8 does not
-divide goes to the first pivots; pivots take in the order of their norms, image before text (there in the order of a
-Python set); the text is the question up to the token that asks, fewer than four of it where it is shorter, none where
-the prompt is an image alone; a sample's images are pruned together. The last token of a prompt that ends with its image
-stays, in place of the last one that is taken.
+What differs: the count is exact (there 4 and as many times 8 as the share holds), and remainders go to the first
+pivots; pivots take in the order of their norms, image before text; the text is the question up to the token that asks;
+a sample's images are pruned together. The last token of a prompt that ends with its image stays.
 """
 
 from __future__ import annotations

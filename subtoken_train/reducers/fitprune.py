@@ -2,16 +2,14 @@
 
 Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models" (2409.10197)
 and its release (ywh187/FitPrune, d28e418). A layer's attention is the largest of its heads. A visual token's score is
-the product of what all visual rows pay to it and what the text rows after the image pay to it; the lowest leave after
-the layer's attention, so that the layer's own cache holds them, and the rest stays at its own positions. How many leave
-after each layer is found once for a backbone (``subtoken-train calibrate fitprune``); without a ``calibration`` the
-tables that the release prints for LLaVA-1.5-7B are read, and no other model takes them.
+what all visual rows pay to it times what the text rows after the image pay to it; the lowest leave after the layer's
+attention, so that the layer's own cache holds them. How many leave is found once for a backbone (``subtoken-train
+calibrate fitprune``); without a ``calibration`` the release's tables for LLaVA-1.5-7B are read, and no other model
+takes them.
 
 ``keep_ratio`` is the average share of the visual tokens that all layers hold; between two tabulated schedules layers
-lie on straight lines. Every sample ranks its own tokens, wherever they stand (the release counts 35 tokens before the
-image). Where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
-
-What it does not do: schedules below the lowest tabulated one, which are refused.
+lie on straight lines, and schedules below the lowest are refused. Every sample ranks its own tokens, wherever they
+stand; where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
 
 Legend: M rows, L layers, R schedules.
 """

@@ -1,14 +1,13 @@
 """Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of context pages.
 
-In every layer the same number of tokens stays; which ones, each layer decides for itself, for all its heads together:
-pages by the mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context
-tokens always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step and head;
-the paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
+In every layer the same number of tokens stays; which ones, each layer decides for all its heads together: pages by the
+mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context tokens
+always stay, inside the budget. Original Quest keeps all pages and chooses anew at every step (the eviction
+``quest_steps``); the paper's peak-memory figures fit the reading taken here.
 
-The budget is met to the token, at every length, so that arms of equal bytes can be compared. The best pages are taken
-one after another; of the last one that is taken, as many tokens stay as the budget leaves, the latest ones, whose
-states have read the page's earlier tokens. The window is half of the budget at most (as in the paper's training at
-12.5 %: 64 of 128 of 1,024 tokens), so that the question always chooses something. A context keeps one token at least.
+The budget is met to the token: of the last page that is taken, the latest tokens stay, whose states have read the
+page's earlier ones. The window is half of the budget at most, so that the question always chooses something. A context
+keeps one token at least.
 
 Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d head width, P pages.
 """

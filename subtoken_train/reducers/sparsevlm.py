@@ -1,26 +1,22 @@
 """SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text rates, three layers cut.
 
-As released (Gumpest/SparseVLMs @26a5f48, ``score.py``, ``utils.py``, ``modelling_sparse_llama.py``). Raters are the
-text tokens after an image whose mean, over visual tokens, of softmax over text (V T^T of the input embeddings) exceeds
-the text's mean. The attention of layers 2, 6 and 15 (of 32) ranks the visual tokens, each time those still there: mean
-over heads and raters. Version 1 keeps the best and recycles: of those that leave, the best 30 % (and one) are clustered
-by DPC-KNN, a tenth of them (and one) as many clusters, and each cluster goes on as its mean; positions count anew.
-Version 2 recycles nothing and keeps positions; it divides attention by the dot product of two vectors of ones at those
-positions (what the rotary embedding alone prefers), and reads the ``heads`` heads that attend most to the image.
+As released (Gumpest/SparseVLMs @26a5f48). Raters are the text tokens after an image whose mean, over visual tokens, of
+softmax over text (V T^T of the input embeddings) exceeds the text's mean. The attention of layers 2, 6 and 15 (of 32,
+scaled to another depth) ranks the visual tokens that are still there: mean over heads and raters. Version 1 keeps the
+best and recycles: of those that leave, the best 30 % (and one) are clustered by DPC-KNN into a tenth as many clusters
+(and one), each of which goes on as its mean; positions count anew. Version 2 recycles nothing, keeps positions, divides
+attention by what the rotary embedding alone prefers (the product of two vectors of ones), and reads the ``heads`` heads
+that attend most to the image.
 
-Here ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The shares
-of the stages lie on the straight lines between the release's lists (see ``LISTS``), whose own averages are 35.9, 25.2,
-19.8 and 14.3 % (of version 2: 35.9, 25.0, 19.8 and 14.2 %; their names, 192, 128, 96 and 64 of 576, count layer 2 as
-cut and nothing as recycled); below them they go to nothing, above them to everything. A model of another depth is cut
-at layers scaled from 32, at the nearest one. The layers below the first cut hold everything, so that 9.4 % or less is
-out of reach (of 32 layers).
+``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The stages'
+shares lie on straight lines between the release's ``LISTS``, whose averages are 35.9, 25.2, 19.8 and 14.3 % (version 2:
+35.9, 25.0, 19.8 and 14.2 %). The layers below the first cut hold everything, so that 9.4 % or less is out of reach (of
+32 layers).
 
-What differs from the release: a sample ranks its own tokens, all images together; a recycled token takes the place of
-its cluster's centre instead of one behind all others; counted anew, positions end where the prompt ended, which has all
-distances of the release, also those of generated tokens, whose positions there are other ones in every layer (under
-mRoPE, rows keep their own); the noise of 1e-6 on densities is left out, the better rated of two equally dense tokens
-counts as the denser; without a rater (a text of one token, or all alike) all text rates, and the last prompt token
-where there is no text. Not done: the release's adaptive counts by matrix rank, and its training by masks.
+What differs: a sample ranks its own tokens, all images together; a recycled token takes the place of its cluster's
+centre; counted anew, positions end where the prompt ended (under mRoPE, rows keep their own); no noise on densities,
+the better rated of two equally dense tokens is the denser; without a rater all text rates, without text the last prompt
+token. Not done: adaptive counts by matrix rank, training by masks.
 
 Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
 """

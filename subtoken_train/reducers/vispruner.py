@@ -1,15 +1,15 @@
 """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
 
-As released (Theia-4869/VisPruner @aefa01a, ``llava/model/llava_arch.py``): FasterVLM's successor acts in the tower, per
-image, before the projector. The tokens that receive the most attention stay, from the class token where there is one,
-else from all patches (mean over heads); of the others, in the order of their attention, every second is matched with
-the most similar of those between by cosine, the 8 most similar ones go, and so on until the count is met. Nothing is
-merged, the question is not read, and what stays is in raster order; positions are the family's to say (LLaVA: counted
-anew, as released). The last token of a prompt that ends with its image counts among the first half.
+As released (Theia-4869/VisPruner @aefa01a): FasterVLM's successor acts in the tower, per image, before the projector.
+The tokens that receive the most attention stay, from the class token where there is one, else from all patches (mean
+over heads); of the others, in the order of their attention, every second is matched with the most similar of those
+between by cosine, the 8 most similar ones go, and so on until the count is met. Nothing is merged; what stays is in
+raster order; positions are the family's to say. The last token of a prompt that ends with its image counts among the
+first half.
 
-What differs from the release: an odd number of others is served (there it is an error); a picture in tiles is pruned as
-one, each patch by the attention of its own tile (there each tile keeps as many); newlines go first. Where a tower's
-tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that of these, our reading.
+What differs: an odd number of others is served; a picture in tiles is pruned as one, each patch by its own tile's
+attention; newlines go first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness
+is that of these.
 
 Legend: T tokens of one image, C tower width.
 """
