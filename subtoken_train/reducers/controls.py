@@ -17,7 +17,7 @@ from subtoken_train.view.view import View
 
 @dataclass(frozen=True, kw_only=True)
 class NoReducer(Reducer):
-    """Keeps everything; the pipeline skips the gather. ``keep_ratio`` must be 1."""
+    """No reduction: every token stays, and the pipeline skips the gather; ``keep_ratio`` must be 1."""
 
     name: str = "none"
 
@@ -31,7 +31,7 @@ class NoReducer(Reducer):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomReducer(RankingReducer):
-    """Uniform scores from a hash of (``seed``, sample, position); they are its ranking too.
+    """Control: visual tokens at random, by a hash of (``seed``, sample, position) that is their ranking too.
 
     Attributes:
         seed: another one, other tokens.
@@ -55,8 +55,9 @@ GOLDEN = 2654435769
 
 @dataclass(frozen=True, kw_only=True)
 class UniformReducer(RankingReducer):
-    """Keep visual tokens by the fractional part of their place times the golden ratio: their ranking, smallest first.
+    """Control: visual tokens evenly spread over the images, by their place alone.
 
+    Their ranking is the fractional part of their place times the golden ratio, smallest first.
     Gaps between kept places have three sizes at most at any budget (Steinhaus), and rows of an image are shifted
     against each other, so that what stays is a lattice on it, not columns; a smaller budget keeps a part of a larger
     one. Places are counted over all images of a sample, newlines included. No feature is read: it serves every family.

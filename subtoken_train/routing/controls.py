@@ -22,7 +22,7 @@ class Control(Selector):
 
 
 class ValueNormSelector(Control):
-    """Keep the groups with the largest value norm ||v_g||_2. The paper has no such control; it is a strong one."""
+    """Router-free control: keep the groups with the largest value norm ||v_g||_2. The paper has none; it is a strong one."""
 
     def forward(self, view: View) -> Tensor:
         norms_BNS: Tensor = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
@@ -30,7 +30,7 @@ class ValueNormSelector(Control):
 
 
 class RandomSelector(Control):
-    """Groups at random, from a hash of (seed, sample, layer, position, group): reproducible, batch-independent."""
+    """Router-free control: groups at random, from a hash of (seed, sample, layer, position, group): reproducible."""
 
     def forward(self, view: View) -> Tensor:
         groups_S = torch.arange(view.value_groups_BNSg.shape[2], device=view.hidden_BND.device)
@@ -39,7 +39,7 @@ class RandomSelector(Control):
 
 
 class StaticSelector(Control):
-    """One fixed set per layer for all tokens, drawn from (seed, layer, group): equal to shrinking ``v_proj``."""
+    """Router-free control: one fixed set per layer for all tokens, by (seed, layer, group), as if ``v_proj`` shrank."""
 
     same_for_all = True
 
@@ -50,7 +50,10 @@ class StaticSelector(Control):
 
 
 class LeadingSelector(Control):
-    """Scores groups by how early in a head their channels lie on average; ties go to the lower group.
+    """Router-free control: the first groups of each head, the same for all tokens, which nothing has to name.
+
+    Groups are scored by how early in a head their channels lie on average; ties go to the lower group.
+
 
     Of values turned to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank
     cut of every value: what a choice for each token has to beat in the same bytes.

@@ -1,9 +1,5 @@
 """Learned routers: linear and MLP (the paper's), bilinear (ours); each gives one logit per value group.
 
-READING. The paper's h_i (section 3.3 and appendix B.1, a_i = W h_i + b) is "the layer input hidden state". Here it is
-what ``v_proj`` reads: that input after the layer's norm. Biases, and weights that start at N(0, 0.02), are ours; the
-paper speaks of neither. Of "a two-layer MLP" (section 4.4) it says no more: the hidden width D/4 and the GELU are ours.
-
 Legend: B batch, N positions, D model width, S value groups, R rank.
 """
 
@@ -59,7 +55,11 @@ def init_router(module: nn.Module) -> None:
 
 
 class LinearRouter(Selector):
-    """Logits of the groups from the token's hidden state, optionally plus a linear map of the query summary."""
+    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
+
+    Optionally plus a linear map of the query summary. The paper's h_i is "the layer input hidden state", here what
+    ``v_proj`` reads, that input after the layer's norm; the bias, and weights that start at N(0, 0.02), are ours.
+    """
 
     learned = True
 
@@ -91,7 +91,10 @@ class LinearRouter(Selector):
 
 
 class MLPRouter(Selector):
-    """Logits of the groups from a hidden layer over the token's state and, optionally, the query summary."""
+    """Two-layer MLP router (paper, section 4.4) over the token's state and, optionally, the query summary.
+
+    The paper says no more: the hidden width D/4, the GELU, what it reads, biases and initial weights are ours.
+    """
 
     learned = True
 
@@ -112,8 +115,9 @@ class MLPRouter(Selector):
 
 
 class BilinearRouter(LinearRouter):
-    """The linear router's logits plus E [(A h) * (C s_Q)]; with ``query_conditioned`` also its linear map of s_Q.
+    """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that a token's logits depend on the query.
 
+    With ``query_conditioned`` the linear router's map of s_Q is added.
     The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample: within a group the
     order of tokens cannot follow the question. Here the question chooses, through a small rank, which directions of a
     token count.
