@@ -8,7 +8,6 @@ import inspect
 import re
 from typing import Any
 
-
 BASES = {"Eviction", "Reducer", "Selector"}
 
 

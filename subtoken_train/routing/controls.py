@@ -22,7 +22,7 @@ class Control(Selector):
 
 
 class ValueNormSelector(Control):
-    """Router-free control: keep the groups with the largest value norm ||v_g||_2. The paper has none; it is a strong one."""
+    """Router-free control: keep the groups with the largest value norm ||v_g||_2. A strong control."""
 
     def forward(self, view: View) -> Tensor:
         norms_BNS: Tensor = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
@@ -53,8 +53,6 @@ class LeadingSelector(Control):
     """Router-free control: the first groups of each head, the same for all tokens, which nothing has to name.
 
     Groups are scored by how early in a head their channels lie on average; ties go to the lower group.
-
-
     Of values turned to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank
     cut of every value: what a choice for each token has to beat in the same bytes.
     """

@@ -57,7 +57,7 @@ def init_router(module: nn.Module) -> None:
 class LinearRouter(Selector):
     """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
 
-    Optionally plus a linear map of the query summary. The paper's h_i is "the layer input hidden state", here what
+    Optionally plus a linear map of the query summary. READING. The paper's h_i is "the layer input hidden state", here what
     ``v_proj`` reads, that input after the layer's norm; the bias, and weights that start at N(0, 0.02), are ours.
     """
 
@@ -93,7 +93,7 @@ class LinearRouter(Selector):
 class MLPRouter(Selector):
     """Two-layer MLP router (paper, section 4.4) over the token's state and, optionally, the query summary.
 
-    The paper says no more: the hidden width D/4, the GELU, what it reads, biases and initial weights are ours.
+    READING. The paper says no more: the hidden width D/4, the GELU, what it reads, biases and initial weights are ours.
     """
 
     learned = True
