@@ -160,6 +160,14 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
                 raise ValueError(f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]")
 
 
+def check_table_shape(name: str, table: Sequence[Any], num_layers: int, num_kv_heads: int | None = None) -> None:
+    """Raise ``ValueError`` unless a table has a row for every layer and a column for every key-value head, if given."""
+    found = [len(table)] if num_kv_heads is None else [len(table), len(table[0])]
+    if found != [num_layers, num_kv_heads][: len(found)]:
+        heads, its = ("", "") if num_kv_heads is None else (f" of {found[-1]} heads", f" of {num_kv_heads}")
+        raise ValueError(f"{name} has {found[0]} layers{heads}, and the backbone {num_layers}{its}")
+
+
 def table_words(name: str, table: Sequence[Sequence[float]]) -> str:
     """Return a table for a terminal, a row a line."""
     return "\n".join([f"{name}:", *("  ".join(f"{value:5.3f}" for value in row) for row in table)])

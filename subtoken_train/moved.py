@@ -18,7 +18,9 @@ MOVED = {
     "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
     "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",
     "subtoken_train.evictions.layer_views": "subtoken_train.view.view",
+    "subtoken_train.evictions.wrapper": "subtoken_train.evictions.base",
     "subtoken_train.reducers.context": "subtoken_train.reducers.base",
+    "subtoken_train.routing.linear": "subtoken_train.routing.routers",
     "subtoken_train.training.strategies.fsdp2": "subtoken_train.training.strategies",
 }
 

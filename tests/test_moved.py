@@ -17,7 +17,9 @@ SHOWN = {
     "subtoken_train.evaluation.results.manifest": "Manifest",
     "subtoken_train.evaluation.results.store": "read_samples",
     "subtoken_train.evictions.layer_views": "LayerView",
+    "subtoken_train.evictions.wrapper": "Wrapper",
     "subtoken_train.reducers.context": "ContextReducer",
+    "subtoken_train.routing.linear": "fp32_linear",
     "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
 }
 

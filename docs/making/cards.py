@@ -8,12 +8,18 @@ import inspect
 import re
 from typing import Any
 
+BASES = {"Eviction", "Reducer", "Selector"}
+
 
 def about(method: type) -> tuple[str, str]:
-    """(first line, the rest) of the module's docstring, without its legend."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(method)))
-    first, _, rest = (ast.get_docstring(tree) or "").partition("\n")
-    rest = re.sub(r"\n*Legend:.*\Z", "", rest, flags=re.DOTALL).strip()
+    """(first line, the rest) of the module's docstring, the class's where methods share it; without legend or table."""
+    module = inspect.getmodule(method)
+    own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+    methods = [kind for kind in own if BASES & {base.__name__ for base in kind.__mro__[1:]}]
+    tree = ast.parse(inspect.getsource(module))
+    words = ast.get_docstring(tree) if len(methods) < 2 else inspect.cleandoc(method.__doc__ or "")
+    first, _, rest = (words or "").partition("\n")
+    rest = re.sub(r"\n*(Legend|Attributes):.*\Z", "", rest, flags=re.DOTALL).strip()
     return markdown(first), markdown(rest)
 
 

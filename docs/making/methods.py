@@ -302,9 +302,15 @@ def sample(method: type[Reducer]) -> Reducer:
 def selectors_page() -> str:
     """The text of ``selectors.md``."""
     rows = [f"| {link(name)} | {_learned(SELECTORS[name])} | {about(SELECTORS[name])[0]} |\n" for name in SELECTORS]
-    cards = [card(name, SELECTORS[name], class_words(SELECTORS[name]), []) for name in SELECTORS]
+    cards = [card(name, SELECTORS[name], _beside_title(SELECTORS[name]), []) for name in SELECTORS]
     settings = "\n".join(setting_table(setting_rows(RoutingConfig)))
     return "".join([SELECTORS_HEAD, *rows, *cards, SETTINGS_HEAD, settings, "\n"])
+
+
+def _beside_title(method: type[Selector]) -> str:
+    """The class's own docstring, where the card has not begun with it."""
+    words = class_words(method)
+    return "" if words.startswith(about(method)[0]) else words
 
 
 def _learned(method: type[Selector]) -> str:

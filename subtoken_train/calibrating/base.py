@@ -20,7 +20,7 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
+from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.runner.cell import model_inputs, recall_prompts
 from subtoken_train.evaluation.runner.prompt_file import TextPrompts
 from subtoken_train.families.family import Family
@@ -28,6 +28,7 @@ from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.types import Batch, Identity, Region
+from subtoken_train.view.method import Method, setting
 
 RECALL = "recall"
 """The data set of language models: facts among English, questions and answers; the training split."""
@@ -114,7 +115,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Calibrator(ABC):
+class Calibrator(Method, ABC):
     """Calibration of one method; a frozen dataclass whose fields are the settings.
 
     ``context_length`` counts tokens of a drawn prompt's context; ``seed`` is of what is drawn.
@@ -126,15 +127,10 @@ class Calibrator(ABC):
     any_text: ClassVar[bool] = False
     """True where a language model can be calibrated on any text, not on recall alone."""
 
-    samples: int = 10
-    batch_size: int = 2
-    context_length: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for setting, most in (("samples", MAX_COUNT), ("batch_size", MAX_COUNT), ("context_length", MAX_TOKENS)):
-            check_range(f"{self.name} {setting}", getattr(self, setting), 1, most)
-        check_range(f"{self.name} seed", self.seed, 0, 2**32 - 1)
+    samples: int = setting(10, 1, MAX_COUNT)
+    batch_size: int = setting(2, 1, MAX_COUNT)
+    context_length: int = setting(512, 1)
+    seed: int = setting(0, 0, MAX_SEED)
 
     @abstractmethod
     def numbers(

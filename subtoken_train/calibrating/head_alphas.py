@@ -31,12 +31,13 @@ from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import are_finite
-from subtoken_train.errors import MAX_TOKENS, check_range, no_numbers
+from subtoken_train.errors import MAX_COUNT, no_numbers
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.objective import predicting_rows
 from subtoken_train.types import Batch, Region
+from subtoken_train.view.method import setting
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,14 @@ class DuoCalibrator(Calibrator):
     name: ClassVar[str] = "duo_attention"
     answers: ClassVar[bool] = True
 
-    samples: int = 200
-    sinks: int = 4
-    recent: int = 28
-    learning_rate: float = 0.02
-    regularisation: float = 0.05
+    samples: int = setting(200, 1, MAX_COUNT)
+    sinks: int = setting(4)
+    recent: int = setting(28, 1)
+    learning_rate: float = setting(0.02, 0, 100)
+    regularisation: float = setting(0.05, 0, 100)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("duo_attention sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("duo_attention recent", self.recent, 1, MAX_TOKENS)
-        check_range("duo_attention learning_rate", self.learning_rate, 0, 100)
-        check_range("duo_attention regularisation", self.regularisation, 0, 100)
         if self.sinks + self.recent >= self.context_length:
             raise ValueError(
                 f"duo_attention sinks={self.sinks} and recent={self.recent} hold a whole context of "
@@ -71,7 +68,6 @@ class DuoCalibrator(Calibrator):
             )
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A language model without routers: recall is text, and values must be whole."""
         if backbone.family.image_token_id is not None:
             raise ValueError(
                 "duo_attention is calibrated on recall of text, and the backbone sees images; use prefixkv"
@@ -83,7 +79,6 @@ class DuoCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> HeadAlphas:
-        """Train, a step per batch."""
         family = backbone.family
         module = AlphaModule(family, self, steps=-(-self.samples // self.batch_size))
         device = family.model.device
@@ -129,12 +124,10 @@ class AlphaModule(L.LightningModule):
         return distance + self.settings.regularisation * self.alpha_Lh.abs().mean()
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Alphas stay in [0, 1]."""
         with torch.no_grad():
             self.alpha_Lh.clamp_(0, 1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW without decay; the rate rises over the first fifth and falls over the last."""
         optimizer = torch.optim.AdamW([self.alpha_Lh], lr=self.settings.learning_rate, weight_decay=0.0)
         fifth = max(1, self.steps // 5)
 

@@ -41,7 +41,6 @@ class HeadCalibrator(Calibrator):
     answers: ClassVar[bool] = True
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A backbone whose layers see all tokens and whole values."""
         if backbone.active_routing is not None or backbone.reducer.acts:
             raise ValueError(f"{self.name} is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
 
@@ -57,7 +56,6 @@ class HeadCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> HeadScores:
-        """The scores of all heads; their mean is 1."""
         use_packed_attention(backbone.family.decoder.config)
         looks = Looks(backbone.family, self.weight)
         for batch in batches:
@@ -77,7 +75,6 @@ class NeedleCalibrator(HeadCalibrator):
     name: ClassVar[str] = "headkv"
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A language model: recall is text."""
         if backbone.family.image_token_id is not None:
             raise ValueError("headkv is calibrated on recall of text, and the backbone sees images; use sparsemm")
         super().check(backbone)

@@ -37,14 +37,12 @@ class PrefixCalibrator(Calibrator):
     recent: int = 1
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """The scope must fit the backbone."""
         self._compression(0.5).check(backbone.family)
 
     @torch.no_grad()
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> LayerShares:
-        """The mean shares; prompts of which nothing competes are left out."""
         use_packed_attention(backbone.family.decoder.config)
         found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
         if not found:

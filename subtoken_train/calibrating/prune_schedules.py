@@ -25,8 +25,9 @@ from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.fitprune import PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import Cut, CutView, DecoderReducer
+from subtoken_train.reducers.staged import Cut, DecoderReducer
 from subtoken_train.types import Batch, Region
+from subtoken_train.view.view import View
 
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
 TOLERANCE = 0.01
@@ -40,7 +41,6 @@ class PruneCalibrator(Calibrator):
     name: ClassVar[str] = "fitprune"
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """Visual tokens are what leaves."""
         if not backbone.family.sees_images:
             raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
 
@@ -48,7 +48,6 @@ class PruneCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> PruneSchedules:
-        """The mean schedules; prompts without an image are left out."""
         prompts = [(batch, BearableCuts()) for batch in batches]
         found: dict[float, Tensor] = {}
         for batch, cuts in prompts:
@@ -114,19 +113,15 @@ class BearableCuts(DecoderReducer):
     totals: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     held: dict[int, Tensor] = field(default_factory=dict)
 
-    @property
-    def stage(self) -> Stage:
-        return "decoder"
+    stage: ClassVar[Stage] = "decoder"
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Every layer but the first."""
         return tuple(range(1, num_layers))
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Raise: how many tokens stay is not known before."""
         return [tokens] * num_layers
 
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """Note what leaves, and let it go."""
         visual_BM, masses = view.visual, attention_masses(view)
         if view.layer not in self.totals:
@@ -136,9 +131,9 @@ class BearableCuts(DecoderReducer):
         leave_BM = bearable(masses[0], visual_BM, total_self_B, self.alpha[0])
         cross_BM = bearable(masses[1], visual_BM, total_cross_B, self.alpha[0])
         leave_BM &= cross_BM | ~masses[2][:, None]
-        keep_BM = (view.regions_BM != Region.PADDING) & (~leave_BM | view.protected_BM)
+        keep_BM = (view.regions_BN != Region.PADDING) & (~leave_BM | view.protected_BN)
         if self.alpha[0] == 0:
-            keep_BM = view.regions_BM != Region.PADDING
+            keep_BM = view.regions_BN != Region.PADDING
         self.held[view.layer] = (keep_BM & visual_BM).sum(-1)
         return Cut(keep_BM, None)
 

@@ -30,7 +30,6 @@ class DirectionCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> HeadDirections:
-        """The directions of all layers."""
         use_packed_attention(backbone.family.decoder.config)
         grams: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}

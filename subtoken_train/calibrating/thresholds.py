@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.thresholds import WINDOW, ScoredPrompt, ThresholdRecord, mean_threshold, scale_of
@@ -29,6 +29,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import check_context_first, contexts_of, run_whole
 from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.types import Batch, Protocol
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import Scope
 
 
@@ -47,11 +48,11 @@ class ThresholdCalibrator(Calibrator):
 
     name: ClassVar[str] = "threshold"
 
-    samples: int = 16
+    samples: int = setting(16, 1, MAX_COUNT)
     eviction: str = "kvzip"
     eviction_options: str = ""
     keep: float = 0.5
-    window: int = WINDOW
+    window: int = setting(WINDOW)
     scope: Scope = "context"
     protocol: Protocol = "query_aware"
 
@@ -59,13 +60,9 @@ class ThresholdCalibrator(Calibrator):
         super().__post_init__()
         if not 0 < self.keep < 1:
             raise ValueError(f"threshold keep={self.keep:g} must lie between 0 and 1; 0.25 keeps a quarter on average")
-        check_range("threshold window", self.window, 0, MAX_TOKENS)
-        check_word("threshold scope", self.scope, get_args(Scope))
-        check_word("threshold protocol", self.protocol, get_args(Protocol))
         scale_of(self._method())
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """The method and the scope must fit the backbone, and the protocol what compresses."""
         compression = self._compression()
         compression.check(backbone.family)
         if self.protocol == "context_first":
@@ -75,7 +72,6 @@ class ThresholdCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> ThresholdRecord:
-        """The threshold and what it keeps; prompts of which nothing is in scope are left out."""
         with reading_packed(backbone.family.decoder.config):
             prompts = [each for batch in batches for each in self._scored(backbone, batch)]
         if not prompts:

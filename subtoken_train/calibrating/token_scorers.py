@@ -33,7 +33,7 @@ from subtoken_train.calibrating.base import Calibrator, Progress
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite, check_states
-from subtoken_train.errors import check_range, no_numbers
+from subtoken_train.errors import MAX_COUNT, no_numbers
 from subtoken_train.evictions.kvzap import TokenScorers
 from subtoken_train.evictions.kvzip import KVzip, repeated_context
 from subtoken_train.inference.compression import Compression
@@ -41,8 +41,9 @@ from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.types import Batch, in_compressed_region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
-from subtoken_train.view.view import Need, TaskView, View
+from subtoken_train.view.view import Need, View
 
 FAINTEST = -12.0
 BATCH, GRADIENT = 512, 1.0
@@ -65,26 +66,17 @@ class ScorerCalibrator(Calibrator):
     name: ClassVar[str] = "kvzap"
     any_text: ClassVar[bool] = True
 
-    samples: int = 16
-    batch_size: int = 1
-    context_length: int = 704
-    hidden: int = 0
+    samples: int = setting(16, 1, MAX_COUNT)
+    batch_size: int = setting(1, 1, MAX_COUNT)
+    context_length: int = setting(704, 1)
+    hidden: int = setting(0, 0, 2**16)
     normalise: bool = False
-    ridge: float = 0.1
-    positions: int = 500
-    epochs: int = 15
-    learning_rate: float = 5e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("kvzap hidden", self.hidden, 0, 2**16)
-        check_range("kvzap ridge", self.ridge, 0, 1e6)
-        check_range("kvzap positions", self.positions, 1, 2**20)
-        check_range("kvzap epochs", self.epochs, 1, 10_000)
-        check_range("kvzap learning_rate", self.learning_rate, 0, 100)
+    ridge: float = setting(0.1, 0, 1e6)
+    positions: int = setting(500, 1, 2**20)
+    epochs: int = setting(15, 1, 10_000)
+    learning_rate: float = setting(5e-3, 0, 100)
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A backbone without routers and reducer, whose whole cache KVzip reads."""
         if backbone.active_routing is not None or backbone.reducer.acts:
             raise ValueError("kvzap is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
 
@@ -92,7 +84,6 @@ class ScorerCalibrator(Calibrator):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> TokenScorers:
-        """Learn the nets from what KVzip says of all contexts; those without one are left out."""
         use_packed_attention(backbone.family.decoder.config)
         fit: Fit = NetFit(self, backbone.family.device) if self.hidden else RidgeFit(self.ridge)
         for batch in batches:
@@ -122,28 +113,21 @@ class NotingKVzip(KVzip):
 
     def score(self, view: View) -> Scores:
         """Note the layer's input; see ``KVzip.score``."""
-        assert view.input_BND is not None
         found = super().score(view)
         found.notes["input"] = view.input_BND
         if self.normalise:
-            assert view.output_weight is not None
             length_BM = view.input_BND.float().norm(dim=-1).clamp(min=NARROWEST)
             self.weights[view.layer] = output_lengths(view.value_BhNd, view.output_weight()) / length_BM[:, None]
         return found
 
-    def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
+    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
         if not self.normalise:
             return largest_BHC
         return largest_BHC * self.weights[view.layer].gather(-1, index_BC[:, None].expand_as(largest_BHC))
 
 
 def output_lengths(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """Length of W_o v for every query head, [B, H, N] in fp32.
-
-    Args:
-        value_BhNd: cached values.
-        weight_DHd: output projection, [D, H * d].
-    """
+    """Length of W_o v for every query head, [B, H, N] in fp32."""
     heads, width = value_BhNd.shape[1], value_BhNd.shape[-1]
     weight_HdD = weight_DHd.float().T.reshape(-1, width, weight_DHd.shape[0])
     gram_Hdd = weight_HdD @ weight_HdD.transpose(-1, -2)
@@ -156,8 +140,6 @@ def kvzip_examples(backbone: CompressedBackbone, contexts: Batch, normalise: boo
 
     Args:
         backbone: in evaluation mode, with ``use_packed_attention``.
-        contexts: of prompts alone.
-        normalise: see ``ScorerCalibrator``.
     """
     compression = Compression(NotingKVzip(normalise=normalise), 0.5)
     compression.check(backbone.family)

@@ -59,7 +59,6 @@ def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Ca
     Args:
         backbone: of a family that ``check_foldable`` lets pass; in evaluation mode, without routers, reducer and LoRA.
         batches: of prompts.
-        show: sees how many were read.
     """
     read = iter(batches)
     first = next(read, None)
@@ -112,7 +111,6 @@ def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, f
 
     Args:
         family: a backbone that ``check_foldable`` lets pass.
-        moments: of its layers, see ``ValueMoments``.
 
     Returns:
         What share of the values' mean squared output the first half of the channels holds, mean over layers: before and

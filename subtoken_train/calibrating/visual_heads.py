@@ -34,13 +34,14 @@ from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.scenes import GRID, PLACES, SPLITS, ask, draw_scene
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
 from subtoken_train.evaluation.picture import check_drawable, visual_grid
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.types import Batch, Region, Turn
+from subtoken_train.view.method import setting
 
 SCENES = "scenes"
 _TOLD = re.compile(r"([A-D][1-4])\s+\w+\s+\d")
@@ -52,10 +53,9 @@ class VisualCalibrator(HeadCalibrator):
 
     name: ClassVar[str] = "sparsemm"
 
-    samples: int = 50
+    samples: int = setting(50, 1, MAX_COUNT)
 
     def check(self, backbone: CompressedBackbone) -> None:
-        """A model that sees a picture as one grid."""
         if backbone.family.image_token_id is None:
             raise ValueError("sparsemm is calibrated on pictures, and the backbone sees none; use headkv")
         check_drawable(backbone.family)

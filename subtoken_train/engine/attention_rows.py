@@ -21,7 +21,7 @@ ROW_BLOCK = 32
 
 
 @torch.no_grad()
-def attention_row(
+def row_attention(
     family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
     """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32.
@@ -47,7 +47,7 @@ def scouted_row(
     deep_nBND: Tensor | None = None,
     frozen: bool = False,
 ) -> Tensor:
-    """``attention_row`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
+    """``row_attention`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
 
     ``size``: a chunk of rows at a time, see ``engine/spans.py``; None: all at once. ``deep_nBND``: what the first
     layers add to their outputs. ``frozen``: the backbone alone, without LoRA.
@@ -66,7 +66,7 @@ def scouted_row(
                 below = run_chunks(
                     family, dense, lower, below, visible, position, size, deep_nBND=deep, unpadded=unpadded
                 )
-        row = attention_row(family, layer, below, visible, position, row_B)
+        row = row_attention(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 
 
@@ -112,7 +112,7 @@ def query_attention(
 
 
 class LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``attention_row``.
+    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``row_attention``.
 
     A sharded layer's weights must be whole.
     """
@@ -144,13 +144,13 @@ class LayerAttention:
 
     @torch.no_grad()
     def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of marked rows, see ``AttentionBlocks``; one block at least."""
+        """Attention of marked rows, as ``View.blocks`` yields it; one block at least."""
         for index_BR, valid_BR in _row_blocks(marks_BN):
-            yield self.heads(index_BR).to(marks_BN.device), valid_BR
+            yield index_BR.masked_fill(~valid_BR, -1), self.heads(index_BR).to(marks_BN.device)
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
-        """Yield what the rotary embedding alone makes of the same rows, see ``CutView.rotary_pull``."""
+        """Yield what the rotary embedding alone makes of the same rows, see ``View.rotary_pull``."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(self.layer, ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
@@ -159,11 +159,6 @@ class LayerAttention:
             with torch.autocast(place.type, enabled=False):
                 pull_BRM = query_BRd @ key_B1Nd[:, 0].mT * self.attention.scaling
             yield pull_BRM.to(marks_BN.device)
-
-    @torch.no_grad()
-    def key_norms(self) -> Tensor:
-        """L1 norms of the rotated keys, all heads together, [B, N] in fp32."""
-        return self.key_BhNd.float().abs().sum((1, 3))
 
     def heads(self, index_BR: Tensor) -> Tensor:
         """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""

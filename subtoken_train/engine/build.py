@@ -22,7 +22,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.linear import LinearRouter
+from subtoken_train.routing.routers import LinearRouter
 
 
 @dataclass

@@ -39,13 +39,14 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, ReducerView, TowerReducer
+from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
 from subtoken_train.reducers.scored_context import ScoredContext
-from subtoken_train.reducers.staged import CutView, DecoderReducer
+from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
+from subtoken_train.view.view import ABSENT, View
 
 
 class CompressedBackbone(nn.Module):
@@ -211,9 +212,15 @@ class CompressedBackbone(nn.Module):
             deep_nBND=rows.deep_nBMD,
             frozen=reducer.frozen_scout,
         )
-        marks = run.batch.regions_BN, run.protected, run.batch.rank_position_B
-        videos = partial(self.family.video_frames, run.batch)
-        view = ReducerView(*marks, run.sample_seeds, scout, run.embeds_BND, videos)
+        view = View(
+            regions_BN=run.batch.regions_BN,
+            protected_BN=run.protected,
+            rank_position_B=run.batch.rank_position_B,
+            sample_seed_B=run.sample_seeds,
+            scout=scout,
+            hidden_BND=run.embeds_BND,
+            videos=partial(self.family.video_frames, run.batch),
+        )
         keep_BN, run.rank_BN, joins_BN = reducer.select(view)
         if joins_BN is not None:
             run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
@@ -375,27 +382,26 @@ class Cutting:
             ranks_BM = made.rank_BM.masked_fill(~rows.visible_BM, 0)
             run.rank_BN = torch.zeros_like(run.batch.input_ids_BN).scatter_add_(-1, rows.index_BM, ranks_BM)
 
-    def _view(self, run: RunningPass, layer: int, attention: LayerAttention) -> CutView:
+    def _view(self, run: RunningPass, layer: int, attention: LayerAttention) -> View:
         rows = run.rows
 
         def left(marks_BN: Tensor) -> Tensor:
             return take_rows(marks_BN, rows.index_BM) & rows.visible_BM
 
         prompt_BM = left(self.prompt_BN)
-        index_BM = rows.index_BM.masked_fill(~prompt_BM, -1)
-        return CutView(
+        places_M = torch.arange(prompt_BM.shape[1], device=prompt_BM.device)
+        return View(
             layer=layer,
-            regions_BM=rows.regions_BM,
-            protected_BM=left(run.protected),
-            ranking_BM=prompt_BM & (index_BM == index_BM.amax(-1, keepdim=True)),
-            prompt_BM=prompt_BM,
-            raters_BM=None if self.raters_BN is None else left(self.raters_BN),
+            regions_BN=rows.regions_BM,
+            protected_BN=left(run.protected),
+            rank_position_B=torch.where(prompt_BM, places_M, -1).amax(-1),
+            raters_BN=ABSENT if self.raters_BN is None else left(self.raters_BN),
             count_B=torch.tensor([counts[layer] for counts in self.counts], device=rows.index_BM.device),
             sample_seed_B=run.sample_seeds,
-            hidden_BMD=run.hidden_BMD,
+            hidden_BND=run.hidden_BMD,
+            key_BhNd=attention.key_BhNd,
             attention=attention.blocks,
             rotary_pull=attention.pull_blocks,
-            key_norms=lambda: attention.key_norms().to(run.hidden_BMD.device),
             normed_states=lambda: self.family.decoder.norm(run.hidden_BMD).to(run.hidden_BMD.device),
         )
 

@@ -44,7 +44,7 @@ from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.state import RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
-from subtoken_train.view.view import Opening, TaskPlan, TaskView
+from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
@@ -143,7 +143,7 @@ def task_view(
     value: Tensor,
     scale: float,
     rows_BS: Tensor,
-) -> TaskView:
+) -> View:
     """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     about_BM, regions_BM, asks_BS = (
@@ -152,7 +152,7 @@ def task_view(
     reach = None
     if family.windows[layer] is not None:
         reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
-    return TaskView(layer, query, key, value, regions_BM, asks_BS, scale, about_BM, reach)
+    return View(layer, query, key, value, regions_BM, scale, OF_TASKS, task_BS=asks_BS, about_BN=about_BM, reach=reach)
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from subtoken_train.errors import check_word, clipped, unknown_name
 from subtoken_train.registry import Registry
 
 if TYPE_CHECKING:
-    from subtoken_train.evictions.base import Eviction
-    from subtoken_train.evictions.wrapper import Wrapper
+    from subtoken_train.evictions.base import Eviction, Wrapper
 
 
 EVICTIONS: Registry[Eviction] = Registry(
@@ -58,7 +57,7 @@ WRAPPERS: Registry[Wrapper] = Registry(
     "eviction wrapper",
     group="subtoken_train.eviction_wrappers",
     package=__name__,
-    base="wrapper:Wrapper",
+    base="base:Wrapper",
     named=True,
     builtin={
         "ada": "ada:Ada",
@@ -168,7 +167,6 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
     """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
 
     Args:
-        method: None is none.
         every: what was written; None asks for nothing.
         tokens: the budget, where it is a number of tokens.
     """

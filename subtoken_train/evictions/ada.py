@@ -2,16 +2,13 @@
 
 Source: "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference", Algorithms 1
 and 2, and its release FFY0/AdaKV @efe4e2e. The best of all (head, entry) pairs of a layer stay, and a safeguard leaves
-no head without entries. The layer keeps exactly what its heads had together, h times its count; that count is the
-base's, so that a pyramid stays one.
+no head without entries: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first) or the paper's
+``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The layer keeps exactly what its heads
+had together under the base, where the release rounds every head by itself; nothing moves between layers. Heads win by
+the scores of the innermost method: CriticalKV inside orders entries once the heads' counts are known, as in its paper.
 
-Two safeguards are in use: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first, the rest compete)
-and the paper's ``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The release rounds the
-blend of every head by itself, so that its layers miss the budget by a few entries; here the missing ones go to the
-largest remainders. Its Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32,
-snapkv.kernel: 7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
-Heads win by the scores of the innermost method: CriticalKV inside orders entries once the heads' counts are known, as
-in its paper. What it does not do: nothing moves between layers.
+The release's Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32, snapkv.kernel:
+7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -19,16 +16,15 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
-from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.base import Wrapper, keep_best_entries
 from subtoken_train.evictions.budgets import divide_budget
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 
@@ -49,15 +45,12 @@ class Ada(Wrapper):
     name: ClassVar[str] = "ada"
     heads_differ: ClassVar[bool] = True
 
-    alpha: float = 0.2
+    alpha: float = setting(0.2, 0, 1)
     safeguard: Safeguard = "floor"
     normalise: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"ada alpha={self.alpha:g} must be in [0, 1]; 0.2 leaves every head a fifth of its share")
-        check_word("ada safeguard", self.safeguard, get_args(Safeguard))
         if self.base.heads_share:
             raise ValueError(self._no_heads())
 
@@ -75,7 +68,6 @@ class Ada(Wrapper):
         return found
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per head, int64 [L, B, h]; their sum over the heads of a layer is the base's."""
         base = self.base.counts(scores, candidates)
         heads = scores[0].scores_BhN.shape[1]
         total_LB = base.sum(-1) if base.dim() == 3 else base * heads
@@ -146,13 +138,7 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
 
 
 def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0.
-
-    Args:
-        scores_BhN: 0 or more.
-        free_BN: entries that are summed, bool.
-        count_B: how many of them are the best.
-    """
+    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0."""
     best = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
     within = torch.arange(best.shape[-1], device=best.device) < count_B[:, None]
     sum_Bh1 = best.sum(-1, keepdim=True)

@@ -1,17 +1,14 @@
 """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
 
 Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
-and Table 5. One shot, after the prompt; only visual entries are compressed. Evicted entries are let go; merging them
-into those that stay (Table 11 of the paper: that is worse) is the option ``merge`` of any eviction.
+and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope ``all``) is
+protected.
 
-The copy of the paper that was at hand has lost its equations. These choices are a reconstruction, each in one place:
-  - instruction text is what follows the last visual token (``task_rows``); what stands before an image is left out;
-  - heads are averaged, both where the elite tokens are chosen and in the importance; all heads of a layer share a set;
-  - attention between elite tokens is causal;
-  - skewness uses the sample deviation, which belongs to its prefactor; a negative one counts as 0;
-  - strength and skewness are divided by their mean over the layers, so that the mean budget stays the one asked for;
-  - what a layer cannot take goes to the others, and every layer keeps at least one entry.
-Text that competes (scope ``all``) is protected.
+A reconstruction, since our copy of the paper has lost its equations: instruction text is what follows the last visual
+token (``task_rows``); heads are averaged, and all heads of a layer share a set; attention between elite tokens is
+causal; skewness uses the sample deviation, and a negative one counts as 0; strength and skewness are divided by their
+mean over the layers, so that the budget is met; every layer keeps at least one entry. Merging (Table 11) is the option
+``merge`` of any eviction.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -19,17 +16,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.observers import Blocks, column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -56,18 +53,10 @@ class AirCache(Eviction):
     heads_share: ClassVar[bool] = True
     needs_image: ClassVar[bool] = True
 
-    alpha: float = 0.9
+    alpha: float = setting(0.9, 0, 1)
     window: Window = "elite"
-    window_size: int = 32
+    window_size: int = setting(32, 1)
     budgets: Budgets = "both"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"aircache alpha={self.alpha:g} must be between 0 and 1")
-        if self.window_size < 1:
-            raise ValueError(f"aircache window_size={self.window_size} must be 1 or more")
-        check_word("aircache window", self.window, get_args(Window))
-        check_word("aircache budgets", self.budgets, get_args(Budgets))
 
     def score(self, view: View) -> Scores:
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
@@ -95,7 +84,6 @@ class AirCache(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: the budgets of a sample, divided anew (equation 11)."""
         strength_LB, skewness_LB = (
             torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")
         )
@@ -110,8 +98,6 @@ def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
 
     Args:
         attention_BN: the last row of the attention among text tokens (equation 4), mean over heads.
-        text_BN: the text tokens, bool.
-        alpha: between 0 and 1.
     """
     largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
     return text_BN & (attention_BN >= alpha * largest_B1)
@@ -122,8 +108,6 @@ def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tenso
 
     Args:
         blocks: attention of the observers over the visual entries and themselves.
-        observers_BN: those rows, bool.
-        visual_BN: visual entries, bool.
     """
     rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
     return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)

@@ -1,4 +1,4 @@
-"""Base class of KV evictions: after the prompt's pass they say which cached entries stay, per layer and head.
+"""Base classes of KV evictions: after the prompt's pass they say which cached entries stay, per layer and head.
 
 A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
@@ -7,6 +7,8 @@ know what a reader would look for, where no question is there to say it, has row
 the prompt once more, or pieces of it after a text): it declares ``second_pass`` in ``needs``, says for which samples
 (``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``).
 
+Wrappers change how much stays or what counts, and stand in each other: ``ada(critical(expected_attention))``.
+
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
 
@@ -14,43 +16,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import Calibration
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
+from subtoken_train.view.method import Method
 from subtoken_train.view.scores import Candidates, Scale, Scores
-from subtoken_train.view.view import Need, Online, TaskPlan, TaskView, View
+from subtoken_train.view.view import Need, Online, TaskPlan, View
 
 LayerScores = Scores
 """Name of ``Scores`` up to version 0.2."""
 
 
-class Eviction(ABC):
-    """One method with its settings; a frozen dataclass whose fields are the settings with their published defaults."""
+class Eviction(Method, ABC):
+    """One method with its settings; a frozen dataclass whose fields are the settings with their published defaults.
+
+    What is a property here may be a class attribute of a method.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     heads_share: ClassVar[bool] = False
     """One set for all heads of a layer: scores, at their budget at the latest, are [B, 1, N]."""
+    heads_differ: ClassVar[bool] = False
+    """Heads of a layer keep different numbers of entries."""
     second_pass_advice: ClassVar[str] = ""
     """Advice where a second pass needs more positions than the model has."""
     merges: ClassVar[Merge] = "none"
     """Treatment of evicted entries unless a compression says otherwise, see ``functional/merging.py``."""
     needs_image: ClassVar[bool] = False
     """A method for models that see images: refused on a text model, and for prompts without an image."""
-
     needs_question: ClassVar[bool] = False
     """A method with nothing to score by but a question: refused for prompts that end with their context."""
-
     evenly: ClassVar[Mapping[str, Any]] = {}
     """Settings under which every layer and head keeps as much; a context reducer of its scores has them."""
-
     reads: ClassVar[bool] = False
     """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""
 
@@ -61,7 +65,7 @@ class Eviction(ABC):
 
     @property
     def online(self) -> Online | None:
-        """Return how it evicts while decoding, by ``score`` and ``keep`` on ``OnlineView``; None: it cannot."""
+        """Return how it evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
         return None
 
     @property
@@ -84,14 +88,9 @@ class Eviction(ABC):
     def observing_rows(self) -> int | None:
         """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none.
 
-        None: they hang on the budget, and no number of them is known before the prompt is.
+        None if the window depends on the budget.
         """
         return 0
-
-    @property
-    def calibrated(self) -> Calibration[Any] | None:
-        """The calibration that it reads, which must be of the backbone; None where it reads none."""
-        return None
 
     @property
     def may_empty(self) -> bool:
@@ -114,7 +113,7 @@ class Eviction(ABC):
         """The rows of the second pass, a pass for each task: the prompt once more unless overridden."""
         return [TaskPlan()]
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Look at one layer of a task: scores that replace those of what it is about, [B, h, N] or [B, 1, N]."""
         raise AssertionError(f"{self.name} needs no second pass")
 
@@ -123,10 +122,7 @@ class Eviction(ABC):
         return None
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries that stay per layer and sample, int64 [L, B]: the same budget in every layer unless overridden.
-
-        Or [L, B, h], where heads of a layer keep different numbers of entries.
-        """
+        """Entries that stay per layer and sample, int64 [L, B], or [L, B, h] where heads differ: the budget itself."""
         return candidates.budget_LB
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
@@ -152,6 +148,53 @@ class Eviction(ABC):
             others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
             kept.append(best_BhN | others_BN[:, None])
         return kept
+
+
+def _of_base(name: str) -> Any:
+    return property(lambda self: getattr(self.base, name))
+
+
+@dataclass(frozen=True)
+class Wrapper(Eviction):
+    """A method around another; its own settings are the fields of its subclass, all that it does not say the base's.
+
+    A class has the ``name`` that it is registered by; an object's shows the whole chain, and its ``needs`` are all.
+    """
+
+    absolute: ClassVar[None] = None
+    online: ClassVar[None] = None
+    reads_question = _of_base("reads_question")
+    calibrated = _of_base("calibrated")
+    may_empty = _of_base("may_empty")
+    across_layers = _of_base("across_layers")
+    observing_rows = _of_base("observing_rows")
+    check_shape = _of_base("check_shape")
+    score = _of_base("score")
+    second_pass = _of_base("second_pass")
+    tasks = _of_base("tasks")
+    score_task = _of_base("score_task")
+    counts = _of_base("counts")
+    at_budget = _of_base("at_budget")
+
+    base: Eviction
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        base, kind = self.base, type(self)
+        if base.reads:
+            raise ValueError(f"{base.name} keeps every entry and reads some, so {kind.name} has nothing to choose")
+        if type(base).keep is not Eviction.keep:
+            raise ValueError(f"{base.name} says itself what stays, so {kind.name} cannot be put around it")
+        own = {"name": f"{kind.name}({base.name})", "needs": kind.needs | base.needs}
+        own |= {name: getattr(base, name) for name in ("needs_image", "needs_question", "merges", "second_pass_advice")}
+        own |= {name: getattr(kind, name) or getattr(base, name) for name in ("heads_share", "heads_differ")}
+        for key, value in own.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def inside(self) -> tuple[Eviction, ...]:
+        """All that it is around; the last one is no wrapper."""
+        return (self.base, *self.base.inside) if isinstance(self.base, Wrapper) else (self.base,)
 
 
 def protect_last(scores: Scores, entries_BN: Tensor, count_B: Tensor) -> Scores:

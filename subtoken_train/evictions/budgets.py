@@ -104,7 +104,6 @@ def pooled_head_counts(
     """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers.
 
     Args:
-        scores: of every layer, [B, h, N].
         candidates: the budget of a layer is that of each of its heads. While tokens are decoded, heads of a sample
             may be rows of the batch (``Candidates.heads``), and so they are in what is returned.
         lower_bound: see ``pooled_counts``; unless it is 0, every head keeps one at least.
@@ -121,14 +120,7 @@ def pooled_head_counts(
 
 
 def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, lower_bound: int) -> Tensor:
-    """Entries per layer and head, int64 [L, B, h], or [L, B] where every head has a budget of its own.
-
-    Args:
-        scores: of every layer, [B, h, N].
-        candidates: see ``pooled_head_counts``.
-        pool: what shares a budget.
-        lower_bound: see ``pooled_head_counts``.
-    """
+    """Entries per layer and head, int64 [L, B, h], or [L, B] where every head has a budget of its own."""
     if pool == "head":
         return candidates.budget_LB
     if pool == "global":

@@ -1,20 +1,16 @@
 """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
 
 Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its released code
-(antgroup/cakekv @c4675ce). Read are the last ``window`` rows, which always stay, over the entries before them. A
-layer's preference is their attention's entropy, summed over rows and heads, to the power 1 / ``tau1``, times its
-variance from row to row, summed over entries and heads, to the power 1 / ``tau2``; what the windows leave of the budget
-is divided by it. An entry's score is the mean of its attention over the rows plus ``gamma`` times the variance, the
-mean over its neighbours, then over the query heads of a group. With ``ada`` around it, heads share a layer's budget.
+(antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
+preference is the entropy of their attention to the power 1 / ``tau1``, times its variance from row to row to the power
+1 / ``tau2``, both summed over heads; what the windows leave of the budget is divided by it. An entry's score is its
+mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query heads.
 
-What differs from the release: it rounds shares down and hands what is left, or what a layer cannot hold, to all others
-alike, here the largest remainders and the layers' preferences have it; it compresses nothing that is not longer than
-budget and window together; it adds up a batch. Its cascade lets entries of early layers go while later ones run, which
-bounds the peak of a prompt's pass and ends at the same shares; here no layer is cut before all have run. The taus were
-tuned for each model and budget (0.4 to 2.3 in the release); 1 is what it takes without that.
-While tokens are decoded (``eviction_every``) layers keep the prompt's preferences and entries compete by the rows since
-the last time, variance included; the release evicts at every step by that step's row. One row has no variance: scores
-are then its attention. The window is SnapKV's, whose page says what becomes of it beside a short question or budget.
+What differs from the release: remainders go by preference, where it hands them out alike; short prompts are compressed
+too; samples are not added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass
+and ends at the same shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded
+(``eviction_every``) layers keep the prompt's preferences, and entries compete by the rows since the last time; a single
+row has no variance. The window is SnapKV's.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers.
 """
@@ -27,16 +23,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
-    check_kernel,
-    check_window,
+    kernel_setting,
     neighbours_pooled,
     over_groups,
     window_rows,
+    window_setting,
 )
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -58,28 +54,18 @@ class CAKE(Eviction):
     """
 
     name: ClassVar[str] = "cake"
+    across_layers: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
-    window: int | float = 32
-    kernel: int = 5
-    gamma: float = 200.0
-    tau1: float = 1.0
-    tau2: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_window(self.name, self.window, least=1)
-        check_kernel(self.name, self.kernel)
-        check_range("cake gamma", self.gamma, 0, MOST)
-        check_range("cake tau1", self.tau1, 1 / MOST, MOST)
-        check_range("cake tau2", self.tau2, 1 / MOST, MOST)
+    window: int | float = window_setting(32)
+    kernel: int = kernel_setting(5)
+    gamma: float = setting(200.0, 0, MOST)
+    tau1: float = setting(1.0, 1 / MOST, MOST)
+    tau2: float = setting(1.0, 1 / MOST, MOST)
 
     @property
     def online(self) -> Online:
         return Online(rows=self.window if isinstance(self.window, int) else None)
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     def score(self, view: View) -> Scores:
         """The indicator of every entry before the window, [B, h, N], which is protected; the weight is the preference.
@@ -103,7 +89,6 @@ class CAKE(Eviction):
         return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: its window, and its share of what the windows leave."""
         log_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
         left_B = (candidates.budget_LB - window_LB).sum(0)

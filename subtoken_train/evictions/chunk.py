@@ -1,13 +1,11 @@
 """ChunkKV (Liu et al., 2025): runs of neighbouring entries stay or go together, one set for all heads.
 
 Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv 2502.00299)
-and kvpress 0.5.4 (``chunkkv_press.py``). The entries that compete are cut into chunks of ``length``, the last one
-shorter; a chunk's score is the mean of its entries' over entries and heads, and the best chunks stay.
-What differs from kvpress: the budget is met exactly, of the first chunk that does not fit whole (it may be the very
-first) the best entries stay (there a number of chunks stays, whose entries can be fewer or more than the budget);
-protected entries stay beside the chunks and do not weigh in their means (there a window's chunk has the largest mean);
-every sample has chunks of its own (there sample 0's serve the whole batch). The paper reuses a layer's set for the next
-layers; that is not offered.
+and kvpress 0.5.4. The entries that compete are cut into chunks of ``length``; a chunk's score is the mean of its
+entries' over entries and heads, and the best chunks stay.
+What differs from kvpress: the budget is met exactly, by the best entries of the first chunk that does not fit whole;
+protected entries stay beside the chunks and do not weigh in their means; every sample has chunks of its own. What it
+does not do: layers do not reuse each other's sets.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, C chunks.
 """
@@ -21,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.evictions.base import Wrapper
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 
 FINITE = 1e30  # of a score, so that sums of many are finite
@@ -38,20 +37,17 @@ class ChunkKV(Wrapper):
     name: ClassVar[str] = "chunk"
     heads_share: ClassVar[bool] = True
 
-    length: int = 20
+    length: int = setting(20, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length < 1:
-            raise ValueError(f"chunk length={self.length} must be 1 or more")
-        if isinstance(self.base, Wrapper) and self.base.heads_differ:
+        if self.base.heads_differ:
             raise ValueError(self._heads_differ())
 
     def _heads_differ(self) -> str:
         return f"chunk keeps one set for all heads, and heads of {self.base.name} keep different numbers of entries"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """The base's counts, int64 [L, B]."""
         count_LB = self.base.counts(scores, candidates)
         if count_LB.dim() == 3:
             raise ValueError(self._heads_differ())

@@ -1,16 +1,15 @@
 """Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
 
 Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143), in
-the form of NVIDIA's kvpress 0.5.4 (``compactor_press.py``, ``leverage_press.py``, ``non_causal_attention_press.py``),
-which solves by Cholesky and blends by the removed share. Without the first and the last few entries, which always stay:
-(a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a
-causal mask inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three
-neighbours. Each is standardised over all heads and entries of a prompt; the score is ``blending`` (a) + (b).
-What it does not do: no calibration of the budget per prompt (the paper's second half), every layer has the same budget,
-and nothing is evicted while decoding. With a question in the prompt its rows are scored and observe inside their chunks
-as any others, as in the release, and only the entries in scope compete.
-What differs from the release: a prompt is standardised by itself (there, with its batch), and the sketch is drawn from
-a seed, the same for every prompt.
+the form of NVIDIA's kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate
+leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask inside
+chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
+standardised over a prompt's heads and entries; the score is ``blending`` (a) + (b).
+
+What it does not do: no calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no
+eviction while decoding. A question's rows are scored and observe like any others, as in the release. What differs: a
+prompt is standardised by itself (there, with its batch), and the sketch is drawn from a seed, the same for every
+prompt.
 
 Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
 head width, k width of the sketch, C rows of a chunk.
@@ -28,6 +27,7 @@ from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -71,8 +71,6 @@ def standardised(values: Tensor) -> Tensor:
 
 
 NEIGHBOURS = 3
-LONGEST = 1 << 40  # entries: as good as no limit
-RANGES = {"sinks": (0, LONGEST), "last": (0, LONGEST), "chunk": (1, 4096), "sketch": (1, 4096), "seed": (0, 1 << 32)}
 
 
 @dataclass(frozen=True)
@@ -96,23 +94,14 @@ class Compactor(Eviction):
     name: ClassVar[str] = "compactor"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 8
-    last: int = 4
-    chunk: int = 256
-    sketch: int = 48
-    blending: float | None = None
+    sinks: int = setting(8)
+    last: int = setting(4)
+    chunk: int = setting(256, 1, 4096)
+    sketch: int = setting(48, 1, 4096)
+    blending: float | None = setting(None, 0, math.inf)
     scaled: bool = False
     masked: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for setting, (least, most) in RANGES.items():
-            if not least <= getattr(self, setting) <= most:
-                raise ValueError(f"compactor {setting}={getattr(self, setting)} must be in [{least:,}, {most:,}]")
-        if self.blending is not None and not 0 <= self.blending < float("inf"):
-            raise ValueError(
-                f"compactor blending={self.blending:g} must be 0 or more and finite; None: the removed share"
-            )
+    seed: int = setting(0, 0, 1 << 32)
 
     def score(self, view: View) -> Scores:
         """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""

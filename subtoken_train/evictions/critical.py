@@ -1,16 +1,13 @@
 """CriticalKV (Feng et al., 2025): a second half of the budget goes by what an entry's value does to the layer's output.
 
 Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
-Algorithm 1, and kvpress 0.5.4 (``criticalkv_press.py``). Stage 1: of a head's budget, the first half goes to the base's
-best entries. Stage 2: the rest goes to the best by (score + epsilon) times the L1 norm of the entry's value after the
-output projection, W_o v, mean over the query heads of a group.
+Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the best
+by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they share a
+set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV).
 
-With ``ada`` inside or around, each head's halves are those of its own count (the paper's CriticalAdaKV). As released,
-negative scores (knorm, keydiff) are multiplied too, so that stage 2 prefers small norms among them; a base that weighs
-by value norms itself (``expected_attention.value_norm``) counts them twice, and kvpress advises against it. Epsilon
-is meant for mean attention, which SnapKV's sums over a window are many times: ``snapkv.rows: mean`` is kvpress's.
-Where heads share a set, norms are averaged over all heads. Values are those that the cache stores: a group that
-routing dropped weighs nothing.
+As released, negative scores (knorm, keydiff) are multiplied too, and a base that weighs by value norms
+(``expected_attention.value_norm``) counts them twice. Epsilon is meant for mean attention (``snapkv.rows: mean``).
+Values are those that the cache stores: a group that routing dropped weighs nothing.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, D model width.
 """
@@ -18,16 +15,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import keep_best_entries
+from subtoken_train.evictions.base import Wrapper, keep_best_entries
 from subtoken_train.evictions.chunk import ChunkKV
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -48,22 +45,17 @@ class CriticalKV(Wrapper):
     name: ClassVar[str] = "critical"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    first_share: float = 0.5
-    epsilon: float = 1e-4
+    first_share: float = setting(0.5, 0, 1)
+    epsilon: float = setting(1e-4, 0, inf)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.first_share <= 1:
-            raise ValueError(f"critical first_share={self.first_share:g} must be in [0, 1]; 0.5 is half of the budget")
-        if not (isfinite(self.epsilon) and self.epsilon >= 0):
-            raise ValueError(f"critical epsilon={self.epsilon:g} must be 0 or more")
         if any(isinstance(each, ChunkKV) for each in self.inside):
             inner = self.inside[-1].name
             raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")
 
     def score(self, view: View) -> Scores:
         """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
-        assert view.output_weight is not None
         found = self.base.score(view)
         norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
         if found.scores_BhN.shape[1] == 1:
@@ -88,12 +80,7 @@ def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon:
 
 
 def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32.
-
-    Args:
-        value_BhNd: cached values.
-        weight_DHd: output projection, [D, H * d].
-    """
+    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
     batch, heads, _, width = value_BhNd.shape
     weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
     group = len(weight_HdD) // heads

@@ -1,16 +1,12 @@
 """CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
 
 Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press, and
-NVIDIA's kvpress 0.5.4 (``cur_press.py``), whose defaults these are. The leverage of an entry's key, and of its value,
-is taken to be its squared Euclidean norm as a share of the squared norms of its window of 16 entries; the score is the
-product of both, over the sum of a head's. Rotation changes no norm, so cached keys serve. With ``ada`` around it heads
-of a layer share their budget.
+NVIDIA's kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
+of that of its window of 16 entries; the score is their product, over the sum of a head's.
 
-What it does not do: the paper estimates the norms from a Gaussian sketch of 20 columns, which is an option of the
-presses, off by default; here they are taken whole. No query is read, every layer has the same budget, and nothing is
-evicted while decoding.
-What differs from the press: a window of zeros (values that routing dropped) gives 0, where the press divides by 0;
-windows begin at a prompt's own first entry, whatever the padding (the authors' begin at its end).
+What it does not do: norms are not estimated from a Gaussian sketch (off by default in the presses), no query is read,
+all layers have the same budget, and nothing is evicted while decoding. What differs from the press: a window of zeros
+gives 0, where the press divides by 0; windows begin at a prompt's own first entry.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads.
 """
@@ -18,13 +14,13 @@ Legend: B batch, N cached rows of the prompt, h key-value heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -44,14 +40,9 @@ class CUR(Eviction):
     name: ClassVar[str] = "cur"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 4
+    sinks: int = setting(4)
     leverage: Leverage = "product"
-    local: int = 16
-
-    def __post_init__(self) -> None:
-        check_range("cur sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("cur local", self.local, 0, MAX_TOKENS)
-        check_word("cur leverage", self.leverage, get_args(Leverage))
+    local: int = setting(16)
 
     def score(self, view: View) -> Scores:
         """Shares of a head's leverage, [B, h, N]; the sinks are protected."""
@@ -69,9 +60,6 @@ def leverage(states_BhNd: Tensor, entries_BN: Tensor, place_BN: Tensor, local: i
     """Squared norms, [B, h, N] in fp32, 0 where nothing is: as shares of their window's, or as they are.
 
     Args:
-        states_BhNd: keys or values.
-        entries_BN: rows that are entries, bool.
-        place_BN: number of each entry in its prompt, from 0.
         local: entries of a window; 0: no window.
     """
     square_BhN = states_BhNd.float().square().sum(-1).masked_fill(~entries_BN[:, None], 0.0)

@@ -1,17 +1,14 @@
 """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads the first ones and the recent.
 
 Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819) and
-its released code. How much a key-value head needs its whole cache is a number alpha in [0, 1], learned offline on
-recall (``subtoken-train calibrate duo_attention``); ``calibration`` names the file.
-The budget says how many heads are retrieval heads: all heads first get what streaming takes, and what is left goes to
-the heads by falling alpha, each up to its whole cache. The first that it does not fill keeps a longer recent window, so
-at most one head of a prompt is neither, and the budget is met exactly. Where the budget is less than streaming takes in
-all heads, all give way alike.
-Without a calibration alpha is read off the prompt: the share of its attention that a head pays to what streaming would
-not hold, mean over rows and over the query heads of a key-value head. The paper compares with such attention profiling
-and finds it worse; no pattern is downloaded.
-What it does not do: the release reorders heads and keeps two caches per layer; here every head has entries of its own
-in the packed cache. Nothing is evicted while decoding, so a streaming head's window does not move on.
+its released code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
+on recall (``subtoken-train calibrate duo_attention``), and ``calibration`` names the file. Without one alpha is the
+share of its attention that a head pays to what streaming would not hold, which the paper finds worse.
+All heads first get what streaming takes; the rest of the budget goes to the heads by falling alpha, each up to its
+whole cache. The first that it does not fill keeps a longer recent window, so the budget is met exactly. A budget below
+what streaming takes in all heads is divided alike.
+What it does not do: heads are not reordered, since each has entries of its own in the packed cache; nothing is evicted
+while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -19,17 +16,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -57,15 +54,9 @@ class HeadAlphas(CalibratedNumbers):
         check_range("recent", self.recent, 1, MAX_TOKENS)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A row for every layer, a column for every key-value head."""
-        layers, heads = len(self.alpha), len(self.alpha[0])
-        if (layers, heads) != (num_layers, num_kv_heads):
-            raise ValueError(
-                f"alpha has {layers} layers of {heads} heads, and the backbone {num_layers} of {num_kv_heads}"
-            )
+        check_table_shape("alpha", self.alpha, num_layers, num_kv_heads)
 
     def words(self) -> str:
-        """A line for every layer."""
         return table_words("alpha of every head, a line per layer", self.alpha)
 
 
@@ -80,21 +71,14 @@ class DuoAttention(Eviction):
     """
 
     name: ClassVar[str] = "duo_attention"
+    across_layers: ClassVar[bool] = True
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadAlphas
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
     heads_differ: ClassVar[bool] = True
 
     calibration: str | None = None
-    sinks: int | None = None
-    recent: int | None = None
-
-    def __post_init__(self) -> None:
-        check_range("duo_attention sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("duo_attention recent", self.recent, 1, MAX_TOKENS)
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[HeadAlphas] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadAlphas)
+    sinks: int | None = setting(None)
+    recent: int | None = setting(None, 1)
 
     @property
     def streaming(self) -> tuple[int, int]:
@@ -115,21 +99,10 @@ class DuoAttention(Eviction):
         scores_BhN = place_BN[:, None].float().expand(-1, heads, -1)
         return Scores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
 
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries of every head, int64 [L, B, h]."""
         alpha_LBh = torch.stack([layer.notes["alpha"] for layer in scores])
-        sinks_LB = torch.stack(
-            [
-                (layer.protected_BN & competes_BN).sum(-1)
-                for layer, competes_BN in zip(scores, candidates.competes_LBN, strict=True)
-            ]
-        )
         most_LB, heads = competing_counts(candidates), alpha_LBh.shape[-1]
-        least_LB = torch.minimum(sinks_LB + self.streaming[1], most_LB)
+        least_LB = torch.minimum(protected_counts(scores, candidates) + self.streaming[1], most_LB)
         return head_counts(alpha_LBh, least_LB, most_LB, candidates.budget_LB.sum(0) * heads)
 
 

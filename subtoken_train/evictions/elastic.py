@@ -1,13 +1,11 @@
 """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, as anchors of those that go.
 
 Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its released code: an
-entry's score is the sum, over all rows of the prompt, of the mean over all query heads of the attention it receives,
-one set for all heads of a layer; the first entry and the last stay. A dropped entry is merged into the nearest that
-stays (the merge ``position`` of ``functional/merging.py``) unless another merge, or ``none``, is asked for.
+entry's score is the attention that it receives, summed over all rows, mean over all query heads, one set for a layer;
+the first entry and the last stay. A dropped entry is merged into the nearest that stays (the merge ``position`` of
+``functional/merging.py``) unless another merge is asked for.
 What it does not do: the released code takes ``argsort`` for a rank and so keeps entries by chance (a test shows it);
-here the best scores stay, as the paper says. While decoding, the release drops the entry at one fixed place per step;
-here nothing is evicted while decoding.
-Cost: the attention matrix is computed a second time, a block of rows at a time.
+here the best scores stay, as the paper says. Nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads.
 """
@@ -17,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import column_sums
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -40,12 +38,8 @@ class Elastic(Eviction):
     heads_share: ClassVar[bool] = True
     merges: ClassVar[Merge] = "position"
 
-    sinks: int = 1
-    recent: int = 1
-
-    def __post_init__(self) -> None:
-        for setting in ("sinks", "recent"):
-            check_range(f"{self.name} {setting}", getattr(self, setting), 0, MAX_TOKENS)
+    sinks: int = setting(1)
+    recent: int = setting(1)
 
     def score(self, view: View) -> Scores:
         """Column sums of the head-mean attention over all rows, [B, 1, N]; the ends are protected."""

@@ -1,13 +1,12 @@
 """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
 
 Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
-(2510.00636), in the form of NVIDIA's kvpress 0.5.4 (``expected_attention_press.py``). Queries before their rotary
-embedding are taken to be normal, with the mean and the covariance of the prompt's own. Turned by the mean rotation of
-the next ``future`` positions, they give an entry's expected exp(q.k), a closed form of its key; its share among all
-entries, mean over a group, times the norm of its value, is the score.
-What it does not do: nothing is evicted while decoding, and every layer has the same budget. With a question in the
-prompt its queries are part of the statistics, as in the release, the future starts after it, and only the entries in
-scope compete. Sinks are the first entries of the whole prompt.
+(2510.00636), in the form of NVIDIA's kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with
+the mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
+an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
+value, is the score.
+What it does not do: nothing is evicted while decoding, and every layer has the same budget. A question's queries are
+part of the statistics, as in the release.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
 """
@@ -15,6 +14,7 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, View
 
@@ -42,33 +43,20 @@ class ExpectedAttention(Eviction):
     """
 
     name: ClassVar[str] = "expected_attention"
+    absolute: ClassVar[Scale] = Scale(log=True)
     needs: ClassVar[frozenset[Need]] = frozenset({"value_norms"})
 
-    future: int = 512
-    sinks: int = 4
+    future: int = setting(512, 1, FURTHEST)
+    sinks: int = setting(4)
     covariance: bool = True
     value_norm: bool = True
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.future <= FURTHEST:
-            raise ValueError(f"expected_attention future={self.future} must be in [1, {FURTHEST:,}] positions")
-        if self.sinks < 0:
-            raise ValueError(f"expected_attention sinks={self.sinks} must be 0 or more")
-        if not 0 <= self.epsilon < float("inf"):
-            raise ValueError(f"expected_attention epsilon={self.epsilon:g} must be 0 or more, and finite")
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(log=True)
+    epsilon: float = setting(0.0, 0, inf)
 
     def score(self, view: View) -> Scores:
         """Expected attention, [B, h, N], 0 for the sinks, which are protected."""
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         counted_BN = view.entries_BN & ~sinks_BN
         mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
-        assert view.rotate is not None
-        assert view.next_position is not None
         ahead = torch.arange(self.future, device=view.next_position.device)
         rotation = view.rotate(view.next_position + ahead).mean()
         mean_BHd, covariance_BHdd = turn_statistics(rotation, mean_BHd, covariance_BHdd)

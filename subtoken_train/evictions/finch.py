@@ -1,18 +1,14 @@
 """Finch (Corallo & Papotti, 2024): entries that the question attends to, its rows weighted by how much they could see.
 
 Source: "FINCH: Prompt-guided Key-Value Cache Compression for Large Language Models" (2408.00167), its release
-(giulio98/context-compression) and NVIDIA's kvpress 0.5.4 (``finch_press.py``), by the same authors. Attention of the
-question's rows, each times the number of entries up to it (a row that sees more divides its attention among more),
-mean over the rows and over the query heads of a group. Nothing is pooled, and the question's own entries stay.
-kvpress finds the question behind a delimiter token; here a prompt's regions say where it is. Without a question there
-is nothing to score by: such prompts, and contexts that are compressed before they are asked about, are refused.
+(giulio98/context-compression) and NVIDIA's kvpress 0.5.4. The score is the attention of the question's rows, each times
+the number of entries up to it, mean over the rows and a group's query heads. The question is where the prompt's regions
+say; its entries stay. Prompts without one, and contexts compressed before their question, are refused.
 
-What differs: the paper keeps one set for all heads, here every key-value head has its own, as in kvpress; the paper and
-its release count the entries that a row sees, itself among them, and kvpress those before it. Both turn what stays to
-closed-up positions, which is ``rerotate: true`` here, an option of every eviction.
-What it does not do: the paper reads the context in pieces, each with the question behind it and with what stayed of the
-pieces before in front; here the context runs whole. In a layer with a sliding window, entries that a row is too far
-from are counted. Nothing is evicted while decoding.
+What differs: a set per key-value head, as in kvpress (one for all heads in the paper); a row counts itself among what
+it sees, as in the paper. Both turn what stays to closed-up positions, which is ``rerotate: true`` here.
+What it does not do: the context is not read in pieces; a sliding window is not counted out of what a row sees; nothing
+is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """

@@ -1,13 +1,11 @@
 """H2O (Zhang et al., 2023): heavy hitters, the entries that gathered most attention, and the recent ones.
 
-Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", applied
-once to the prompt: an entry's score is the sum of its column of the causal attention matrix over all prompt rows. The
-paper splits the budget in two halves, heavy hitters and recent entries; the released code and KVCache-Factory hold a
-number of recent entries fixed (``window``). Recent are the last of the prompt: those that stay anyway, since only the
-context competes, cost nothing of the budget.
-While tokens are decoded (``eviction_every``) sums go on, as in the released code, whose masks free no memory. That code
-adds up the samples of a batch; here every sample has its own scores. Early entries are seen by more rows and so gather
-more attention; ``normalise`` removes that.
+Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", once,
+after the prompt: an entry's score is the sum of its column of the causal attention matrix. The paper gives recent
+entries half of the budget; its code and KVCache-Factory a fixed number (``window``). Recent are the last of the prompt:
+where only the context competes they stay anyway and cost no budget. While tokens are decoded (``eviction_every``) sums
+go on. Samples are not added up, as that code does; ``normalise`` takes away the advantage of early entries, which more
+rows see.
 Cost: the attention matrix is computed a second time, a block of rows at a time.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
@@ -16,14 +14,14 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
-from subtoken_train.evictions.observers import GroupReduction, check_window, column_sums, over_groups, share_of
+from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups, share_of, window_setting
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -42,22 +40,13 @@ class H2O(Eviction):
     """
 
     name: ClassVar[str] = "h2o"
+    online: ClassVar[Online | None] = Online()
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
-    recent_share: float = 0.5
-    window: int | float = 0
+    recent_share: float = setting(0.5, 0, 1)
+    window: int | float = window_setting(0, 0)
     normalise: bool = False
     group: GroupReduction = "mean"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.recent_share <= 1:
-            raise ValueError(f"{self.name} recent_share={self.recent_share:g} must be in [0, 1]")
-        check_window(self.name, self.window, least=0)
-        check_word(f"{self.name} group", self.group, get_args(GroupReduction))
-
-    @property
-    def online(self) -> Online | None:
-        return Online()
 
     def score(self, view: View) -> Scores:
         """Column sums of the attention over all rows of the prompt, [B, h, N]; nothing is protected yet."""
@@ -69,7 +58,6 @@ class H2O(Eviction):
             sums = sums + view.carried
         scores = sums / view.viewers().clamp(min=1)[:, None] if self.normalise else sums
         scores_BhN = over_groups(scores, kv_heads, self.group)
-        assert view.in_scope_BN is not None
         notes = {"entries": entries_BN, "in_scope": view.in_scope_BN & entries_BN}
         return Scores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 

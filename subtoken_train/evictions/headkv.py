@@ -2,17 +2,15 @@
 
 Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
 (2410.19258) and its released code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
-backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file, and the prompt changes nothing of it.
-Every head of every layer keeps its window. Of what the windows leave of the budget the share ``floor`` is divided
-equally, and the rest by the heads' scores. A head's entries are chosen as SnapKV does, with a window of 32 rows and
-the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file. Every head keeps its window; of the rest
+of the budget the share ``floor`` is divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV
+does, with a window of 32 rows and the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's
+own scores instead.
 
-What differs from the release: it keeps a set for every query head, with keys and values repeated; here a key-value head
-has the sum of its query heads' scores and the mean of their attention, which is how SparseMM does it. It writes
-``floor`` as 1 - 1 / beta, with a beta of 1.005 to 10 chosen per task, and leaves prompts whole that are no longer than
-the budget. Its heads are rounded one by one, and what a head has no entries for is lost; here the budget is exact, and
-others take that by their claims. Its exponent of the scores is 1 wherever it is run, and no option here.
-While tokens are decoded (``eviction_every``) heads keep their shares, and entries compete as SnapKV's do.
+What differs from the release: it keeps a set per query head; here a key-value head has the sum of its query heads'
+scores and the mean of their attention, as in SparseMM. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it
+rounds heads one by one and loses what they cannot take, where the budget is exact here; its exponent of the scores is
+always 1. While tokens are decoded (``eviction_every``) heads keep their shares.
 
 Legend: B batch, N cached rows of the prompt, R rows while tokens are decoded, c key heads of a row, h key-value heads,
 L layers, T heads of all layers.
@@ -21,18 +19,17 @@ L layers, T heads of all layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
-from subtoken_train.errors import check_range
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
-from subtoken_train.evictions.observers import Pooling
+from subtoken_train.evictions.observers import Pooling, kernel_setting, window_setting
 from subtoken_train.evictions.snapkv import PoolPer, RowReduction, SnapKV
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import View
 
 
@@ -52,15 +49,9 @@ class HeadScores(CalibratedNumbers):
             raise ValueError("score is 0 for all heads; one of them must be more")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A row for every layer, a column for every key-value head."""
-        layers, heads = len(self.score), len(self.score[0])
-        if (layers, heads) != (num_layers, num_kv_heads):
-            raise ValueError(
-                f"score has {layers} layers of {heads} heads, and the backbone {num_layers} of {num_kv_heads}"
-            )
+        check_table_shape("score", self.score, num_layers, num_kv_heads)
 
     def words(self) -> str:
-        """A line for every layer."""
         return table_words("score of every head, a line per layer", self.score)
 
 
@@ -74,54 +65,31 @@ class HeadKV(SnapKV):
     """
 
     name: ClassVar[str] = "headkv"
+    across_layers: ClassVar[bool] = True
+    absolute: ClassVar[Scale | None] = None
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadScores
     heads_differ: ClassVar[bool] = True
 
-    window: int | float = 32
-    kernel: int = 7
+    window: int | float = window_setting(32)
+    kernel: int = kernel_setting(7)
     pooling: Pooling = "max"
     pool_per: PoolPer = "kv_head"
     rows: RowReduction = "mean"
     calibration: str | None = None
-    floor: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(f"{self.name} floor", self.floor, 0, 1)
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[HeadScores] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadScores)
+    floor: float = setting(0.1, 0, 1)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self._numbers()
-
-    def _numbers(self) -> HeadScores:
-        if self.calibrated is None:
-            raise ValueError(
-                f"eviction {self.name} reads scores that are found for a backbone's heads, and calibration names no "
-                f"file of them; 'subtoken-train calibrate {self.name}' writes one, for the eviction option calibration"
-            )
-        return self.calibrated.numbers
-
-    @property
-    def absolute(self) -> None:
-        return None
-
-    @property
-    def across_layers(self) -> bool:
-        return True
+        self.read_numbers()
 
     def score(self, view: View) -> Scores:
         """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
         found = super().score(view)
         rows, heads = found.scores_BhN.shape[:2]
-        own = torch.tensor(self._numbers().score[view.layer], device=found.scores_BhN.device)
+        own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
         own_Rc = own.view(-1, heads)  # while tokens are decoded, a sample's heads are rows
         return replace(found, notes={"head": own_Rc.repeat(rows // len(own_Rc), 1)})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries of every head, int64 [L, B, h]."""
         head_LRc = torch.stack([layer.notes["head"] for layer in scores])
         layers, rows, heads = head_LRc.shape
         shape = layers, rows // candidates.heads, candidates.heads * heads
@@ -140,11 +108,9 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
     """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
 
     Args:
-        score_TB: the heads' scores, 0 or more.
         floor: share of what the windows leave that is divided as the budgets are.
         budget_TB: what an equal division gives each head, int64; at least 1 where it has entries.
         window_TB: entries that a head always keeps, as far as its equal budget goes, int64.
-        most_TB: entries that a head has, int64.
 
     A head keeps one entry at least; what another cannot take is divided by claims.
     """

@@ -1,12 +1,10 @@
 """KeyDiff (Park et al., 2025): entries whose keys are unlike the prompt's average key stay.
 
 Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
-Environments" (2504.15364), in the form of NVIDIA's kvpress 0.5.4 (``keydiff_press.py``): the anchor is the mean of the
-normalised, rotated keys of the whole prompt, and an entry scores minus its key's cosine similarity to it.
-What it does not do: the paper evicts block after block while it reads the prompt; here, as in that release, the whole
-prompt is read first. No query is read, no sinks and no recent window are protected, every layer has the same budget,
-and nothing is evicted while decoding. With a question in the prompt its keys are part of the average, as in the
-release, and only the entries in scope compete.
+Environments" (2504.15364), in the form of NVIDIA's kvpress 0.5.4: the anchor is the mean of the normalised, rotated
+keys of the whole prompt, and an entry scores minus its key's cosine similarity to it.
+What it does not do: the whole prompt is read before anything goes (the paper evicts in blocks); no query is read,
+nothing is protected, all layers have the same budget, and nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, d head width.
 """
@@ -31,10 +29,7 @@ class KeyDiff(Eviction):
     """Minus the cosine similarity of the cached (rotated) key to the prompt's mean direction, per key-value head."""
 
     name: ClassVar[str] = "keydiff"
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(low=-1.0, high=1.0)
+    absolute: ClassVar[Scale] = Scale(low=-1.0, high=1.0)
 
     def score(self, view: View) -> Scores:
         """Minus the similarities, [B, h, N]."""

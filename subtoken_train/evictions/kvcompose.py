@@ -1,22 +1,17 @@
 """KVCompose: each head keeps its own best entries, and one pool over all layers says how many a layer keeps.
 
 Source: "KVCompose: Efficient Structured KV Cache Compression with Composite Tokens", equations 14-24. The k-th entry
-that stays in a layer is a composite token: the k-th best of every head, which may be another token in each. Its
-importance is the mean over the heads, all composite tokens of all layers compete, and a layer keeps as many as win.
+that stays in a layer is a composite token: the k-th best of every head. Its importance is the mean over the heads; all
+composite tokens of all layers compete, and a layer keeps as many as win.
 
-Setting ``kvpress`` imitates the release in NVIDIA's kvpress, which takes, rank by rank, the largest importance of any
-layer for the first layer's. What differs from both: a layer (a head, if not structured) keeps at least one entry,
-unless ``lower_bound`` is 0; and the budget is rounded layer by layer, as every method's, unless ``exact_total`` is set.
-A total that ties would exceed goes to the lower layer. An emptied layer attends to what never competes (text, the
-prompt's last row) and to what comes after the prompt.
+Setting ``kvpress`` imitates the release in NVIDIA's kvpress, whose first layer has, rank by rank, the largest
+importance of any layer. Otherwise than in both, a layer (a head, if not structured) keeps an entry at least, unless
+``lower_bound`` is 0, and the budget is rounded layer by layer, unless ``exact_total`` is set; ties go to the lower
+layer.
 
-Whose attention counts is the task. With a question, it is the question. Without one, as in the release, it is the
-context itself: it runs a second time after its own cache, and what these rows look at is what it takes to say it again.
-
-While tokens are decoded (``eviction_every``: ours, the paper stops at the prompt) the rows since the last eviction ask.
-Heads hold different entries by then: the mean over heads of equation 16 is that of the same token, and a head that let
-it go counts 0 for it, which is the attention that it pays to it. Composite tokens are again rank by rank, and all
-layers share one pool of all their budgets.
+With a question, its rows' attention counts; without one, as in the release, the context runs a second time after its
+own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask;
+the mean over heads is then of the same token, and a head that let it go counts 0 for it.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -24,17 +19,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, Online, TaskView, View
+from subtoken_train.view.view import Need, Online, View
 
 Task = Literal["auto", "aware", "agnostic", "causal"]
 
@@ -73,13 +68,11 @@ class KVCompose(Eviction):
     adaptive: bool = True
     kvpress: bool = False
     value_norm: bool = False
-    lower_bound: int = 1
+    lower_bound: int = setting(1)
     exact_total: bool = False
 
     def __post_init__(self) -> None:
-        check_word("kvcompose task", self.task, get_args(Task))
-        if self.lower_bound < 0:
-            raise ValueError(f"kvcompose lower_bound={self.lower_bound} must be 0 or more")
+        super().__post_init__()
         for half in ("composite", "adaptive"):
             if not getattr(self, half) and not self.structured:
                 raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")
@@ -108,7 +101,7 @@ class KVCompose(Eviction):
         unasked_B = unasked(regions_BN)
         return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Scores per key-value head from the second pass, [B, h, N]: the release's, all rows of the task counting."""
         norm_BhN = view.value_norms() if self.value_norm else None
         if not self.composite:
@@ -120,7 +113,6 @@ class KVCompose(Eviction):
         return self.adaptive
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]; not structured: of every head, [L, B, h]."""
         if not self.adaptive:
             return candidates.budget_LB
         found = [each.scores_BhN for each in scores]
@@ -149,7 +141,6 @@ def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -
 
     Args:
         blocks: attention of the task's rows, at least one in the whole batch.
-        kv_heads: h.
         norm_BhN: factor of each head's score.
     """
     scores_BhN = over_groups(column_largest(blocks), kv_heads)

@@ -1,16 +1,14 @@
 """KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
 
-Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). In every
-layer a linear map, or two layers with a GELU between them, turns what the layer projects to queries, keys and values
-into one number for each key-value head: the log of the score that KVzip would give the entry. The nets are a
-backbone's own: ``subtoken-train calibrate kvzap`` learns them, and ``calibration`` names the file. As under KVzip one
-budget for all layers and heads says what stays, so heads keep unlike numbers of entries.
-While tokens are decoded (``eviction_every``) new ones are scored as they come, and entries keep the scores they had.
+Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear
+map, or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
+score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a backbone's
+nets, and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While tokens are
+decoded (``eviction_every``) new entries are scored as they come, and others keep their scores.
 
-What differs from the release: it drops what scores below a threshold and is older than 128 entries, which is
-``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last entries stay whatever they score: a net does
-not know where a context ends, and KVzip gives its end more than its words would have elsewhere. The nets run in fp32.
-What it does not do: no first entries are protected, and the question is not read.
+What differs from the release: its threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a
+budget fewer of the last entries always stay. The nets run in fp32. What it does not do: no first entries are protected,
+and the question is not read.
 
 Legend: B batch, N cached rows of the prompt, n tokens since the last look, R rows while tokens are decoded, D model
 width, W width between the layers, h key-value heads, c key heads of a row, L layers.
@@ -23,17 +21,18 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
+from subtoken_train.calibrations import CalibratedNumbers
+from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -86,7 +85,6 @@ class TokenScorers(CalibratedNumbers):
         return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A net for every layer, a score for every key-value head."""
         if (len(self.layers), self.heads) != (num_layers, num_kv_heads):
             raise ValueError(
                 f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads, and the backbone "
@@ -94,7 +92,6 @@ class TokenScorers(CalibratedNumbers):
             )
 
     def check_width(self, hidden_size: int) -> None:
-        """Nets that read what the layers project."""
         if self.width != hidden_size:
             raise ValueError(
                 f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have "
@@ -102,7 +99,6 @@ class TokenScorers(CalibratedNumbers):
             )
 
     def words(self) -> str:
-        """The shape of the nets."""
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
         return f"{len(self.layers)} layers, each a net from {net}"
 
@@ -127,7 +123,6 @@ def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
 
     Args:
         net: on the input's device: a weight and a bias, or those of two layers.
-        input_BND: what the layer projects.
     """
     states = input_BND.float()
     if len(net) > 2:
@@ -149,22 +144,15 @@ class KVzap(Eviction):
     """
 
     name: ClassVar[str] = "kvzap"
+    absolute: ClassVar[Scale] = Scale()
+    online: ClassVar[Online] = Online(rows=0)
+    calibrates: ClassVar[type[CalibratedNumbers]] = TokenScorers
     needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
 
     calibration: str | None = None
     pool: Pool = "global"
-    last: int = 16
-    lower_bound: int = 1
-
-    def __post_init__(self) -> None:
-        check_word("kvzap pool", self.pool, get_args(Pool))
-        check_range("kvzap last", self.last, 0, MAX_TOKENS)
-        check_range("kvzap lower_bound", self.lower_bound, 0, MAX_TOKENS)
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[TokenScorers] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, TokenScorers)
+    last: int = setting(16)
+    lower_bound: int = setting(1)
 
     @cached_property
     def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
@@ -172,23 +160,7 @@ class KVzap(Eviction):
         return {}
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self._numbers()
-
-    def _numbers(self) -> TokenScorers:
-        if self.calibrated is None:
-            raise ValueError(
-                "eviction kvzap reads nets that are learned for a backbone, and calibration names no file of them; "
-                "'subtoken-train calibrate kvzap' writes one, for the eviction option calibration; or use kvzip"
-            )
-        return self.calibrated.numbers
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=0)
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale()
+        self.read_numbers("; or use kvzip")
 
     @property
     def may_empty(self) -> bool:
@@ -202,8 +174,7 @@ class KVzap(Eviction):
         """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
-            self._placed[place] = [each.to(place[1]) for each in self._numbers().nets[view.layer]]
-        assert view.input_BND is not None
+            self._placed[place] = [each.to(place[1]) for each in self.read_numbers().nets[view.layer]]
         scores = foretold(self._placed[place], view.input_BND.to(place[1]))
         if view.carried is not None:
             new = scores.shape[-1]
@@ -213,5 +184,4 @@ class KVzap(Eviction):
         return Scores(scores, view.window(self.last), carried=scores)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
         return counts_of_pool([protected_first(each) for each in scores], candidates, self.pool, self.lower_bound)

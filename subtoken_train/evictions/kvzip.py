@@ -1,22 +1,18 @@
 """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
 
 Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its release
-(snu-mllab/KVzip, ``attention/score.py``, ``model/wrapper.py``) and the one in NVIDIA's kvpress 0.5.4. The context is
-cut into chunks. For each, rows run after the whole cache: a sentence that asks for it, and the chunk itself. Their
-softmax is taken anew over the first entries of the prompt (sinks), the chunk and the rows up to each; an entry of the
-chunk scores the largest probability of any row and of any query head of its group. One threshold for all layers and
-heads says what stays, so heads keep unlike numbers of entries, and the bytes of the others are freed.
+(snu-mllab/KVzip) and the one in NVIDIA's kvpress 0.5.4. For each chunk of the context, rows run after the whole cache:
+a sentence that asks for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk
+and the rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold
+for all layers and heads says what stays, so heads keep unlike numbers of entries.
 
-The context is what lies between the first and the last visual or context token; a question after it is never read,
-whatever the protocol, and neither is what stands before it. Such entries score 1 where they compete (scope ``all``), so
-that the context goes first, as both releases keep the system prompt.
+The context is what lies between the first and the last visual or context token; what stands before or after it is never
+read. Where such entries compete (scope ``all``) they score 1, so that the context goes first, as in both releases.
 
-What differs from the releases: the budget is met exactly (the original's strict threshold keeps one entry fewer), and
-every head keeps one entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. Behind a chat
-template's beginning the sentence ends, and what is repeated is opened, as that template does it; a newline ends it
-otherwise, as in kvpress where there is no template. That beginning stays whole, as in the original; kvpress lets go of
-it but for the sinks. KVzip+ (scores times the norms of projected values) and scores stored for a model's heads are not
-offered.
+What differs from the releases: the budget is met exactly, and every head keeps an entry at least unless ``lower_bound``
+is 0: kvpress then keeps the very same entries. Where a chat template opens the prompt, the sentence ends and the answer
+opens as that template does it. That opening stays whole, as in the original. KVzip+ and scores stored for a model's
+heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.
@@ -26,18 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
-from subtoken_train.view.view import Need, Opening, TaskPlan, TaskView, View
+from subtoken_train.view.view import Need, Opening, TaskPlan, View
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -68,18 +64,14 @@ class KVzip(Eviction):
     second_pass_advice: ClassVar[str] = "repeat less at a time (option chunk)"
     evenly: ClassVar[Mapping[str, Any]] = {"level": "token", "pool": "head", "lower_bound": 1}
 
-    chunk: int = 2048
-    sinks: int = 4
+    chunk: int = setting(2048, 1)
+    sinks: int = setting(4)
     level: Level = "token"
     pool: Pool = "global"
-    lower_bound: int = 1
+    lower_bound: int = setting(1)
 
     def __post_init__(self) -> None:
-        check_range("kvzip chunk", self.chunk, 1, MAX_TOKENS)
-        check_range("kvzip sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("kvzip lower_bound", self.lower_bound, 0, MAX_TOKENS)
-        check_word("kvzip level", self.level, get_args(Level))
-        check_word("kvzip pool", self.pool, get_args(Pool))
+        super().__post_init__()
         if self.level == "head" and self.pool == "head":
             raise ValueError(
                 "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
@@ -117,7 +109,7 @@ class KVzip(Eviction):
             plans.append(TaskPlan((*said, ANSWER, about_BN), about_BN))
         return plans
 
-    def score_task(self, view: TaskView) -> Tensor:
+    def score_task(self, view: View) -> Tensor:
         """Scores of the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
@@ -128,12 +120,11 @@ class KVzip(Eviction):
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
 
-    def weighed(self, view: TaskView, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
+    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
         """Largest attention of every query head to entries that stand at some places, unchanged unless overridden."""
         return largest_BHC
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer and head, int64 [L, B, h]; with a budget for every head, [L, B]."""
         found = [each.scores_BhN for each in scores]
         if self.level == "head":
             found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]

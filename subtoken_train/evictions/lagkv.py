@@ -1,17 +1,13 @@
 """LagKV (Liang et al., 2025): entries that vary most in the terms of the entries that follow them.
 
 Source: "LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important" (2504.04704), in the form of
-NVIDIA's kvpress 0.5.4 (``lagkv_press.py``). After the sinks the prompt is cut into partitions. The smallest and the
-largest value of each channel in the *next* partition are 0 and 1 for this one's keys (and for its values); an entry's
-spread over the channels, softmax within the partition, mean of key and value, says how much it stands out. The score is
-its rank within the partition, so that all partitions keep as much, or that number itself (``cross_scoring``). The last
-whole partition and what is left after it have none to be compared with, and stay.
-What it does not do: no query is read, every layer has the same budget, and nothing is evicted while decoding; the paper
-compresses partition after partition while the prompt grows. A prompt with fewer than two partitions keeps its latest
-entries. With a question in the prompt, partitions run over it too, as in the release, and only the entries in scope
-compete; sinks are the first entries of the whole prompt.
-What differs from the release: a channel that is constant in the next partition (after routing, a group that it dropped)
-says nothing and is left out, where the release divides by 0.
+NVIDIA's kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
+channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels, softmax
+within the partition, mean of key and value, says how much it stands out. The score is its rank within the partition, or
+that number itself (``cross_scoring``). The last whole partition and what follows it stay.
+What it does not do: no query is read, all layers have the same budget, nothing is evicted while decoding, and the
+prompt is read whole. With fewer than two partitions the latest entries stay. What differs from the release: a channel
+that is constant in the next partition is left out, where the release divides by 0.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, d head width, P partitions, W entries of one.
 """
@@ -25,6 +21,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
@@ -42,15 +39,9 @@ class LagKV(Eviction):
     name: ClassVar[str] = "lagkv"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
-    sinks: int = 4
-    lag: int = 128
+    sinks: int = setting(4)
+    lag: int = setting(128, 2)
     cross_scoring: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise ValueError(f"lagkv sinks={self.sinks} must be 0 or more")
-        if self.lag < 2:
-            raise ValueError(f"lagkv lag={self.lag} must be 2 entries or more")
 
     def score(self, view: View) -> Scores:
         """Scores in [0, 1], [B, h, N]; sinks and the last partition on are protected."""

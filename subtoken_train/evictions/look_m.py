@@ -2,16 +2,13 @@
 
 Source: "LOOK-M: Look-Once Optimization in KV Cache for Efficient Multimodal Long-Context Inference" (2406.18139) and
 its released code (SUSTechBruce/LOOK-M @ecf0f51). H2O's scores and recent share; to text's the largest visual score of
-the head is added, so that visual entries go first. What a head drops joins the kept entry whose key is most like its
-own, by the merge ``pivot`` of ``functional/merging.py``, the paper's best, unless another is asked for (``average``,
-``weighted``, or ``none``). Without an image nothing is added, and this is H2O with merging.
+the head is added (twice, so that rounding changes nothing). What a head drops joins the kept entry whose key is most
+like its own, by the merge ``pivot`` of ``functional/merging.py`` unless another is asked for. Without an image it is
+H2O with merging.
 
-What differs: the largest visual score is added twice, so that rounding leaves text before vision. The release keeps all
-text even where the budget is less; here the budget is exact, and text competes where the scope is ``all``. It takes
-65,516 from visual scores instead, which in half precision leaves steps of 32, so that it keeps visual entries by chance
-(in fp32 a test compares sets). Its averaging and weighting merge those dropped entries alone that are more like a kept
-one than the mean, and its averaging then pairs them with other entries' keys; neither is offered.
-While decoding, sums go on as H2O's, generated entries are text, and nothing is merged.
+What differs: the budget is exact, where the release keeps all text whatever the budget. It takes 65,516 from visual
+scores, which in half precision leaves steps of 32. Its averaging and weighting pair entries with other entries' keys;
+neither is offered. While decoding, sums go on as H2O's, generated entries are text, and nothing is merged.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads.
 """

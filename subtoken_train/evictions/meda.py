@@ -1,17 +1,14 @@
 """MEDA (Wan et al., 2025): layers whose text and image look at each other widely keep more, by LOOK-M's choice.
 
 Source: "MEDA: Dynamic KV Cache Allocation for Efficient Multimodal Long-Context Inference" (2502.17599) and its
-released code (AIoT-MLSys-Lab/MEDA @0e1a53b). The cross-modal entropy of a layer is that of text's attention to the
-visual entries, mean over text rows and heads, plus that of visual rows' attention to text. Softmax of it over the
-layers divides the budget. Which entries stay is LOOK-M's choice (``look_m.py``); what goes joins the kept entry whose
-key is most like its own, a plain mean (the merge ``average``).
+released code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of text's attention to the visual
+entries plus that of visual rows' attention to text, mean over rows and heads. Its softmax over the layers divides the
+budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge ``average``).
 
-A reconstruction: of the paper its abstract was at hand. The release holds the cross-modal entropy as a function that
-nothing calls, which is what is computed here (a test compares): each softmax runs over the other kind alone, wherever
-it stands, so that text before an image looks at it too. What it runs takes the entropy of the whole causal attention.
-What differs: it clips shares to 1 % and 100 % of a layer's entries and loses what that leaves, here the budget is
-exact; it evicts at the first decoded token, by sums that hold its row; it keeps all text whatever the budget.
-Prompts without an image are refused. Nothing is evicted while decoding: the entropies are a prompt's.
+A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the other
+kind alone, wherever it stands. What the release runs takes the entropy of the whole causal attention, clips shares and
+loses the rest, evicts at the first decoded token and keeps all text; here the budget is exact. Prompts without an image
+are refused. Nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, W rows of a block, L layers.
 """
@@ -30,7 +27,7 @@ from subtoken_train.functional.attention_statistics import attention_blocks
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import View
+from subtoken_train.view.view import Online, View
 
 LEAST = 0.01  # share of its entries that every layer keeps, where the budget has that
 
@@ -40,16 +37,10 @@ class MEDA(LookM):
     """LOOK-M's choice under budgets by cross-modal entropy; see ``H2O`` for the settings."""
 
     name: ClassVar[str] = "meda"
+    across_layers: ClassVar[bool] = True
+    online: ClassVar[Online | None] = None
     merges: ClassVar[Merge] = "average"
     needs_image: ClassVar[bool] = True
-
-    @property
-    def online(self) -> None:
-        return None
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     def score(self, view: View) -> Scores:
         """LOOK-M's scores, [B, h, N]; the weight is the layer's cross-modal entropy, in nats."""
@@ -59,7 +50,6 @@ class MEDA(LookM):
         return replace(super().score(view), weight_B=entropy_B, carried=None)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B], by the softmax of the entropies."""
         entropy_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
         least_LB = torch.minimum((LEAST * most_LB).long(), budget_LB).clamp(min=1)

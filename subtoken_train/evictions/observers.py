@@ -10,7 +10,7 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from subtoken_train.functional.gather import kept_index, last_marked
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.view.method import checked_setting
 from subtoken_train.view.view import View
 
 GroupReduction = Literal["mean", "max"]
@@ -52,7 +53,6 @@ def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
     """Attention that each key receives from the rows of ``blocks``, [B, H, N] in fp32.
 
     Args:
-        blocks: the rows, at least one in the whole batch.
         weight_BN: factor of each row; 1 if not given.
     """
     total_BHN: Tensor | None = None
@@ -96,27 +96,28 @@ def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: P
     return torch.zeros_like(scores).scatter(-1, order, packed).masked_fill(~pooled_BN[:, None], 0.0)
 
 
-def check_kernel(method: str, kernel: int) -> None:
-    """Raise a worded ``ValueError`` unless a kernel has a middle."""
-    if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"{method} kernel={kernel} must be an odd number, 1 or more")
+def kernel_setting(default: int) -> Any:
+    """A setting that is odd, since a kernel has a middle."""
+
+    def check(name: str, kernel: int) -> None:
+        if kernel < 1 or kernel % 2 == 0:
+            raise ValueError(f"{name}={kernel} must be an odd number, 1 or more")
+
+    return checked_setting(default, check)
 
 
-def check_window(method: str, window: object, least: int, setting: str = "window") -> None:
-    """Raise a worded ``ValueError`` unless a window is a whole number of entries or a share between 0 and 1.
+def window_setting(default: int, least: int = 1) -> Any:
+    """A setting that is a whole number of entries or a share between 0 and 1; ``64.0`` and ``true`` are none."""
 
-    Args:
-        method: its name, for the message.
-        window: what was written; types are strict: ``64.0``, ``true`` and ``1.0`` are none.
-        least: smallest number of entries.
-        setting: its name, for the message.
-    """
-    entries = type(window) is int and window >= least
-    if not entries and not (type(window) is float and 0 < window < 1):
-        raise ValueError(
-            f"{method} {setting}={window!r} must be {least} or more entries, a whole number, or a share of the budget "
-            "between 0 and 1, for instance 0.1"
-        )
+    def check(name: str, window: object) -> None:
+        entries = type(window) is int and window >= least
+        if not entries and not (type(window) is float and 0 < window < 1):
+            raise ValueError(
+                f"{name}={window!r} must be {least} or more entries, a whole number, or a share of the budget "
+                "between 0 and 1, for instance 0.1"
+            )
+
+    return checked_setting(default, check)
 
 
 def share_of(count_B: Tensor, share: float) -> Tensor:
@@ -140,5 +141,4 @@ def window_length(view: View, window: float) -> int | Tensor:
     """Return the entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
     if isinstance(window, int):
         return window
-    assert view.budget is not None
     return share_of(view.budget(), window).clamp(min=1)[:, None]

@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subtoken_train.evictions.base import Wrapper
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.view.scores import Candidates, Scores
 
 LARGEST = 1e100
@@ -35,6 +35,7 @@ class PerLayer(Wrapper):
     """
 
     name: ClassVar[str] = "per_layer"
+    across_layers: ClassVar[bool] = True
 
     shares: Sequence[float] = ()
 
@@ -51,12 +52,7 @@ class PerLayer(Wrapper):
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """As many shares as layers."""
         if len(self.shares) != num_layers:
             raise ValueError(
                 f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
@@ -64,7 +60,6 @@ class PerLayer(Wrapper):
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Return what the base counts when every layer has its share of the budget."""
         budget_LB = candidates.budget_LB
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()
         least_LB = torch.ones_like(budget_LB)

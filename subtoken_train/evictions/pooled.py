@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from subtoken_train.evictions.base import Wrapper
 from subtoken_train.evictions.budgets import pooled_head_counts, protected_first
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.view.scores import Candidates, Scores
 
 
@@ -27,14 +27,10 @@ class Pooled(Wrapper):
     """A budget for all layers and heads together (layers alone, where the heads of the base share a set)."""
 
     name: ClassVar[str] = "pooled"
+    across_layers: ClassVar[bool] = True
     heads_differ: ClassVar[bool] = True
 
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Return the entries per layer and head, int64 [L, B, h]; their sum is the base's."""
         base = self.base.counts(scores, candidates)
         layers = zip(scores, candidates.competes_LBN, base, strict=True)
         found = [protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]

@@ -1,13 +1,11 @@
 """PrefixKV (Wang et al., 2024): Elastic Cache's scores, and as many entries in each layer as the same attention needs.
 
 Source: "PrefixKV: Adaptive Prefix KV Cache is What Vision Instruction-Following Models Need for Efficient Generation"
-and its released code. A layer's entries are sorted by their score; what the best of them hold together of the layer's
-attention is a rising curve. One level for all layers says how far each layer's prefix reaches, so that all prefixes
-together are the budget. The release searches the level by bisection, to within 5 entries, which may never end, and then
-scales; here all curves' values are sorted once, which gives the exact level and the exact budget.
-The paper finds the layers' shares offline, from 10 samples: ``calibration`` names such a file
-(``subtoken-train calibrate prefixkv``). Without one every prompt has its own, as in the release's profiling.
-What it does not do: nothing is merged unless it is asked for, as in the release; otherwise as ``elastic``.
+and its released code. What a layer's best entries hold together of its attention is a rising curve; one level for all
+layers says how far each prefix reaches, so that all together are the budget. The release bisects for the level; here
+all curves' values are sorted once, which gives it exactly. Shares found offline from 10 samples, as in the paper, stand
+in the file ``calibration`` (``subtoken-train calibrate prefixkv``); without one every prompt has its own.
+What it does not do: nothing is merged unless it is asked for; otherwise as ``elastic``.
 
 Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 """
@@ -15,14 +13,13 @@ Legend: B batch, N cached rows of the prompt, L layers, R tabulated budgets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.elastic import Elastic
 from subtoken_train.functional.merging import Merge
@@ -49,12 +46,9 @@ class LayerShares(CalibratedNumbers):
             raise ValueError("keep must rise, above 0 and below 1")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A column for every layer."""
-        if len(self.shares[0]) != num_layers:
-            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+        check_table_shape("shares", self.shares[0], num_layers)
 
     def words(self) -> str:
-        """A line for every budget."""
         return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
@@ -78,24 +72,13 @@ class PrefixKV(Elastic):
     """
 
     name: ClassVar[str] = "prefixkv"
+    across_layers: ClassVar[bool] = True
+    calibrates: ClassVar[type[CalibratedNumbers]] = LayerShares
     merges: ClassVar[Merge] = "none"
 
     calibration: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[LayerShares] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, LayerShares)
-
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]: by the layers' shares, or the prompt's own prefixes."""
         most_LB, total_B = competing_counts(candidates), candidates.budget_LB.sum(0)
         if self.calibrated is not None:
             share_LB = self.calibrated.numbers.at(total_B / most_LB.sum(0).clamp(min=1)).float().to(most_LB.device)
@@ -129,7 +112,6 @@ def prefix_counts(curves: list[Tensor], total_B: Tensor, protected_LB: Tensor, m
         curves: per layer, [B, N_l], see ``prefix_curve``.
         total_B: entries to spend, int64; less than one for each layer spends those, more than there are spends these.
         protected_LB: of the entries that compete, int64.
-        most_LB: entries that compete, int64.
     """
     least_LB = torch.minimum(protected_LB + 1, most_LB)
     # entry k of the curve, from 0, is what the prefix of k + 1 entries holds: passing it makes the prefix k + 2 long

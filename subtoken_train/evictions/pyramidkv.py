@@ -13,15 +13,16 @@ Legend: B batch, N cached rows of the prompt, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.snapkv import SnapKV
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Candidates, Scale, Scores
+from subtoken_train.view.view import Online
 
 Convention = Literal["exact", "original", "kvpress"]
 
@@ -38,30 +39,14 @@ class PyramidKV(SnapKV):
     """
 
     name: ClassVar[str] = "pyramidkv"
+    across_layers: ClassVar[bool] = True
+    online: ClassVar[Online | None] = None
+    absolute: ClassVar[Scale | None] = None
 
-    beta: int = 20
+    beta: int = setting(20, 1)
     budgets: Convention = "exact"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 1:
-            raise ValueError(f"pyramidkv beta={self.beta} must be 1 or more")
-        check_word("pyramidkv budgets", self.budgets, get_args(Convention))
-
-    @property
-    def absolute(self) -> None:
-        return None
-
-    @property
-    def online(self) -> None:
-        return None
-
-    @property
-    def across_layers(self) -> bool:
-        return True
-
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """The pyramid of every sample, [L, B]; the window is what of it competes in this sample and layer."""
         window_LB = protected_counts(scores, candidates)
         # on the CPU: few numbers, float64, and whole-number division
         budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()

@@ -1,14 +1,11 @@
 """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
 
 Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and the
-release's program that makes the filters; there is no recorded output of it. The direction u of a head is the first
-right singular vector of its queries, not centred, with the sign that makes their mean projection positive (the release
-counts the rows on either side, and stores minus u); that of a key-value head is the mean over its query heads. An
-entry's score is the projection of its key on u (kvpress: minus that on the stored vector): no attention is computed.
-The paper finds the directions offline, from a text: ``calibration`` names such a file (``subtoken-train calibrate
-q_filter``). Without one the prompt's own queries give them.
-Queries and keys are the rotated ones, as attention meets them. What it does not do: no entry is protected, all layers
-have the same budget, and nothing is evicted while decoding.
+release's program. The direction u of a head is the first right singular vector of its queries, not centred, with the
+sign of their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection
+of its rotated key on u: no attention is computed. ``calibration`` names a file of directions that were found offline,
+as in the paper (``subtoken-train calibrate q_filter``); without one the prompt's own queries give them.
+What it does not do: nothing is protected, all layers have the same budget, and nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, L layers.
 """
@@ -16,13 +13,12 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
@@ -45,7 +41,6 @@ class HeadDirections(CalibratedNumbers):
             raise ValueError("direction must hold a table for every layer, all of one shape")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A direction for every head of every layer."""
         found = len(self.direction), len(self.direction[0]), len(self.direction[0][0])
         if found != (num_layers, num_kv_heads, head_dim):
             raise ValueError(
@@ -54,7 +49,6 @@ class HeadDirections(CalibratedNumbers):
             )
 
     def words(self) -> str:
-        """The lengths: 1 where the query heads of a key-value head point the same way."""
         lengths = torch.tensor(self.direction).norm(dim=-1).tolist()
         return table_words("length of every head's direction, a line per layer", lengths)
 
@@ -68,15 +62,9 @@ class QFilter(Eviction):
     """
 
     name: ClassVar[str] = "q_filter"
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadDirections
 
     calibration: str | None = None
-
-    def __post_init__(self) -> None:
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[HeadDirections] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, HeadDirections)
 
     def score(self, view: View) -> Scores:
         """Projections, [B, h, N]; nothing is protected."""

@@ -28,12 +28,9 @@ class RandomEviction(Eviction):
     """
 
     name: ClassVar[str] = "random"
+    absolute: ClassVar[Scale] = Scale(low=0.0, high=1.0)
 
     seed: int = 0
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(low=0.0, high=1.0)
 
     def score(self, view: View) -> Scores:
         """Random scores in [0, 1), [B, h, N]."""

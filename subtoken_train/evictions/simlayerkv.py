@@ -1,20 +1,17 @@
 """SimLayerKV (Zhang et al., 2024): lazy layers keep the first entries and the recent ones, all others every entry.
 
 Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its release
-(sail-sg/SimLayerKV) and NVIDIA's kvpress 0.5.4 (``simlayerkv_press.py``). A layer is lazy if the last rows, mean over
-them and over all query heads, pay more than a threshold of their attention to the first and the recent entries. The
-score of a layer's entries is what it pays elsewhere, so the released rule is a threshold: 0.9 (kvpress advises 0.9 for
-Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2) is ``eviction_keep: {threshold: 0.1, window: 0}``.
-With a budget (ours) the layers that pay most elsewhere are whole, as many as the budget holds beside the others' first
-and recent entries. The one that it does not fill keeps more recent entries, and the budget is met exactly; one that is
-less than all layers' first and recent entries is divided alike, which is StreamingLLM. ``recent`` as a share of the
-budget always leaves a choice.
+(sail-sg/SimLayerKV) and NVIDIA's kvpress 0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay
+more than a threshold of their attention to the first and the recent entries. The score of a layer's entries is what it
+pays elsewhere, so the released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2)
+is ``eviction_keep: {threshold: 0.1, window: 0}``.
+With a budget (ours) the layers that pay most elsewhere are whole, as far as it goes beside the others' first and recent
+entries; the one that it does not fill keeps more recent entries. A budget below all first and recent entries is divided
+alike. ``recent`` as a share of the budget always leaves a choice.
 
-What differs from the releases: recent entries are the last in scope, so a question that stays anyway is none of them,
-and attention to what stays anyway is counted as the first entries' is; the original looks from the first decoded row
-(``SimLayerKV-decode``), here the prompt's last rows look; kvpress leaves the row's own entry out of the sum, and keeps
-one recent entry fewer, whose room the decoded token takes. What it does not do: nothing is evicted while decoding, so a
-lazy layer's window does not move on.
+What differs from the releases: recent entries are the last in scope; attention to what stays anyway counts as the first
+entries' does; the prompt's last rows look, not the first decoded one; kvpress leaves out a row's own entry and keeps
+one recent entry fewer. What it does not do: nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -27,12 +24,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.duo_attention import head_counts
-from subtoken_train.evictions.observers import check_window, window_length
+from subtoken_train.evictions.observers import window_length, window_setting
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, View
 
@@ -51,25 +48,17 @@ class SimLayerKV(Eviction):
     """
 
     name: ClassVar[str] = "simlayerkv"
+    across_layers: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
     heads_share: ClassVar[bool] = True
 
-    sinks: int = 4
-    recent: int | float = 1024
-    rows: int = 1
-
-    def __post_init__(self) -> None:
-        check_range("simlayerkv sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("simlayerkv rows", self.rows, 1, MAX_TOKENS)
-        check_window(self.name, self.recent, least=1, setting="recent")
+    sinks: int = setting(4)
+    recent: int | float = window_setting(1024)
+    rows: int = setting(1, 1)
 
     @property
     def observing_rows(self) -> int:
         return self.rows
-
-    @property
-    def across_layers(self) -> bool:
-        return True
 
     @property
     def absolute(self) -> Scale | None:
@@ -77,7 +66,6 @@ class SimLayerKV(Eviction):
 
     def score(self, view: View) -> Scores:
         """Return what the layer pays to what a lazy one lets go, [B, 1, N]; entries that it keeps are protected."""
-        assert view.in_scope_BN is not None
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
         held_BN = sinks_BN | recent_BN
@@ -87,7 +75,6 @@ class SimLayerKV(Eviction):
         return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B]."""
         elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         held = [each.protected_BN & own for each, own in zip(scores, candidates.competes_LBN, strict=True)]
         most_LB = competing_counts(candidates)
@@ -104,9 +91,7 @@ def attention_to(probability_BHWN: Tensor, index_BW: Tensor, marked_BN: Tensor) 
     """Share of their attention that rows pay to marked entries, [B] in fp32, in [0, 1]: mean over heads and rows.
 
     Args:
-        probability_BHWN: attention of the rows.
         index_BW: the rows; -1 is none.
-        marked_BN: entries, bool.
     """
     rows_B = (index_BW >= 0).sum(-1).clamp(min=1)
     return ((probability_BHWN.mean(1) * marked_BN[:, None]).sum((1, 2)) / rows_B).clamp(max=1)

@@ -1,16 +1,13 @@
 """SnapKV (Li et al., 2024): the last rows of the prompt say which entries matter, neighbours together.
 
-Source: Algorithm (Listing 1) of "SnapKV: LLM Knows What You are Looking for Before Generation" and its released code:
-attention of the last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays.
-Several re-implementations differ in how rows are summed, in the pooling and in whether grouped query heads are reduced
-before or after it; each is a setting here, and they keep different entries.
-What it does not do: the released code repeats keys and values to all query heads and keeps a set per query head, which
-makes the cache of a grouped model larger; here every key-value head has one set. Nor does it evict while decoding; here
-``eviction_every`` does, by the rows decoded since the last eviction, ``window`` of them at most.
-The window is the end of the prompt. Where only the context competes it is no part of the budget: it ends after the
-context, and a question shorter than the window observes alone. Where nothing follows the context (before the question
-is seen), or everything competes, the window is inside the budget, and one as long as the budget leaves no choice. A
-window that is a share of the budget (``observers.py``) always leaves one.
+Source: Listing 1 of "SnapKV: LLM Knows What You are Looking for Before Generation" and its released code: attention of
+the last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays.
+Re-implementations differ in the sum over rows, the pooling, and whether grouped query heads are reduced before or after
+it; each is a setting. Every key-value head has one set, where the released code repeats keys for all query heads.
+``eviction_every`` evicts while decoding too, by the rows decoded since the last time.
+The window is the end of the prompt. Where only the context competes, what follows the context observes and costs no
+budget. Where nothing follows it, or everything competes, the window is inside the budget: one as long as the budget
+leaves no choice, one that is a share of it (``observers.py``) always does.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window.
 """
@@ -18,18 +15,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import (
     GroupReduction,
     Pooling,
-    check_kernel,
-    check_window,
+    kernel_setting,
     neighbours_pooled,
     over_groups,
     window_rows,
+    window_setting,
 )
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
@@ -56,19 +52,12 @@ class SnapKV(Eviction):
     name: ClassVar[str] = "snapkv"
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
-    window: int | float = 64
-    kernel: int = 5
+    window: int | float = window_setting(64)
+    kernel: int = kernel_setting(5)
     pooling: Pooling = "avg"
     pool_per: PoolPer = "query_head"
     rows: RowReduction = "sum"
     group: GroupReduction = "mean"
-
-    def __post_init__(self) -> None:
-        check_window(self.name, self.window, least=1)
-        check_kernel(self.name, self.kernel)
-        words = {"pooling": Pooling, "pool_per": PoolPer, "rows": RowReduction, "group": GroupReduction}
-        for setting, allowed in words.items():
-            check_word(f"{self.name} {setting}", getattr(self, setting), get_args(allowed))
 
     @property
     def online(self) -> Online | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.evictions.headkv import HeadKV
-from subtoken_train.evictions.observers import Pooling
+from subtoken_train.evictions.observers import Pooling, kernel_setting
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class SparseMM(HeadKV):
 
     name: ClassVar[str] = "sparsemm"
 
-    kernel: int = 5
+    kernel: int = kernel_setting(5)
     pooling: Pooling = "avg"

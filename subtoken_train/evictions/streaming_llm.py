@@ -1,12 +1,10 @@
 """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
 
 Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks"; the released code keeps 4 sinks.
-What it does not do: it never looks at attention. Keys are cached rotated here and keep their original positions, unless
-``rerotate`` is set: the released code caches unrotated keys and renumbers them inside the cache, which is the same.
-While tokens are decoded the window moves on (``eviction_every``). KVCache-Factory's class of that name has a fixed
-window, and all that this leaves of the capacity are first entries: here ``sinks`` = capacity - window. Where only the
-context competes, the sinks are still the first of the whole prompt, and the most recent entries are the last of what
-competes.
+It never looks at attention. Keys keep their original positions unless ``rerotate`` is set, which is what the released
+code does. While tokens are decoded the window moves on (``eviction_every``). The sinks are the first of the whole
+prompt, the recent entries the last of what competes. KVCache-Factory's class of that name fixes the window: here
+``sinks`` = capacity - window.
 
 Legend: B batch, N cached rows of the prompt.
 """
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online, View
 
@@ -30,17 +29,10 @@ class StreamingLLM(Eviction):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    online: ClassVar[Online] = Online(rows=0)
     heads_share: ClassVar[bool] = True
 
-    sinks: int = 4
-
-    def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise ValueError(f"streaming_llm sinks={self.sinks} must be 0 or more")
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=0)
+    sinks: int = setting(4)
 
     def score(self, view: View) -> Scores:
         """Later entries score higher, [B, 1, N]; the sinks are protected."""

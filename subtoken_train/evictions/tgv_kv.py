@@ -5,23 +5,15 @@ hand, and its released code (Danielement321/TGV-KV). One shot, after the prompt.
 total between layers by the attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how
 much later text attends to each text token; text-prioritised retention (TPR) keeps all text before any visual entry.
 
-What is a reconstruction, and the readings taken:
-  - heads are averaged, and all heads of a layer share a set (both as in the released code);
-  - attention between text and vision is that of the full row (the released code), not a softmax over vision alone;
-  - text is every entry that is not visual, also what stands before or between images; weights are normalised over it;
-  - a layer's budget counts text and visual entries under scope ``all``, the paper's; otherwise text stays beside it;
-  - what a layer cannot take goes to the others, and every layer keeps at least one entry.
+A reconstruction: heads are averaged and share a set, and attention between text and vision is that of the full row
+(both as released); text is every entry that is not visual; a layer's budget counts text under scope ``all`` (the
+paper's), otherwise text stays beside it; every layer keeps at least one entry.
 
-Setting ``released`` imitates the released code: weights and their normalisation only from text after the images; all
-between the first and the last visual entry is one block; text scores are raised by 100 instead of ranked first; the
-first four entries and the last always stay; a layer's removals are rounded on their own, so that a sample may keep a
-few entries more or fewer than its total, and what a layer cannot take is lost. That code also drops an entry at each
-decoding step, which is not offered: nothing is evicted while decoding.
-
-The alternatives of the paper's ablation are settings, reconstructed from a line of the summary each: ``budgets`` by the
-attention that vision pays to vision (VV) or text to text (TT), or uniform; ``importance`` from each modality's own
-attention (VV+TT), from the last rows (an observation window), or from all rows (self-attention, as in H2O); and which
-modality is kept first.
+Setting ``released`` imitates the released code: weights only from text after the images; all between the first and the
+last visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are
+rounded layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding step;
+here nothing is evicted while decoding. The settings ``budgets``, ``importance`` and ``first`` are the paper's ablation,
+each from a line of the summary.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -29,17 +21,17 @@ Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -72,15 +64,11 @@ class TGVKV(Eviction):
     released: bool = False
     budgets: Budgets = "TV"
     importance: Importance = "TV+TT"
-    window_size: int = 32
+    window_size: int = setting(32, 1)
     first: First = "text"
 
     def __post_init__(self) -> None:
-        words = {"budgets": Budgets, "importance": Importance, "first": First}
-        for setting, allowed in words.items():
-            check_word(f"tgv_kv {setting}", getattr(self, setting), get_args(allowed))
-        if self.window_size < 1:
-            raise ValueError(f"tgv_kv window_size={self.window_size} must be 1 or more")
+        super().__post_init__()
         if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
             raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
 
@@ -125,7 +113,6 @@ class TGVKV(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B] (TVB), or as ``budgets`` says."""
         if self.budgets == "uniform":
             return candidates.budget_LB
         weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -198,8 +185,6 @@ def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Te
 
     Args:
         vision_LB: attention from text to vision; all 0 in a sample counts as all equal.
-        total_B: entries to spend over all layers.
-        length_LB: entries of each layer.
     """
     vision_LB = vision_LB.cpu().double()
     vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)

@@ -1,12 +1,10 @@
 """A threshold in the place of a budget: entries that score below one number go, in every layer, head and prompt.
 
 Source: DMS at inference, as NVIDIA's kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than
-the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. Each
-(layer, head, prompt) keeps what it keeps, so no bytes are promised: they are measured. The scores must mean the same
-everywhere (``Eviction.absolute``). What the method protects stays, and so does what does not compete.
-
-The threshold that meets a mean budget is found on prompts (``subtoken-train calibrate threshold``) and recorded in a
-file, a calibration like others: it names backbone and method, and says what share stayed.
+the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. No bytes
+are promised: they are measured. The scores must mean the same everywhere (``Eviction.absolute``). What the method
+protects stays, and so does what does not compete. ``subtoken-train calibrate threshold`` finds the threshold of a mean
+budget and records it in a file, with the share that stayed.
 
 Legend: B batch, N rows of a layer, h key-value heads, L layers.
 """
@@ -25,8 +23,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped
 from subtoken_train.evictions import EVICTIONS
-from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.wrapper import Wrapper
+from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scale, Scores
 
@@ -60,11 +57,9 @@ class ThresholdRecord(CalibratedNumbers):
         check_range("deviation", self.deviation, 0, 1)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Raise nothing: one number is of any shape."""
         return
 
     def words(self) -> str:
-        """Return the threshold and what it kept."""
         return (
             f"threshold {self.threshold:g}, window {self.window:,}: keeps {self.mean:.3%} of the entries in scope "
             f"(mean over the prompts, standard deviation {self.deviation:.3%})"
@@ -130,14 +125,7 @@ class Threshold:
     def keep(
         self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
     ) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
-
-        Args:
-            method: whose scores they are, with a scale.
-            scores: of every layer.
-            candidates: whose budgets are not read.
-            recent_LBN: entries of the window, bool.
-        """
+        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), what does not compete too."""
         layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, recent_LBN, strict=True)
         return [
             (self.reached(method, each.scores_BhN) & competes_BN[:, None])

@@ -1,11 +1,9 @@
 """TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
 
 Source: "Transformers are Multi-State RNNs" (2401.06104) and its released code (``tova_cache.py`` @9c7d09b): attention
-of the last row, mean over all query heads, the best of them stay, the last entry on the same terms as every other.
-NVIDIA's kvpress 0.5.4 keeps the last entry in any case, which is a setting.
-The paper evicts at every step while decoding; here after ``eviction_every`` tokens, by the last one's row (1 is the
-paper's). With a question in the prompt the last row is the question's, and only the entries in scope compete; without
-one it is the context's own.
+of the last row, mean over all query heads; the last entry competes like every other unless ``protect_last`` is set, as
+in NVIDIA's kvpress 0.5.4. The paper evicts at every step while decoding, here after ``eviction_every`` tokens, by the
+last one's row. The last row is the question's, or without a question the context's own.
 
 Legend: B batch, N cached rows of the prompt.
 """
@@ -32,18 +30,12 @@ class TOVA(Eviction):
     """
 
     name: ClassVar[str] = "tova"
+    absolute: ClassVar[Scale] = Scale(log=True, high=0.0)
+    online: ClassVar[Online] = Online(rows=1)
     needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
     heads_share: ClassVar[bool] = True
 
     protect_last: bool = False
-
-    @property
-    def online(self) -> Online:
-        return Online(rows=1)
-
-    @property
-    def absolute(self) -> Scale:
-        return Scale(log=True, high=0.0)
 
     def score(self, view: View) -> Scores:
         """The last row's attention, [B, 1, N]."""

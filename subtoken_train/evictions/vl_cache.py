@@ -4,15 +4,12 @@ Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-L
 equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; in the paper visual and text entries compete
 together (scope ``all``).
 
-The copy of the paper that was at hand has lost its equations and its algorithm. These choices are a reconstruction,
-each in one place:
-  - a layer's budget is scaled by 1 - sparsity over the mean of that over the layers; 1 % to 100 % of its entries stay,
-    and what these bounds take or leave is moved between layers, so that the budget is met (a plain clip misses it);
-  - sparsity is counted over what the rows can see (the causal part of the post-vision rows), and averaged over heads;
-  - scores are per key-value head, the mean over its query heads, so heads keep different entries;
-  - the recent window, 10 % of a layer's entries, is part of them where the end of the prompt competes.
-Without an image the rows are those after the context, or all of the prompt, see ``task_rows``. What the paper compares
-with is a setting: the last 50 rows of its speed study, equal budgets (H2O's, StreamingLLM's) and a pyramid of them.
+A reconstruction, since our copy has lost its equations: a layer's budget is scaled by 1 - sparsity over its mean, 1 %
+to 100 % of its entries stay, and what these bounds take or leave moves between layers; sparsity is counted over what
+the rows can see, and averaged over heads; scores are per key-value head, so heads keep different entries; the recent
+window, 10 % of a layer's entries, is part of them where the end of the prompt competes. Without an image the rows are
+those after the context (``task_rows``). What the paper compares with is a setting: the last 50 rows, equal budgets, a
+pyramid.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -20,16 +17,16 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -54,23 +51,12 @@ class VLCache(Eviction):
     name: ClassVar[str] = "vl_cache"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
 
-    threshold: float = 0.01
-    least: float = 0.01
-    recent: float = 0.1
+    threshold: float = setting(0.01, 1e-9, 1)
+    least: float = setting(0.01, 0, 1)
+    recent: float = setting(0.1, 0, 1)
     window: Window = "post_vision"
-    window_size: int = 50
+    window_size: int = setting(50, 1)
     budgets: Budgets = "sparsity"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"vl_cache threshold={self.threshold:g} must be above 0 and at most 1")
-        for name, value in (("least", self.least), ("recent", self.recent)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"vl_cache {name}={value:g} must be between 0 and 1")
-        check_word("vl_cache window", self.window, get_args(Window))
-        check_word("vl_cache budgets", self.budgets, get_args(Budgets))
-        if self.window_size < 1:
-            raise ValueError(f"vl_cache window_size={self.window_size} must be 1 or more")
 
     def score(self, view: View) -> Scores:
         """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""
@@ -79,7 +65,6 @@ class VLCache(Eviction):
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         nothing_BN = torch.zeros_like(view.entries_BN)
-        assert view.in_scope_BN is not None
         notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
         return Scores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
 
@@ -88,7 +73,6 @@ class VLCache(Eviction):
         return self.budgets != "uniform"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries per layer, int64 [L, B], by density (Algorithm 1) unless ``budgets`` says otherwise."""
         if self.budgets == "uniform":
             return candidates.budget_LB
         weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -110,7 +94,6 @@ def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float)
 
     Args:
         blocks: attention of the post-vision rows over the entries, at least one row in the whole batch.
-        entries_BN: entries of the cache, bool.
         threshold: attention counts as zero below this share of its row's largest (equation 1).
 
     Returns:

@@ -10,6 +10,8 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positio
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,11 +33,8 @@ def attention_rows(
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
 
     Args:
-        query_BHNd: rotated queries of all rows.
-        key_BhNd: rotated keys; query head i reads key head i // (H / h).
         index_BW: the rows, int64; -1 is none, whose probabilities are 0.
         keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
-        scale: factor of the scores, usually d ** -0.5.
         offset: place of the first query among the keys, where these hold more than the queries' own.
         window: of all keys; None: a row sees all keys before it.
 
@@ -71,14 +70,7 @@ def attention_blocks(
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     Args:
-        query_BHNd: as in ``attention_rows``.
-        key_BhNd: as in ``attention_rows``.
         rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
-        keys_BN: as in ``attention_rows``.
-        scale: as in ``attention_rows``.
-        block: rows at a time.
-        offset: as in ``attention_rows``.
-        window: as in ``attention_rows``.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
@@ -88,3 +80,16 @@ def attention_blocks(
         places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
         index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
+
+
+def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
+    """Attention that all rows of some blocks pay to each position, [B, N] in fp32.
+
+    A row counts with the mean over its heads, or with the largest of them. A sample without rows gets zeros.
+    """
+
+    def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
+        rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)
+        return (rows_BWN * (index_BW >= 0)[..., None]).sum(1)
+
+    return reduce(torch.add, (summed(*block) for block in blocks))

@@ -37,9 +37,6 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
     """Kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
 
     Args:
-        query_BHqd: queries.
-        key_BhKd: keys, of fewer heads where query heads share them.
-        value_BhKd: values.
         masked: whether there is a mask; else the call is causal, or nothing is hidden.
     """
     dtype = _computed_in(query_BHqd)
@@ -75,13 +72,8 @@ def fused_attention(
     """Attention of q rows to K columns, [B, H, q, d].
 
     Args:
-        query_BHqd: queries.
-        key_BhKd: keys; query head i reads key head i // (H / h).
-        value_BhKd: values.
-        scale: factor of the scores.
         mask: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
             each sees itself and all before it.
-        dropout: of the probabilities.
     """
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, mask is not None)
@@ -196,17 +188,7 @@ def causal_attention(
     block: int,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of the last q of K places, [B, H, q, d].
-
-    Args:
-        query_BHqd: rotated queries of at least one place.
-        key_BhKd: rotated keys; query head i reads key head i // (H / h).
-        value_BhKd: values.
-        seen: of the K places.
-        scale: factor of the scores.
-        block: rows that have a mask at a time.
-        dropout: of the probabilities.
-    """
+    """Attention of the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     unmasked = seen.places_BK is None and seen.window is None and seen.keys_BhK is None
     if unmasked and (rows == columns or query_BHqd.is_cuda):

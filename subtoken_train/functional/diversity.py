@@ -33,8 +33,6 @@ def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     The first is the one whose nearest other row is farthest away. No matrix of all pairs is held.
 
     Args:
-        unit_BND: rows of length 1.
-        open_BN: rows that may be chosen, bool.
         steps: how many are, of a sample that has as many.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
@@ -55,9 +53,7 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
     span all others, every determinant is 0 and the lowest index is next.
 
     Args:
-        unit_BND: rows of length 1.
         weight_BN: at least 0.
-        open_BN: rows that may be chosen, bool.
         steps: how many are, of a sample that has as many.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
@@ -82,7 +78,6 @@ def unlike_places(
     """Choose, pivot after pivot, its quota of the rows that are least like it, int64 [B, N].
 
     Args:
-        unit_BND: rows of length 1.
         pivots_BP: indices of the pivots, int64, themselves open or not.
         open_BN: rows that may be chosen, bool; no row twice.
         quota_BP: rows that each pivot takes, int64.

@@ -37,14 +37,10 @@ def with_key_gradient(
 
     Args:
         out_BHqd: attention of the last q of K places over the keys that stay.
-        logits_BhK: of the keys, fp32.
         states: rotated queries [B, H, q, d], rotated keys [B, h, K, d], and values [B, h, K, d] that kept entries read
             as, and dropped ones would.
-        keep_BhK: keys that stay, bool.
         learns_BK: entries that had a choice, bool; the gradient of all others is zero.
         seen: of the K places, before any key is dropped.
-        scale: factor of the scores.
-        block: rows whose scores exist at a time.
     """
     chosen: Callable[..., Tensor] = _KeyGradient.apply
     return chosen(out_BHqd, logits_BhK, *states, keep_BhK, learns_BK, seen, scale, block)

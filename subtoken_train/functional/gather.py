@@ -64,10 +64,6 @@ def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked.
 
     A gradient flows to the marked rows.
-
-    Args:
-        rows_BND: floating point.
-        mask_BN: bool.
     """
     weight_BN = mask_BN.float()
     with torch.autocast(rows_BND.device.type, enabled=False):

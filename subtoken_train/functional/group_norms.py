@@ -24,13 +24,6 @@ def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_grou
     ``G_h = sum_q W_q^T W_q`` over the R query heads q that share key-value head h (h*R to h*R + R - 1, the order of
     transformers' models), with W_q [D, d] the columns of the projection that read q. Entries between channels of
     different groups are zeroed, so that one product serves groups of any size in either layout.
-
-    Args:
-        output_weight: weight of ``o_proj``, [D, H * R * d], floating point.
-        num_kv_heads: H.
-        head_dim: d.
-        num_groups: S.
-        layout: as in ``split_groups``.
     """
     columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
     with torch.autocast(output_weight.device.type, enabled=False):
@@ -48,12 +41,6 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
     heads enters: neither between the query heads that share a group, nor between the heads that a group spans. For a
     group inside one head without shared heads this is ||W_o,g v_g|| itself. The attention weights are left out: this
     is what the group adds where every head attends to the token alike.
-
-    Args:
-        value_BNV: value vectors, [B, N, V], any floating dtype.
-        gram_Hdd: from ``head_grams``, with the same groups and layout.
-        num_groups: S.
-        layout: as in ``split_groups``.
     """
     num_kv_heads, head_dim = gram_Hdd.shape[:2]
     value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)

@@ -3,25 +3,17 @@
     k' = (k - m) Q        q' = q Q        q' . k' = q . k - q . m
 
 ``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own. ``w_d`` is the length of
-channel d over the last queries, which are averaged over the head's group first, and the axes are the eigenvectors of
-``w_d C_de w_e``. Of a cut key the coordinates along the leading axes stay, and m in place of the others; ``q . m`` is
-the same for all keys, whole and later ones too, so that a softmax does not see it.
+channel d over the last queries, averaged over the head's group first; the axes are the eigenvectors of ``w_d C_de
+w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m`` is the same for all keys, so
+that a softmax does not see it.
 
 Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Efficient Vision-Language Model
-Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``, ``update_rotatek`` and its Triton kernels). Logits
-are its own; otherwise than there
-
-- keys of text are cut as well, where a text's context is what is compressed. The release cuts visual tokens alone, and
-  so never the first one, which all tokens look at and whose key lies far from all others: it stays whole here too;
-- the eigenvectors are exact: the release's default are five steps of a subspace iteration from random vectors;
-- its ridge, which exact eigenvectors do not see, is left out, and so are the weights of a head that cuts no more keys
-  than channels stay: the keys' own axes then lose nothing, where weighted ones leave open what the others are;
-- *all* keys stand in the basis, whole ones turned and not cut, where the release keeps whole keys as they are and adds
-  ``q . (m - P m)`` to the logits of the cut ones: the same, for one span of kernels instead of two;
-- what is stored of Q are the vectors of as many Householder reflections as axes are cut, or kept where these are fewer:
-  their product takes the first channels to those axes and is orthogonal whatever they are rounded to, and within the
-  cut and the kept channels no axis is special to q . k. A quarter that is kept, or cut, then takes d / 4 vectors of d
-  numbers and a quarter of that in ``T``, which makes one product of them; the release stores d by k and a shift.
+Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``). Logits are its own. Otherwise than there: keys of
+text are cut as well, but for the first token's, which all tokens look at; the eigenvectors are exact, where the release
+iterates five steps; its ridge is left out, and so are the weights of a head that cuts no more keys than channels stay;
+*all* keys stand in the basis, whole ones turned and not cut; and Q is stored as Householder reflections, as many as
+axes are cut or kept, whichever is fewer, whose product is orthogonal whatever they are rounded to (d by r numbers and r
+by r, where the release stores d by k and a shift).
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
 channels, r = min(k, d - k) mirrors.
@@ -42,15 +34,7 @@ LEAST = 1e-3
 def turn_of(
     key_BhNd: Tensor, rows_BM: Tensor, cut_BhM: Tensor, length_Bhd: Tensor, kept: int
 ) -> tuple[KeyTurn, Tensor]:
-    """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d].
-
-    Args:
-        key_BhNd: rotated keys.
-        rows_BM: row of each entry, int64.
-        cut_BhM: entries of each head that are cut, bool.
-        length_Bhd: w, of queries.
-        kept: k.
-    """
+    """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d]."""
     with torch.autocast(key_BhNd.device.type, enabled=False):  # in fp32 alone is the basis orthogonal
         centre_Bh1d, covariance_Bhdd = key_spread(key_BhNd, rows_BM, cut_BhM)
         few_Bh1 = cut_BhM.sum(-1, keepdim=True) <= kept
@@ -60,13 +44,7 @@ def turn_of(
 
 
 def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
-    """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32.
-
-    Args:
-        query_BHNd: rotated queries.
-        rows_BN: rows that ask, bool.
-        kv_heads: h; each stands for H / h query heads.
-    """
+    """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32."""
     query_BWHd = asking(query_BHNd, rows_BN)
     pooled_BWhd = query_BWHd.view(*query_BWHd.shape[:2], kv_heads, -1, query_BWHd.shape[-1]).mean(3)
     length_Bhd = pooled_BWhd.square().sum(1).sqrt()
@@ -77,8 +55,6 @@ def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Ten
     """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
 
     Args:
-        key_BhNd: rotated keys.
-        rows_BM: row of each entry, int64.
         kept_BhM: entries of each head that count, bool; [B, 1, M] where all do alike.
     """
     batch, heads, _, width = key_BhNd.shape
@@ -98,7 +74,6 @@ def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) ->
     """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d].
 
     Args:
-        covariance_Bhdd: of keys.
         length_Bhd: w, of queries; None: all channels are alike to them.
     """
     if length_Bhd is not None:
@@ -115,7 +90,6 @@ def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         axes_Bhdd: orthonormal columns, those that stay first.
-        kept: k of them stay.
 
     Returns:
         V, fp16 [B, h, d, r]; T, fp32 [B, h, r, r]; the channels, bool [B, h, d].
@@ -134,13 +108,7 @@ def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mirrored(vectors_Bhnd: Tensor, mirrors_Bhdr: Tensor, joint_Bhrr: Tensor) -> Tensor:
-    """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again.
-
-    Args:
-        vectors_Bhnd: keys or queries.
-        mirrors_Bhdr: V.
-        joint_Bhrr: T.
-    """
+    """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again."""
     own, mirrors, joint = (part.float().flatten(0, 1) for part in (vectors_Bhnd, mirrors_Bhdr, joint_Bhrr))
     with torch.autocast(vectors_Bhnd.device.type, enabled=False):
         seen = own @ mirrors @ joint

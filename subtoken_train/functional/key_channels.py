@@ -21,13 +21,7 @@ BLOCK = 4096  # entries whose squares exist at a time
 
 
 def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
-    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d] in fp32; 0 without rows.
-
-    Args:
-        query_BHNd: rotated queries.
-        rows_BN: rows that ask, bool.
-        kv_heads: h; each stands for H / h query heads.
-    """
+    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
     mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
     return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
 
@@ -43,8 +37,6 @@ def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
     """Mean square of each head's kept keys in each channel, [B, h, d] in fp32; 0 where a head keeps none.
 
     Args:
-        key_BhNd: rotated keys.
-        rows_BM: row of each entry, int64.
         kept_BhM: heads that keep the entry, bool; [B, 1, M] where all do alike.
     """
     total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)

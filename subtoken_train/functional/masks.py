@@ -43,8 +43,6 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
     Args:
         rank_BN: the reducer's rank of each routed token, int64, 0 (best) to n - 1, each once; ignored elsewhere.
         routed_BN: routed tokens, bool; all others get 0.
-        kept_groups: K, groups per token on average.
-        num_groups: S.
     """
     high = min(num_groups, 2 * kept_groups)
     low = 2 * kept_groups - high
@@ -82,8 +80,6 @@ def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None)
     the sigmoid of each logit is ours.
 
     Args:
-        hard: bool mask of any shape.
-        logits: router logits of the same shape, floating point.
         learns: bool, broadcast to that shape; where False, the gradient is zero. None: True everywhere.
 
     Returns:

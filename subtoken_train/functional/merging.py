@@ -34,11 +34,7 @@ def merged(
     """Keys and values of a layer after its dropped entries were merged, [B, h, N, d] each.
 
     Args:
-        kind: how.
-        key_BhNd: rotated keys.
-        value_BhNd: values.
         keep_BhN: entries that stay, bool; [B, 1, N] where all heads keep the same.
-        entries_BN: rows that are entries of the cache, bool.
     """
     if kind == "none":
         return key_BhNd, value_BhNd
@@ -95,7 +91,6 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
 
     Args:
         anchors_BhN: entries that take others, bool.
-        entries_BN: rows that are entries of the cache, bool.
     """
     length = entries_BN.shape[-1]
     rows_N = torch.arange(length, device=entries_BN.device)
@@ -120,7 +115,6 @@ def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | N
     A row that none goes to, not even itself, stays as it is.
 
     Args:
-        states_BhNd: keys or values.
         target_BhN: the row that each row goes to, int64; [B, 1, N] where heads share it.
         weight_BhN: what each row counts in the mean that it goes to, fp32; None: all alike.
     """

@@ -38,8 +38,6 @@ def budget_bytes(count_B: Tensor, entry_bytes: int, share: Fraction) -> Tensor:
     """Return the whole bytes that a share of ``count_B`` entries leaves, int64, rounded down.
 
     Args:
-        count_B: entries of each pool, int64.
-        entry_bytes: of a dense entry.
         share: in (0, 1]; decimals after the ninth are left out.
     """
     return count_B * entry_bytes * int(share * _DIGITS) // _DIGITS
@@ -57,13 +55,9 @@ def best_in_bytes(
     """Choose keys and value groups of each sample within its bytes.
 
     Args:
-        key_BhN: logits of the keys, any real dtype.
-        groups_BhNs: logits of the groups.
         competes_BhN: entries that may stay, bool; no other does. [B, 1, N] where all heads have the same.
         always_BhN: of these, entries that stay whole, bool, likewise: before all others, the first ones first, as far
             as the bytes reach.
-        costs: of an entry of one head.
-        budget_B: bytes of each pool, int64.
         pooled: whether the heads of a sample share one pool; else each has ``budget_B``.
 
     Returns:
@@ -94,11 +88,7 @@ def cut_logit(
     What a router learns most from are choices that hang in the balance, wherever the scale of its logits has them.
 
     Args:
-        key_BhN: logits of the keys.
-        groups_BhNs: logits of the groups.
         chosen_BhN: keys that stay and had a choice, bool.
-        kept_BhNs: groups that stay, bool.
-        costs: of an entry of one head.
         pooled: whether the heads of a sample share one pool, and then one number.
 
     Returns:

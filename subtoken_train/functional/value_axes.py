@@ -24,9 +24,7 @@ def output_metric(weight_DHd: Tensor, kv_heads: int, width: int) -> Tensor:
     """Return the mean of ``W_o^T W_o`` over each key-value head's query heads, [h, d, d].
 
     Args:
-        weight_DHd: output projection, [D, H * d].
         kv_heads: h, of which each serves H / h neighbouring query heads.
-        width: d.
     """
     weight_hGDd = weight_DHd.double().reshape(len(weight_DHd), kv_heads, -1, width).permute(1, 2, 0, 3)
     return (weight_hGDd.transpose(-1, -2) @ weight_hGDd).mean(1)
@@ -39,7 +37,6 @@ def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         moment_hdd: second moments of each head's values, mean of v v^T.
-        metric_hdd: see ``output_metric``.
     """
     found_hd, basis_hdd = torch.linalg.eigh(metric_hdd.double())
     largest_h1 = found_hd.amax(-1, keepdim=True)
@@ -62,7 +59,6 @@ def first_half(moment_hdd: Tensor, metric_hdd: Tensor, into_hdd: Tensor) -> Tens
 
     Args:
         moment_hdd: second moments of values, before the map.
-        metric_hdd: see ``output_metric``.
         into_hdd: maps of values, see ``value_axes``.
     """
     half = moment_hdd.shape[-1] // 2

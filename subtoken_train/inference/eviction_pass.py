@@ -38,7 +38,7 @@ from subtoken_train.ledger.kv_budget import (
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Layout, Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import TaskPlan, View
+from subtoken_train.view.view import ABSENT, TaskPlan, View
 
 
 def entries_for_bytes(
@@ -213,7 +213,7 @@ class EvictionPass:
             attended_BN=rows.attended_BM,
             reach=self.family.window(layer, rows.position),
             budget=partial(self._in_scope_budget, rows.regions_BM),
-            input_BND=self._input.pop(layer, None),
+            input_BND=self._input.pop(layer, ABSENT),
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)

@@ -2,7 +2,7 @@
 
 Whenever ``every`` tokens came since the last time, and more follow, each layer's whole cache is looked at: the packed
 entries of the prompt that competed, and what was appended since, all of which competes. The method scores them by the
-queries of the last rows (``OnlineView``) and keeps as many per head as the prompt's budget allows; over all layers
+queries of the last rows (``View``) and keeps as many per head as the prompt's budget allows; over all layers
 together, where it divides budgets between them. What never competed (a system prompt, the question) stays. So a layer
 holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an entry goes
 that is older than its window and scores below it; nothing bounds how many stay.
@@ -38,7 +38,7 @@ from subtoken_train.kernels.formats import FORMATS, Format
 from subtoken_train.kernels.storage import dense_values
 from subtoken_train.types import Plan, Region
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import OnlineView
+from subtoken_train.view.view import ABSENT, View, reads_values
 
 
 @dataclass
@@ -86,18 +86,18 @@ class HeldLayer:
         seen_R1 = self.place_RN.amax(-1, keepdim=True) + 1
         return (self.regions_RN != Region.PADDING) & (self.place_RN >= seen_R1 - window)
 
-    def view(self, number: int, scale: float, method: Eviction) -> OnlineView:
+    def view(self, number: int, scale: float, method: Eviction) -> View:
         """The layer as its method sees it, read back for the purpose."""
         state, tail = self.state, self.layer.tail_rows()
         rows, tail_length = len(self.place_RN), tail.entries
         keys = self.layer.own_keys(self._dense(read_keys(self.layer.blocks, rows), tail.keys.read()))
-        values = keys[:, :, :0]  # the view gives them to nobody
-        if OnlineView.reads_values(method.needs):
+        values = ABSENT
+        if reads_values(method.needs):
             values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), dense_values(tail))
         carried = state.carried(tail_length)
-        return OnlineView(
+        return View(
             number,
-            self._queries(keys),
+            self._queries(),
             keys,
             values,
             self.regions_RN,
@@ -106,9 +106,9 @@ class HeldLayer:
             self.competes_RN,
             carried=None if carried is None else _arranged(carried, self.order_RM),
             budget=self.budget,
-            input_BND=torch.cat(state.inputs, 1) if state.inputs else None,
-            place_RN=self.place_RN,
-            seen_R=self.place_RN.amax(-1) + 1,
+            input_BND=torch.cat(state.inputs, 1) if state.inputs else ABSENT,
+            place_BN=self.place_RN,
+            seen_B=self.place_RN.amax(-1) + 1,
             heads=self.heads,
         )
 
@@ -116,9 +116,9 @@ class HeldLayer:
         index = self.order_RM[:, None, :, None].expand(-1, stored_RcMd.shape[1], -1, stored_RcMd.shape[-1])
         return torch.cat([stored_RcMd.gather(2, index), tail_RcTd.to(stored_RcMd.dtype)], 2)
 
-    def _queries(self, keys_RcNd: Tensor) -> Tensor:
+    def _queries(self) -> Tensor:
         if not self.state.queries:
-            return keys_RcNd[:, :, :0]
+            return ABSENT  # type: ignore[no-any-return]
         query_BHnd = torch.cat(list(self.state.queries), 2)
         if self.state.observed is not None:
             query_BHnd = query_BHnd[:, :, -self.state.observed :]

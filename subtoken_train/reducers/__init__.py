@@ -40,9 +40,9 @@ REDUCERS = Reducers(
     base="base:Reducer",
     named=True,
     builtin={
-        "none": "none:NoReducer",
-        "random": "random:RandomReducer",
-        "uniform": "uniform:UniformReducer",
+        "none": "controls:NoReducer",
+        "random": "controls:RandomReducer",
+        "uniform": "controls:UniformReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
         "fastervlm": "fastervlm:FasterVLM",
@@ -86,7 +86,6 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
         name: of ``REDUCERS``.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
-        settings: of this method alone.
     """
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]

@@ -6,16 +6,15 @@ Legend: B batch, N positions, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import Calibration
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
@@ -26,7 +25,8 @@ from subtoken_train.ledger.kv_budget import (
     matched_count,
     ratio_above_cut,
 )
-from subtoken_train.types import Frames, MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
+from subtoken_train.view.method import Method
 from subtoken_train.view.view import Need, View
 
 
@@ -37,11 +37,7 @@ def keep_ranked(
 
     Args:
         scores_BN: the highest stay; ties go to the lower index.
-        regions_BN: ``Region`` codes.
         read_BN: rows that a token is read from; visual ones stay, inside the budget.
-        count_B: visual tokens that stay, int64.
-        ranks: whether ranks are asked for.
-        merges: whether what is dropped goes on as one token.
     """
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
@@ -63,10 +59,7 @@ def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: T
     is one that a token is read from.
 
     Args:
-        scores_BN: of the ranking.
-        kept_BN: visual tokens that stay, bool.
         free_BN: those among them that may become a mean, bool.
-        visual_BN: all visual tokens, bool.
     """
     place_BN = rank_candidates(scores_BN, free_BN)
     dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
@@ -99,42 +92,12 @@ PositionPolicy = Literal["original", "renumber", "mrope"]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 
-@dataclass
-class ReducerView:
-    """Input of a reducer that ranks before the language model's layers.
-
-    Attributes:
-        regions_BN: ``Region`` codes.
-        read_BN: rows that a token is read from, bool; they stay, whatever they score.
-        rank_position_B: last prompt token of the turn that holds the last image; -1 without an image.
-        sample_seed_B: a number per sample, int64.
-        attention_row: layer -> head-mean attention of the row ``rank_position_B`` in that layer, [B, N] in fp32.
-        embeds_BND: input embeddings, projected features at visual tokens.
-        videos: () -> the tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image.
-    """
-
-    regions_BN: Tensor
-    read_BN: Tensor
-    rank_position_B: Tensor
-    sample_seed_B: Tensor
-    attention_row: Callable[[int], Tensor]
-    embeds_BND: Tensor
-    videos: Callable[[], list[list[Frames]]]
-
-    @property
-    def visual(self) -> Tensor:
-        """Visual tokens, bool [B, N]."""
-        return self.regions_BN == Region.VISUAL
-
-    @property
-    def question(self) -> Tensor:
-        """Rows of the question up to ``rank_position_B``, bool [B, N]."""
-        places_N = torch.arange(self.regions_BN.shape[1], device=self.regions_BN.device)
-        return (self.regions_BN == Region.QUERY) & (places_N <= self.rank_position_B[:, None])
+ReducerView = View
+"""The name up to version 0.3, by which reducers written for it import it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reducer:
+class Reducer(Method):
     """One method with its settings: decides which tokens stay. A frozen dataclass; its fields are the settings.
 
     Attributes:
@@ -161,6 +124,7 @@ class Reducer:
     """True where it chooses among the frames of videos, and takes no images."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_keep_ratio(self.keep_ratio)
         if self.matches is not None:
             if not 0 < self.matches <= 1:
@@ -193,11 +157,6 @@ class Reducer:
         return 0
 
     @property
-    def calibrated(self) -> Calibration[Any] | None:
-        """The calibration that it reads, which must be of the backbone; None where it reads none."""
-        return None
-
-    @property
     def scout_layers(self) -> int:
         """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
         return 0
@@ -216,6 +175,9 @@ class Reducer:
     def words(self) -> str:
         """Its own settings, for people; empty where it has none."""
         return self._own()
+
+    def _own(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def kept_tokens(self, tokens: int) -> int:
         """Tokens kept of ``tokens``; at least one of a non-empty set."""
@@ -247,12 +209,7 @@ class Reducer:
         return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
-        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps.
-
-        Args:
-            share: of the tokens of all layers.
-            num_layers: of the model.
-        """
+        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps."""
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
@@ -262,9 +219,7 @@ class Reducer:
         """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
 
         Args:
-            backbone: its family's name.
             sees_images: context reducers are for language models, the others for models that see.
-            num_layers: which it must have, for reducers that read or cut at a layer.
             tower: what its tower says of its tokens, for reducers that act there.
         """
         if self.stage == "context" and sees_images:
@@ -274,9 +229,6 @@ class Reducer:
             raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
         if self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers:
             raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
-
-    def _own(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def check_anchor(self) -> None:
         """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
@@ -300,11 +252,11 @@ class RankingReducer(Reducer, ABC):
     """Ranks the visual tokens of a sample in or before the language model (stages ``embeds`` and ``decoder``)."""
 
     @abstractmethod
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """A score for every position, [B, N]; among visual tokens the highest stay."""
 
     @torch.no_grad()
-    def select(self, view: ReducerView) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def select(self, view: View) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Choose the positions that stay, rank them, and name the one that holds what was dropped.
 
         Returns:
@@ -315,7 +267,7 @@ class RankingReducer(Reducer, ABC):
             token is read from stays as it is, inside the budget.
         """
         count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
-        kept = (self.scores(view), view.regions_BN, view.read_BN, count_B)
+        kept = (self.scores(view), view.regions_BN, view.protected_BN, count_B)
         return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
     def kept_counts(self, visual_BN: Tensor) -> list[int]:
@@ -333,6 +285,7 @@ _READS: dict[TowerStatistics, str] = {
 class TowerReducer(Reducer, ABC):
     """Acts on the vision tower's output, before the language model; its rows' positions are the family's to say."""
 
+    stage: ClassVar[Stage] = "tower"
     statistics: ClassVar[TowerStatistics] = "received"
     """Statistics that it reads; a family declares what its tower gives (``Family.tower_statistics``)."""
     keeps_places: ClassVar[bool] = False
@@ -341,7 +294,6 @@ class TowerReducer(Reducer, ABC):
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
     ) -> None:
-        """Also: the tower gives what the reducer reads."""
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.statistics not in tower:
             allowed = "visionzip or fastv" if "received" in tower else "fastv"
@@ -349,10 +301,6 @@ class TowerReducer(Reducer, ABC):
                 f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
                 f"not give; use {allowed}"
             )
-
-    @property
-    def stage(self) -> Stage:
-        return "tower"
 
     def image_counts(self, states: VisualStates) -> list[int]:
         """Return the tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size.
@@ -371,10 +319,26 @@ class TowerReducer(Reducer, ABC):
         """Fewer tokens for every image, and the placeholders that take them.
 
         Args:
-            states: what the tower made.
             read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
                 that stay have places of their own.
         """
+
+
+class TowerChoice(TowerReducer):
+    """Tokens that stay are the image's own, in their places."""
+
+    keeps_places: ClassVar[bool] = True
+
+    @abstractmethod
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
+        """Mark the tokens of an image that stay, bool [T]: ``kept`` of them, those that a token is read from first."""
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        counts = self.image_counts(states)
+        slots = [self.kept(states, image, *each) for image, each in enumerate(zip(counts, read, strict=True))]
+        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
+        return MergedStates(tokens, slots)
 
 
 class ContextReducer(Reducer, ABC):
@@ -385,11 +349,8 @@ class ContextReducer(Reducer, ABC):
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Needs beside queries and keys, declared as an eviction declares them."""
+    stage: ClassVar[Stage] = "context"
     reads_question: ClassVar[bool] = True
-
-    @property
-    def stage(self) -> Stage:
-        return "context"
 
     @abstractmethod
     def keep_context(self, view: View) -> Tensor:
@@ -403,10 +364,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
     at ``tokens``. Layers below its first cut hold every token with every group, in both arms.
 
     Args:
-        reducer: of the routed arm.
         routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
-        num_layers: of the model.
-        tokens: of a sample before the reducer; read where the arm stores something once per sample.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")

@@ -1,35 +1,32 @@
 """DART (Wen et al., 2025, arXiv:2502.11494): keep a few pivots and the visual tokens that repeat them least.
 
-As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6, ``modeling_llama_self.py``): the four visual
-tokens and the four tokens of the text whose keys have the largest L1 norm are pivots; one after another, each takes an
-equal number of the visual tokens that are left, those least like it by cosine; image pivots and all that was taken stay
-at their own positions. No attention is read.
+As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6): the four visual tokens and the four tokens of
+the text whose keys have the largest L1 norm are pivots; one after another, each takes an equal number of the visual
+tokens that are left, those least like it by cosine. What stays keeps its position. No attention is read.
 
-Two stages, as FastV's here. ``decoder``: the published method; rows leave at layer ``layer``, by the keys of the layer
-below and what it gives, after the model's last norm. ``embeds``, a reconstruction: norms and cosines are those of the
-input embeddings, rows leave before layer 0, and no layer runs for it; every layer's cache is short, which arms of equal
-bytes need.
+Stage ``decoder`` is the published method: rows leave at layer ``layer``, by the keys of the layer below and its output
+after the model's last norm. Stage ``embeds`` is a reconstruction by the input embeddings: rows leave before layer 0, so
+that every layer's cache is short, as arms of equal bytes need.
 
-What differs from the release: the count is exact (there 4 and as many times 8 as the share holds), what 8 does not
-divide goes to the first pivots; pivots take in the order of their norms, image before text (there in the order of a
-Python set); the text is the question up to the token that asks, fewer than four of it where it is shorter, none where
-the prompt is an image alone; a sample's images are pruned together. The last token of a prompt that ends with its image
-stays, in place of the last one that is taken.
+What differs: the count is exact (there 4 and as many times 8 as the share holds), and remainders go to the first
+pivots; pivots take in the order of their norms, image before text; the text is the question up to the token that asks;
+a sample's images are pruned together. The last token of a prompt that ends with its image stays.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range, check_word
 from subtoken_train.functional.diversity import unit_rows, unlike_places
 from subtoken_train.functional.gather import rank_candidates
-from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, RankedCuts
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.method import setting
+from subtoken_train.view.view import View
 
 DARTStage = Literal["embeds", "decoder"]
 PIVOTS = 4
@@ -41,11 +38,8 @@ def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question
     """Return the place in which each visual token is taken, int64 [B, N]; N where it is not.
 
     Args:
-        states_BND: cosines are of these.
         norm_BN: what pivots are chosen by.
-        visual_BN: tokens that compete, bool.
         question_BN: rows of the text that may be pivots, bool.
-        count_B: tokens that stay, int64.
     """
     rank_BN, text_rank_BN = rank_candidates(norm_BN, visual_BN), rank_candidates(norm_BN, question_BN)
     pivots_BP = torch.cat([ranks.argsort(-1)[:, :PIVOTS] for ranks in (rank_BN, text_rank_BN)], 1)
@@ -73,14 +67,12 @@ class DART(RankingReducer, RankedCuts):
 
     name: str = "dart"
     stage: DARTStage = "embeds"
-    layer: int = _LAYER
+    layer: int = setting(_LAYER, 1, 10_000)
 
     reads_question: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("DART stage", self.stage, get_args(DARTStage))
-        check_range("reducer layer", self.layer, 1, 10_000)
         if self.stage == "embeds" and self.layer != _LAYER:
             raise ValueError(
                 f"reducer.layer {self.layer} is for DART's stage decoder, and stage {self.stage!r} reads no layer; set "
@@ -88,19 +80,19 @@ class DART(RankingReducer, RankedCuts):
             )
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The layer at which the published method cuts."""
         return (self.layer,) if self.stage == "decoder" else ()
 
     @property
     def words(self) -> str:
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return how early each token is taken, by the input embeddings, negated, [B, N]."""
-        norm_BN = view.embeds_BND.float().abs().sum(-1)
+        norm_BN = view.hidden_BND.float().abs().sum(-1)
         count_B = torch.tensor(self.kept_counts(view.visual), device=norm_BN.device)
-        return -dart_places(view.embeds_BND, norm_BN, view.visual, view.question, count_B)
+        return -dart_places(view.hidden_BND, norm_BN, view.visual, view.question, count_B)
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Return how early each token is taken, by the layer below, negated, [B, M]."""
-        return -dart_places(view.normed_states(), view.key_norms(), view.visual, view.question, view.count_B)
+        norm_BM = view.key_BhNd.float().abs().sum((1, 3)).to(view.regions_BN.device)
+        return -dart_places(view.normed_states(), norm_BM, view.visual, view.question, view.count_B)

@@ -1,15 +1,13 @@
 """EVS, efficient video sampling (Bagrov et al., 2025, arXiv:2510.14624): keep of each frame what is new in it.
 
-As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0, ``vllm/multimodal/video_prune/evs.py``): a token's
-dissimilarity is 1 - cosine of its projected feature to that in the same place of the frame before; the first frame
-comes before all others, and in the whole video the most dissimilar tokens stay, at their own positions. No attention is
-read, nor the question. For Qwen a frame is a layer of two.
+As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0): a token's dissimilarity is 1 - cosine of its projected
+feature to that in the same place of the frame before; the first frame comes first, and in the whole video the most
+dissimilar tokens stay, at their own positions. For Qwen a frame is a layer of two.
 
-What differs: the count is exact. vLLM keeps the first frame whole even where the share holds less; here its last tokens
-leave then, in raster order, as all do of a video of one frame: keep at least 1 / frames. Cosines are taken in fp32, and
-distances below 1e-6 are ties, which go to the lower index. vLLM leaves a prompt's images whole; here they are refused,
-since a sample's budget is over all that it shows. On Qwen3-VL vLLM compares deep-stacked features, too; here it is the
-input embeddings. The last token of a prompt that ends with its video stays, in place of the last one that is chosen.
+What differs: the count is exact, so that a small share cuts the first frame's last tokens (keep at least 1 / frames);
+distances below 1e-6 are ties, which go to the lower index; a prompt with images is refused, since a sample's budget is
+over all that it shows; on Qwen3-VL the input embeddings are compared. The last token of a prompt that ends with its
+video stays.
 """
 
 from __future__ import annotations

@@ -22,30 +22,20 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.gather import keep_best
-from subtoken_train.reducers.base import TowerReducer
-from subtoken_train.types import MergedStates, TowerStatistics, VisualStates
+from subtoken_train.reducers.base import TowerChoice
+from subtoken_train.types import TowerStatistics, VisualStates
 
 
 @dataclass(frozen=True, kw_only=True)
-class FasterVLM(TowerReducer):
+class FasterVLM(TowerChoice):
     """FasterVLM with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
 
     name: str = "fastervlm"
 
     statistics: ClassVar[TowerStatistics] = "class"
-    keeps_places: ClassVar[bool] = True
 
-    @torch.no_grad()
-    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Choose among the tokens of every image of a batch."""
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
         assert states.received is not None
-        counts = self.image_counts(states)
-        slots = [self._kept(*image) for image in zip(states.received, read, counts, strict=True)]
-        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
-        return MergedStates(tokens, slots)
-
-    def _kept(self, received_T: Tensor, read_T: Tensor, kept: int) -> Tensor:
-        """Mark the tokens that stay, bool [T]."""
         count = read_T.sum().clamp(min=kept)
-        scores_1T = received_T.masked_fill(read_T, torch.inf)[None]
+        scores_1T = states.received[image].masked_fill(read_T, torch.inf)[None]
         return keep_best(scores_1T, torch.ones_like(read_T)[None], count[None])[0]

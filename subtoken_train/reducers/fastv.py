@@ -12,13 +12,14 @@ L_f keep every token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from subtoken_train.errors import check_range, check_word
-from subtoken_train.reducers.base import RankingReducer, ReducerView
-from subtoken_train.reducers.staged import CutView, RankedCuts
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.reducers.staged import RankedCuts
+from subtoken_train.view.method import setting
+from subtoken_train.view.view import View
 
 FastVStage = Literal["embeds", "decoder"]
 Ranking = Literal["adapted", "frozen"]
@@ -44,7 +45,7 @@ class FastV(RankingReducer, RankedCuts):
 
     name: str = "fastv"
     stage: FastVStage = "embeds"
-    layer: int = 2
+    layer: int = setting(2, 1, 10_000)
     ranking: Ranking = "adapted"
     merge_dropped: bool = False
 
@@ -52,9 +53,6 @@ class FastV(RankingReducer, RankedCuts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("FastV stage", self.stage, get_args(FastVStage))
-        check_range("reducer layer", self.layer, 1, 10_000)
-        check_word("FastV ranking", self.ranking, get_args(Ranking))
         if self.frozen_scout and self.stage != "embeds":
             raise ValueError(
                 f"reducer.ranking 'frozen' ranks by a scout, and FastV's stage {self.stage!r} has none; set "
@@ -62,7 +60,6 @@ class FastV(RankingReducer, RankedCuts):
             )
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The layer at which the published method cuts."""
         return (self.layer,) if self.stage == "decoder" else ()
 
     @property
@@ -83,7 +80,7 @@ class FastV(RankingReducer, RankedCuts):
         merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
         return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))
 
-    def scores(self, view: ReducerView | CutView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]: the layer below the cut, in the stage ``decoder``."""
         return view.attention_row(self.layer - 1)
 

@@ -2,16 +2,14 @@
 
 Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models" (2409.10197)
 and its release (ywh187/FitPrune, d28e418). A layer's attention is the largest of its heads. A visual token's score is
-the product of what all visual rows pay to it and what the text rows after the image pay to it; the lowest leave after
-the layer's attention, so that the layer's own cache holds them, and the rest stays at its own positions. How many leave
-after each layer is found once for a backbone (``subtoken-train calibrate fitprune``); without a ``calibration`` the
-tables that the release prints for LLaVA-1.5-7B are read, and no other model takes them.
+what all visual rows pay to it times what the text rows after the image pay to it; the lowest leave after the layer's
+attention, so that the layer's own cache holds them. How many leave is found once for a backbone (``subtoken-train
+calibrate fitprune``); without a ``calibration`` the release's tables for LLaVA-1.5-7B are read, and no other model
+takes them.
 
 ``keep_ratio`` is the average share of the visual tokens that all layers hold; between two tabulated schedules layers
-lie on straight lines. Every sample ranks its own tokens, wherever they stand (the release counts 35 tokens before the
-image). Where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
-
-What it does not do: schedules below the lowest tabulated one, which are refused.
+lie on straight lines, and schedules below the lowest are refused. Every sample ranks its own tokens, wherever they
+stand; where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
 
 Legend: M rows, L layers, R schedules.
 """
@@ -23,14 +21,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, check_table, read_calibration, table_words
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.functional.attention_statistics import attention_paid
 from subtoken_train.ledger.kv_budget import exact
-from subtoken_train.reducers.staged import CutView, StagedReducer, attention_paid
+from subtoken_train.reducers.staged import StagedReducer
 from subtoken_train.types import TowerStatistics
+from subtoken_train.view.view import View
 
 PUBLISHED_TOKENS = 576
 PUBLISHED = (
@@ -71,12 +71,9 @@ class PruneSchedules(CalibratedNumbers):
             raise ValueError("shares must be rows of falling averages below 1")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """A column for every layer."""
-        if len(self.shares[0]) != num_layers:
-            raise ValueError(f"shares has {len(self.shares[0])} layers and the backbone {num_layers}")
+        check_table_shape("shares", self.shares[0], num_layers)
 
     def words(self) -> str:
-        """A line for every schedule."""
         return table_words("share of the visual tokens in every layer, a line per schedule", self.shares)
 
 
@@ -91,15 +88,8 @@ class FitPrune(StagedReducer):
     name: str = "fitprune"
     calibration: str | None = None
 
+    calibrates: ClassVar[type[CalibratedNumbers]] = PruneSchedules
     ranks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.calibrated  # a file that cannot be read is refused before anything runs
-
-    @cached_property
-    def calibrated(self) -> Calibration[Any] | None:
-        return None if self.calibration is None else read_calibration(self.calibration, self.name, PruneSchedules)
 
     @cached_property
     def _schedules(self) -> list[list[Fraction]]:
@@ -112,11 +102,9 @@ class FitPrune(StagedReducer):
         return [[Fraction(1)] * len(rows[0]), *rows]
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Every layer but the first; where a schedule lets nothing go, nothing is ranked."""
         return tuple(range(1, num_layers))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """On the straight line between the neighbouring schedules."""
         average = self.mean_share(num_layers)
         for high, low in pairwise(self._schedules):
             above, below = sum(high, Fraction()) / len(high), sum(low, Fraction()) / len(low)
@@ -140,21 +128,21 @@ class FitPrune(StagedReducer):
             )
         super().check_fit(backbone, sees_images, num_layers, tower)
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Multiply what visual rows pay by what text rows after the image pay, [B, M]."""
         self_BM, cross_BM, asks_B = attention_masses(view)
         return self_BM * cross_BM.where(asks_B[:, None], 1.0)
 
 
-def attention_masses(view: CutView) -> tuple[Tensor, Tensor, Tensor]:
+def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
     """Return what visual rows pay each row, and what prompt text after the image pays, as means over rows, [B, M].
 
     Of each row's heads the largest counts. The third is whether there is such text, bool [B].
     """
     visual_BM = view.visual
-    after_BM = view.prompt_BM & ~visual_BM & (visual_BM.cumsum(-1) > 0)
+    after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []
     for marks_BM in (visual_BM, after_BM):
-        paid_BM = attention_paid(view.attention(marks_BM), "max")
+        paid_BM = attention_paid(view.blocks(marks_BM), "max")
         masses.append(paid_BM / marks_BM.sum(-1, keepdim=True).clamp(min=1))
     return masses[0], masses[1], after_BM.any(-1)

@@ -1,29 +1,20 @@
 """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): the class token's favourites, merged.
 
-As released (42Shawn/LLaVA-PruMerge, ``clip_encoder.py`` @097c041, ``token_prune_merge_advanced`` and ``..._plus``): in
-the tower's last layer, queries and keys being of one head as wide as the layer, the class token's attention ranks the
-tokens of an image. The best stay; each becomes itself plus the *sum* of the 32 tokens whose keys are most like its own
-(cosine; other kept ones among them), each times its attention, not normalised. One extra token is the sum of all
-dropped ones times their attention. Emitted in the order of the ranking, the extra one last, at positions counted anew.
-The merging reads the original tokens, so the order does not matter. An image of fewer than 33 tokens, where the release
-fails, is merged with all others.
+As released (42Shawn/LLaVA-PruMerge, ``clip_encoder.py`` @097c041): in the tower's last layer, queries and keys being of
+one head as wide as the layer, the class token's attention ranks the tokens of an image. The best stay; each becomes
+itself plus the *sum* of the 32 tokens whose keys are most like its own (cosine), each times its attention. One extra
+token is the sum of all dropped ones times their attention. Emitted in the order of the ranking, the extra one last, at
+positions counted anew. An image of fewer than 33 tokens, where the release fails, is merged with all others.
 
-How many stay. By default ``keep_ratio`` fixes the count, the extra token included: comparisons at equal bytes need it.
-``adaptive``, as released: the share of outliers, attention above Q3 + 1.5 (Q3 - Q1), each image's own (the release
-takes one of the whole batch); an image without outliers keeps the extra token alone. Then ``keep_ratio`` is a cap, so
-that ledgers and memory predictions are upper bounds; at 1 it never binds. No keep ratio has the bytes of such an arm,
-and its matched anchor is refused.
+By default ``keep_ratio`` fixes the count, the extra token included. ``adaptive``, as released, keeps the outliers,
+attention above Q3 + 1.5 (Q3 - Q1), of each image (the release: of the batch), and ``keep_ratio`` is a cap, so that
+ledgers are upper bounds; its matched anchor is refused.
+``plus`` adds every ``int(int(1 / share) / 3)``-th token from the first to the last but one. At a fixed count (our
+reading; the release takes twice the count) the share is the largest that leaves room for them, and the next best fill
+what is missing. Without an outlier one token counts as such.
 
-``plus`` adds tokens that are spread evenly over the image, every ``int(int(1 / share) / 3)``-th from the first, up to
-the last but one (the release's 575 of 576). At a fixed count, the share is the largest that leaves room for its spread
-tokens, and what is missing goes to the next best of the ranking: a reading, for the release's fixed mode (of training)
-takes twice the count. Without an outlier the release divides by zero; here one token counts as such.
-
-A picture in tiles is one image here: its tokens in the order of their placeholders, each with its own tile's attention.
-Newlines among them go first, and nothing is merged into them, unless the budget exceeds all patches.
-
-Not done: the release's training variants (16 neighbours; no extra token). Towers without a class token are refused. Of
-tokens that leave the tower merged (InternVL), the family says what they receive.
+A picture in tiles is one image, each token with its own tile's attention; newlines go first, and nothing is merged into
+them. Not done: the release's training variants. Towers without a class token are refused.
 
 Legend: T tokens of one image, C tower width, k kept tokens without the extra one.
 """
@@ -88,10 +79,7 @@ def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen
     """The chosen tokens, each with its neighbours added, and the extra one, [k + 1, C]; sums are taken in fp32.
 
     Args:
-        tokens_TC: tokens of an image.
-        received_T: what each counts.
         keys_Td: likeness is the cosine of these.
-        chosen_k: which stay, each once.
     """
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
@@ -130,7 +118,6 @@ class PruMerge(TowerReducer):
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Reduce every image of a batch; the tokens take its first placeholders."""
         assert states.received is not None
         assert states.keys is not None
         tokens, slots = [], []

@@ -23,8 +23,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subtoken_train.errors import check_range
-from subtoken_train.reducers.staged import CutView, StagedReducer, attention_paid
+from subtoken_train.reducers.staged import StagedReducer
+from subtoken_train.view.method import setting
+from subtoken_train.view.view import View
 
 STEPS = 2**30
 """In which a stage's share is solved; a half is exact."""
@@ -39,22 +40,16 @@ class PyramidDrop(StagedReducer):
     """
 
     name: str = "pyramiddrop"
-    stages: int = 4
+    stages: int = setting(4, 2, 10_000)
 
     ranks: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("pyramiddrop stages", self.stages, 2, 10_000)
-
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """The first layers of the second stage and of those after it."""
         if num_layers < self.stages:
             raise ValueError(f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers")
         return tuple(num_layers * stage // self.stages for stage in range(1, self.stages))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Powers of the stages' share."""
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
         if average * num_layers <= cuts[0]:
             raise ValueError(
@@ -65,9 +60,9 @@ class PyramidDrop(StagedReducer):
         share = stage_share(tuple(Counter(stage_L).values()), average, self.round_up)
         return [share**stage for stage in stage_L]
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """The attention row of the last prompt token in the stage's last layer, [B, M]."""
-        return attention_paid(view.attention(view.ranking_BM))
+        return view.attention_row(view.layer - 1)
 
 
 @lru_cache
@@ -75,7 +70,6 @@ def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> F
     """Return the share that each stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30.
 
     Args:
-        depths: layers of each stage.
         average: above what the first stage alone holds, up to 1.
         round_up: to the next step that is enough, instead of down.
     """

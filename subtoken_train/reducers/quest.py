@@ -1,14 +1,13 @@
 """Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of context pages.
 
-In every layer the same number of tokens stays; which ones, each layer decides for itself, for all its heads together:
-pages by the mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context
-tokens always stay, inside the budget. Original Quest keeps all pages in memory and chooses anew at every step and head;
-the paper's peak-memory figures fit the reading taken here (512 and 256 of 2,048 tokens in all layers).
+In every layer the same number of tokens stays; which ones, each layer decides for all its heads together: pages by the
+mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context tokens
+always stay, inside the budget. Original Quest keeps all pages and chooses anew at every step (the eviction
+``quest_steps``); the paper's peak-memory figures fit the reading taken here.
 
-The budget is met to the token, at every length, so that arms of equal bytes can be compared. The best pages are taken
-one after another; of the last one that is taken, as many tokens stay as the budget leaves, the latest ones, whose
-states have read the page's earlier tokens. The window is half of the budget at most (as in the paper's training at
-12.5 %: 64 of 128 of 1,024 tokens), so that the question always chooses something. A context keeps one token at least.
+The budget is met to the token: of the last page that is taken, the latest tokens stay, whose states have read the
+page's earlier ones. The window is half of the budget at most, so that the question always chooses something. A context
+keeps one token at least.
 
 Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d head width, P pages.
 """
@@ -22,9 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.kernels.storage import page_bound
 from subtoken_train.reducers.base import ContextReducer
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import Need, View
 
 
@@ -57,8 +56,6 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     Args:
         query_BHQd: rotated queries; several query heads share a key-value head (GQA).
         asks_BQ: rows that count, bool; a sample without any scores 0 for every page.
-        low_BhPd: from ``page_bounds``.
-        high_BhPd: from ``page_bounds``.
     """
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
@@ -76,8 +73,6 @@ def keep_by_page(scores_BP: Tensor, context_BN: Tensor, page_size: int, count_B:
 
     Args:
         scores_BP: page scores; pages that a sample does not have may score anything.
-        context_BN: the tokens that are chosen among, bool.
-        page_size: consecutive context tokens of a page.
         count_B: tokens to keep, int64, at most the sample's.
         window_B: last ones among them, int64, at most ``count_B``.
     """
@@ -108,13 +103,8 @@ class Quest(ContextReducer):
     name: str = "quest"
     needs: ClassVar[frozenset[Need]] = frozenset({"asks"})
 
-    page_size: int = 16
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("reducer page_size", self.page_size, 1, MAX_TOKENS)
-        check_range("reducer window", self.window, 0, MAX_TOKENS)
+    page_size: int = setting(16, 1)
+    window: int = setting(64)
 
     @property
     def words(self) -> str:
@@ -126,10 +116,7 @@ class Quest(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample."""
         tokens, context_BN, asks_BN = view.scope_counts, view.in_scope_BN, view.asks_BN
-        assert context_BN is not None
-        assert asks_BN is not None
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_tokens(count) if count else 0 for count in tokens]

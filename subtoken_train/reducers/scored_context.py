@@ -1,20 +1,14 @@
 """Context reducers that an eviction's scores drive: blind to the question, in training and at inference.
 
 Any eviction whose scores of a layer can be had from a text's context is one by its own name, with its own settings. A
-layer's ``View`` is made of the rows that stand before the question (the context, and a system prompt before it), which
-is what the eviction sees under the protocol ``context_first``; its own ``score`` and ``at_budget`` score them. One that
-would look at the question's rows looks at the context's last ones.
+layer's ``View`` holds the rows before the question, which is what the eviction sees under the protocol
+``context_first``; its own ``score`` and ``at_budget`` score them. One that would look at the question's rows looks at
+the context's last ones.
 
-The budget is the reducer's, not the eviction's: as many tokens in every layer, and one set for all heads: value groups
-are routed per token, and an entry's keys and values belong to all heads. The eviction keeps a set for each key-value
-head; here the mean of a token's scores over the heads decides. On the embedded language model that recalls more:
-Compactor's own sets 95.1 % of a context's facts at 21.875 % of its tokens, the mean's 96.6 % (``docs/trials.md``; one
-LoRA, 200 contexts).
-
-A method that reads a second pass (KVzip) has the context run twice before the pass that counts, without gradient
-(``engine/second_pass.py``).
-
-What it does not do: scores never see routed values (they are what routing starts from), and no set is revised later.
+The budget is the reducer's: as many tokens in every layer, and one set for all heads, by the mean of a token's scores
+over the heads, since value groups are routed per token (that recalls more than a set per head: ``docs/trials.md``). A
+method that reads a second pass (KVzip) has the context run twice before the pass that counts, without gradient
+(``engine/second_pass.py``). What it does not do: scores never see routed values, and no set is revised later.
 
 Legend: B batch, N positions, h key-value heads.
 """
@@ -69,7 +63,6 @@ class ScoredContext(ContextReducer):
         Of a budget that does not hold all that the scorer protects, its latest stay, as under the eviction.
         """
         context_BN = view.in_scope_BN
-        assert context_BN is not None
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.tensor(counts, device=context_BN.device)
         with torch.autocast(context_BN.device.type, enabled=False):  # training must choose what inference chooses
@@ -86,7 +79,6 @@ class ScoredContext(ContextReducer):
         """The layer as an eviction sees it before the question is there."""
         system_BN = view.regions_BN == Region.SYSTEM
         entries_BN = context_BN | system_BN
-        assert view.position is not None
         last_B1 = view.position.masked_fill(~entries_BN, -1).amax(-1, keepdim=True)
         regions_BN = view.regions_BN.masked_fill(~entries_BN, Region.PADDING)
         return view.replaced(

@@ -1,26 +1,22 @@
 """SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text rates, three layers cut.
 
-As released (Gumpest/SparseVLMs @26a5f48, ``score.py``, ``utils.py``, ``modelling_sparse_llama.py``). Raters are the
-text tokens after an image whose mean, over visual tokens, of softmax over text (V T^T of the input embeddings) exceeds
-the text's mean. The attention of layers 2, 6 and 15 (of 32) ranks the visual tokens, each time those still there: mean
-over heads and raters. Version 1 keeps the best and recycles: of those that leave, the best 30 % (and one) are clustered
-by DPC-KNN, a tenth of them (and one) as many clusters, and each cluster goes on as its mean; positions count anew.
-Version 2 recycles nothing and keeps positions; it divides attention by the dot product of two vectors of ones at those
-positions (what the rotary embedding alone prefers), and reads the ``heads`` heads that attend most to the image.
+As released (Gumpest/SparseVLMs @26a5f48). Raters are the text tokens after an image whose mean, over visual tokens, of
+softmax over text (V T^T of the input embeddings) exceeds the text's mean. The attention of layers 2, 6 and 15 (of 32,
+scaled to another depth) ranks the visual tokens that are still there: mean over heads and raters. Version 1 keeps the
+best and recycles: of those that leave, the best 30 % (and one) are clustered by DPC-KNN into a tenth as many clusters
+(and one), each of which goes on as its mean; positions count anew. Version 2 recycles nothing, keeps positions, divides
+attention by what the rotary embedding alone prefers (the product of two vectors of ones), and reads the ``heads`` heads
+that attend most to the image.
 
-Here ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The shares
-of the stages lie on the straight lines between the release's lists (see ``LISTS``), whose own averages are 35.9, 25.2,
-19.8 and 14.3 % (of version 2: 35.9, 25.0, 19.8 and 14.2 %; their names, 192, 128, 96 and 64 of 576, count layer 2 as
-cut and nothing as recycled); below them they go to nothing, above them to everything. A model of another depth is cut
-at layers scaled from 32, at the nearest one. The layers below the first cut hold everything, so that 9.4 % or less is
-out of reach (of 32 layers).
+``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The stages'
+shares lie on straight lines between the release's ``LISTS``, whose averages are 35.9, 25.2, 19.8 and 14.3 % (version 2:
+35.9, 25.0, 19.8 and 14.2 %). The layers below the first cut hold everything, so that 9.4 % or less is out of reach (of
+32 layers).
 
-What differs from the release: a sample ranks its own tokens, all images together; a recycled token takes the place of
-its cluster's centre instead of one behind all others; counted anew, positions end where the prompt ended, which has all
-distances of the release, also those of generated tokens, whose positions there are other ones in every layer (under
-mRoPE, rows keep their own); the noise of 1e-6 on densities is left out, the better rated of two equally dense tokens
-counts as the denser; without a rater (a text of one token, or all alike) all text rates, and the last prompt token
-where there is no text. Not done: the release's adaptive counts by matrix rank, and its training by masks.
+What differs: a sample ranks its own tokens, all images together; a recycled token takes the place of its cluster's
+centre; counted anew, positions end where the prompt ended (under mRoPE, rows keep their own); no noise on densities,
+the better rated of two equally dense tokens is the denser; without a rater all text rates, without text the last prompt
+token. Not done: adaptive counts by matrix rank, training by masks.
 
 Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
 """
@@ -31,16 +27,17 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.staged import Cut, CutView, StagedReducer
+from subtoken_train.reducers.staged import Cut, StagedReducer
 from subtoken_train.types import Region
+from subtoken_train.view.method import setting
+from subtoken_train.view.view import View
 
 
 def distances(points_NC: Tensor) -> Tensor:
@@ -61,11 +58,6 @@ def density_clusters(distance_NN: Tensor, density_N: Tensor, count: int) -> tupl
 
     A point's peak score is its density times the distance to the nearest denser point (the largest distance of all
     where there is none). Of equally dense points, the earlier one is the denser.
-
-    Args:
-        distance_NN: from ``distances``.
-        density_N: from ``densities``.
-        count: k <= N.
 
     Returns:
         (centres [k], best peak first; cluster of each point [N], 0 to k - 1): ties go to the earlier one.
@@ -113,10 +105,7 @@ def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, cluste
     """Clusters of what is recycled.
 
     Args:
-        hidden_MD: states, which are clustered.
         scores_M: what the text thinks of them.
-        dropped_M: which leave, bool.
-        clusters: how many there are to be.
 
     Returns:
         (centres [clusters]; where each row goes, int64 [M]: recycled ones to their centre, all others to themselves).
@@ -140,18 +129,11 @@ class SparseVLM(StagedReducer):
 
     name: str = "sparsevlm"
     version: Version = 1
-    heads: int = 14
+    heads: int = setting(14, 1, 10_000)
 
     ranks: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.version not in get_args(Version):
-            raise ValueError(f"sparsevlm version={self.version!r}; it has versions 1 and 2")
-        check_range("sparsevlm heads", self.heads, 1, 10_000)
-
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Layers 3, 7 and 16 of 32, scaled; fewer in a model that has no room for them."""
         found: list[int] = []
         for cut in CUTS:
             nearest = (2 * cut * num_layers + DEPTH) // (2 * DEPTH)
@@ -159,7 +141,6 @@ class SparseVLM(StagedReducer):
         return tuple(cut for cut in found if cut < num_layers)
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Between the two lists whose averages are next to the keep ratio."""
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
         stage_L = [sum(cut <= layer for cut in cuts) for layer in range(num_layers)]
         lists = [[Fraction(1), *(Fraction(kept, TOKENS) for kept in kept_3)] for kept_3 in LISTS[self.version]]
@@ -186,24 +167,23 @@ class SparseVLM(StagedReducer):
                 raters_N[prompt_N.nonzero()[-1]] = True
         return raters_BN
 
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
-        assert view.raters_BM is not None
         total_BHM: Tensor | None = None
-        asked = zip(view.attention(view.raters_BM), view.rotary_pull(view.raters_BM), strict=True)
-        for (attention_BHRM, valid_BR), pull_BRM in asked:
+        asked = zip(view.blocks(view.raters_BN), view.rotary_pull(view.raters_BN), strict=True)
+        for (index_BR, attention_BHRM), pull_BRM in asked:
             corrected = attention_BHRM if self.version == 1 else attention_BHRM / pull_BRM[:, None]
-            summed_BHM = (corrected * valid_BR[:, None, :, None]).sum(2)
+            summed_BHM = (corrected * (index_BR >= 0)[:, None, :, None]).sum(2)
             total_BHM = summed_BHM if total_BHM is None else total_BHM + summed_BHM
         assert total_BHM is not None
-        scores_BHM = total_BHM / view.raters_BM.sum(-1).clamp(min=1)[:, None, None]
+        scores_BHM = total_BHM / view.raters_BN.sum(-1).clamp(min=1)[:, None, None]
         if self.version == 1 or self.heads >= scores_BHM.shape[1]:
             return scores_BHM.mean(1)
         seeing_BH = (scores_BHM * view.visual[:, None]).sum(-1)
         chosen_Bk = top_indices(seeing_BH, self.heads)
         return scores_BHM.gather(1, chosen_Bk[..., None].expand(-1, -1, scores_BHM.shape[2])).mean(1)
 
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """The best stay; in version 1 some of the others join at their clusters' centres."""
         if self.version == 2:
             return super().cut(view)
@@ -211,13 +191,13 @@ class SparseVLM(StagedReducer):
             scores_BM = self.cut_scores(view)
             made = [self._recycled(view, scores_BM, sample) for sample in range(len(scores_BM))]
             stays_BM, joins_BM = (torch.stack(parts) for parts in zip(*made, strict=True))
-            keep_BM = stays_BM | (~view.visual & (view.regions_BM != Region.PADDING))
+            keep_BM = stays_BM | (~view.visual & (view.regions_BN != Region.PADDING))
             return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
 
-    def _recycled(self, view: CutView, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+    def _recycled(self, view: View, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
         """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
         visual_M, scores_M = view.visual[sample], scores_BM[sample]
-        read_M, rows_M = visual_M & view.protected_BM[sample], torch.arange(len(visual_M), device=visual_M.device)
+        read_M, rows_M = visual_M & view.protected_BN[sample], torch.arange(len(visual_M), device=visual_M.device)
         tokens, read = int(visual_M.sum()), int(read_M.sum())
         left = min(tokens, max(int(view.count_B[sample]), read))
         kept = max(read, kept_of(tokens, left)) if left < tokens else tokens
@@ -225,5 +205,5 @@ class SparseVLM(StagedReducer):
         kept_M = visual_M & (rank_M < kept)
         if kept == left:
             return kept_M, rows_M
-        centres, joins_M = recycled_rows(view.hidden_BMD[sample], scores_M, visual_M & ~kept_M, left - kept)
+        centres, joins_M = recycled_rows(view.hidden_BND[sample], scores_M, visual_M & ~kept_M, left - kept)
         return kept_M.index_fill(0, centres, True), joins_M

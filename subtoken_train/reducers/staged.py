@@ -3,84 +3,24 @@
 A cut at layer c shortens what layer c and all after it see; it is made from what layer c - 1 was given and gave. Below
 the first cut every token stays, with every value group. Ranking reads prompt tokens only, and gradient-free.
 
-Legend: B batch, M rows that a cut may leave out, H query heads, R rows of a block, D model width.
+Legend: B batch, M rows that are left, D model width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import reduce
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
 from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
-from subtoken_train.types import Region, TowerStatistics
-
-AttentionBlocks = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
-"""Called with marks of rows, bool [B, M]: yields their attention a block of rows at a time, softmax over what they see,
-[B, H, R, M] in fp32, and which of the R rows count, bool [B, R]. No block is kept."""
-
-
-@dataclass
-class CutView:
-    """Input of a cut: the rows that are still there.
-
-    Attributes:
-        layer: the first one that will see what stays.
-        regions_BM: ``Region`` codes.
-        protected_BM: rows that predict a token that is learnt or asked for, bool; they stay, whatever they score.
-        ranking_BM: the last prompt token of the turn that holds the last image, or of what is left up to it, bool; none
-            in a sample without an image.
-        prompt_BM: rows up to it, bool.
-        raters_BM: what ``DecoderReducer.raters`` marked, bool; None where it marks nothing.
-        count_B: visual tokens that stay of each sample, int64.
-        sample_seed_B: a number per sample, int64.
-        hidden_BMD: output of the layer below the cut.
-        attention: of that layer.
-        rotary_pull: for the same blocks, [B, R, M] in fp32: the scaled product of a query and a key of ones after the
-            rotary embedding, what it alone makes of two places.
-        key_norms: gives the L1 norms of that layer's keys, all heads together, [B, M] in fp32.
-        normed_states: gives ``hidden_BMD`` after the model's last norm, [B, M, D].
-    """
-
-    layer: int
-    regions_BM: Tensor
-    protected_BM: Tensor
-    ranking_BM: Tensor
-    prompt_BM: Tensor
-    raters_BM: Tensor | None
-    count_B: Tensor
-    sample_seed_B: Tensor
-    hidden_BMD: Tensor
-    attention: AttentionBlocks
-    rotary_pull: Callable[[Tensor], Iterator[Tensor]]
-    key_norms: Callable[[], Tensor]
-    normed_states: Callable[[], Tensor]
-
-    @property
-    def visual(self) -> Tensor:
-        """Visual tokens, bool [B, M]."""
-        return self.regions_BM == Region.VISUAL
-
-    @property
-    def question(self) -> Tensor:
-        """Rows of the question that may rank, bool [B, M]."""
-        return self.prompt_BM & (self.regions_BM == Region.QUERY)
-
-    def attention_row(self, layer: int) -> Tensor:
-        """Return the head-mean attention of the row ``ranking_BM``, [B, M] in fp32.
-
-        It is what ``ReducerView.attention_row`` returns of a whole prompt.
-        Only the layer below the cut has run last: ``layer`` must be that one.
-        """
-        assert layer == self.layer - 1
-        return attention_paid(self.attention(self.ranking_BM))
+from subtoken_train.types import TowerStatistics
+from subtoken_train.view.view import View
 
 
 @dataclass
@@ -115,15 +55,13 @@ class DecoderReducer(Reducer, ABC):
         return next(iter(self.cuts(num_layers)), 0)
 
     @abstractmethod
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """Decide which rows stay."""
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
         """Return the rows whose attention later cuts read, chosen before layer 0; None where the cuts need none.
 
         Args:
-            embeds_BND: input embeddings.
-            regions_BN: ``Region`` codes.
             prompt_BN: rows of the prompt up to the last token of the turn that holds the last image, bool.
         """
         return None
@@ -133,25 +71,22 @@ class RankedCuts(DecoderReducer):
     """Every cut ranks the visual tokens by a score."""
 
     @abstractmethod
-    def cut_scores(self, view: CutView) -> Tensor:
+    def cut_scores(self, view: View) -> Tensor:
         """A score for every row, [B, M]; among visual tokens the highest stay."""
 
-    def cut(self, view: CutView) -> Cut:
+    def cut(self, view: View) -> Cut:
         """The best visual tokens stay; a protected visual row stays, inside the budget."""
         with torch.no_grad():
             scores_BM = self.cut_scores(view)
-            kept = (scores_BM, view.regions_BM, view.protected_BM, view.count_B)
+            kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
             return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
 
 
 class StagedReducer(RankedCuts):
     """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
+    stage: ClassVar[Stage] = "decoder"
     staged: ClassVar[bool] = True
-
-    @property
-    def stage(self) -> Stage:
-        return "decoder"
 
     @abstractmethod
     def layer_shares(self, num_layers: int) -> list[Fraction]:
@@ -161,7 +96,7 @@ class StagedReducer(RankedCuts):
         """
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """See ``Reducer.layer_tokens``; of an anchor with ``matches``, all layers together are less than a token over.
+        """Of an anchor with ``matches``, all layers together are less than a token over.
 
         Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
         """
@@ -190,7 +125,6 @@ class StagedReducer(RankedCuts):
         return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
 
     def mean_share(self, num_layers: int) -> Fraction:
-        """The keep ratio itself."""
         return exact(self.keep_ratio)
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
@@ -204,16 +138,3 @@ class StagedReducer(RankedCuts):
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)
-
-
-def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
-    """Attention that all rows of some blocks pay to each position, [B, M] in fp32.
-
-    A row counts with the mean over its heads, or with the largest of them. A sample without rows gets zeros.
-    """
-
-    def summed(attention_BHRM: Tensor, valid_BR: Tensor) -> Tensor:
-        rows_BRM = attention_BHRM.mean(1) if over_heads == "mean" else attention_BHRM.amax(1)
-        return (rows_BRM * valid_BR[..., None]).sum(1)
-
-    return reduce(torch.add, (summed(*block) for block in blocks))

@@ -1,17 +1,15 @@
 """VidCom2, video compression commander (Liu et al., 2025, arXiv:2505.14454): keep more of the frames that stand out.
 
-As released (xuyang-liu16/VidCom2 @944a17d, ``token_compressor/vidcom2/vidcom2.py``), on projected features, of which
-the half of the channels that vary least over the video is read, scaled to length 1: a token's likeness to the mean of
-the video, and to that of its frame, is a sum of five Gaussians of the squared distance. A frame's share is r * (1 + p -
-mean p), p the softmax of minus its mean likeness to the video, at a temperature of 0.01; in each frame the tokens with
-the least sum of both likenesses stay. No attention is read, nor the question. For Qwen a frame is a layer of two.
+As released (xuyang-liu16/VidCom2 @944a17d), on projected features, of which the half of the channels that vary least
+over the video is read, scaled to length 1: a token's likeness to the mean of the video, and to that of its frame, is a
+sum of five Gaussians of the squared distance. A frame's share is r * (1 + p - mean p), p the softmax of minus its mean
+likeness to the video, at a temperature of 0.01; in each frame the tokens with the least sum of both stay. For Qwen a
+frame is a layer of two.
 
-What differs: the count is exact, met as vLLM does (#47750, read in 0.33.0): shares are rounded, at least a token a
-frame; of what is too much the most alike tokens leave, whatever their frame, and what is missing is filled with the
-least alike. vLLM raises the count to a token a frame; here a smaller one holds. Kept tokens stay at their own positions
-(on LLaVA-OneVision the release counts them anew), in fp32, and ties go to the lower index. Both leave a prompt's images
-whole; here they are refused, since a sample's budget is over all that it shows. The last token of a prompt that ends
-with its video stays, in place of the last one that is chosen.
+What differs: the count is exact, as in vLLM (#47750, read in 0.33.0): shares are rounded, at least a token a frame; of
+what is too much the most alike tokens leave, what is missing is filled with the least alike. A count below a token a
+frame holds here. Kept tokens keep their positions; ties go to the lower index; a prompt with images is refused. The
+last token of a prompt that ends with its video stays.
 """
 
 from __future__ import annotations

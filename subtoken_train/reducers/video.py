@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.reducers.base import RankingReducer, ReducerView, shared_out
+from subtoken_train.reducers.base import RankingReducer, shared_out
+from subtoken_train.view.view import View
 
 
 class VideoReducer(RankingReducer, ABC):
@@ -25,15 +26,11 @@ class VideoReducer(RankingReducer, ABC):
 
     @abstractmethod
     def order(self, states_FTD: Tensor) -> Tensor:
-        """Return a video's tokens in the order in which they stay, indices [F * T] of frame after frame.
+        """Return a video's tokens in the order in which they stay, indices [F * T] of frame after frame."""
 
-        Args:
-            states_FTD: their input embeddings, fp32.
-        """
-
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return scores above 0 for what stays, [B, N]: the first of each video's ``order``."""
-        score_BN = torch.zeros(view.visual.shape, dtype=torch.int64, device=view.embeds_BND.device)
+        score_BN = torch.zeros(view.visual.shape, dtype=torch.int64, device=view.hidden_BND.device)
         for sample, videos in enumerate(view.videos()):
             if not videos:
                 continue
@@ -42,7 +39,7 @@ class VideoReducer(RankingReducer, ABC):
             counts = shared_out(sizes, self.kept_tokens(len(rows)))
             for video, own, count in zip(videos, torch.split(rows, sizes), counts, strict=True):
                 shown, after = own[: video.total - video.after], own[video.total - video.after :]
-                states_FTD = view.embeds_BND[sample, shown].float().reshape(video.number, video.tokens, -1)
+                states_FTD = view.hidden_BND[sample, shown].float().reshape(video.number, video.tokens, -1)
                 order = shown[self.order(states_FTD)]
                 first = max(min(count, 1), count - video.after)
                 order = torch.cat([order[:first], after, order[first:]])

@@ -1,22 +1,16 @@
 """VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
 
-Acts in the tower, per image, before the language model. A sample's budget is shared out over its images by their
-tokens; an image's count is split into contextual tokens (10 of 64, rounded down) and dominant ones, among them the
-class token where the tower has one. The ranking does not depend on the question. Emitted in order: class token,
-dominant, contextual (CLIP, renumbered positions); or in raster order at their own positions, a contextual token at its
-target's (Qwen2.5-VL). There the last token of a prompt that ends with its image is a dominant one, since the next token
-is read from its row.
+Acts in the tower, per image, before the language model. An image's count is split into contextual tokens (10 of 64,
+rounded down) and dominant ones, among them the class token where the tower has one. Dominant tokens receive the most
+attention; of the rest, every few tokens one is a target, the others join the target with the most similar key, and each
+target becomes target + mean of those that joined it (a sum, as released). Emitted in order: class token, dominant,
+contextual (CLIP, renumbered positions); or in raster order at their own positions (Qwen2.5-VL), where the last token of
+a prompt that ends with its image is a dominant one.
 
-Dominant tokens are those that receive the most attention; of the rest, every few tokens one is a target, the others
-join the target with the most similar key, and each target becomes target + mean of those that joined it (a sum, as
-released, not an average).
-
-A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, and without its newlines, as
-released (``visionzip/llava_arch.py``, read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as
-many tokens as any other, padding among them. Here the kept count is that of all the picture's placeholders, newlines
-among them, shared out over the tiles by their patches that show the picture: budgets of all reducers are alike, and
-padding, which has no placeholder, never stays. Without a class token (LLaVA-OneVision) the picture is zipped as one,
-since its patches may be scaled across tiles, and without its newlines too.
+A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, without its newlines, as released
+(read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as many tokens; here the kept count is that
+of all placeholders, shared out over the tiles by their patches that show the picture, and padding never stays. Without
+a class token (LLaVA-OneVision) the picture is zipped as one.
 
 Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of the functions: k dominant, c contextual
 tokens), d key width, R = T - k the rest.
@@ -50,9 +44,7 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
     """Merge the rest into its targets, [c, C].
 
     Args:
-        tokens_RC: the tokens that are not dominant.
         keys_Rd: their keys; similarity is the cosine.
-        targets_c: places of the targets among them.
     """
     if not len(targets_c):
         return tokens_RC[:0]
@@ -128,7 +120,6 @@ class VisionZip(TowerReducer):
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Reduce every image of a batch."""
         counts = zip(self.image_counts(states), read, strict=True)
         merged = [self._merge_image(states, image, kept, read_T) for image, (kept, read_T) in enumerate(counts)]
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])

@@ -1,15 +1,15 @@
 """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
 
-As released (Theia-4869/VisPruner @aefa01a, ``llava/model/llava_arch.py``): FasterVLM's successor acts in the tower, per
-image, before the projector. The tokens that receive the most attention stay, from the class token where there is one,
-else from all patches (mean over heads); of the others, in the order of their attention, every second is matched with
-the most similar of those between by cosine, the 8 most similar ones go, and so on until the count is met. Nothing is
-merged, the question is not read, and what stays is in raster order; positions are the family's to say (LLaVA: counted
-anew, as released). The last token of a prompt that ends with its image counts among the first half.
+As released (Theia-4869/VisPruner @aefa01a): FasterVLM's successor acts in the tower, per image, before the projector.
+The tokens that receive the most attention stay, from the class token where there is one, else from all patches (mean
+over heads); of the others, in the order of their attention, every second is matched with the most similar of those
+between by cosine, the 8 most similar ones go, and so on until the count is met. Nothing is merged; what stays is in
+raster order; positions are the family's to say. The last token of a prompt that ends with its image counts among the
+first half.
 
-What differs from the release: an odd number of others is served (there it is an error); a picture in tiles is pruned as
-one, each patch by the attention of its own tile (there each tile keeps as many); newlines go first. Where a tower's
-tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that of these, our reading.
+What differs: an odd number of others is served; a picture in tiles is pruned as one, each patch by its own tile's
+attention; newlines go first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness
+is that of these.
 
 Legend: T tokens of one image, C tower width.
 """
@@ -17,16 +17,15 @@ Legend: T tokens of one image, C tower width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_range
 from subtoken_train.functional.diversity import unit_rows, without_doubles
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.base import TowerReducer
-from subtoken_train.types import MergedStates, VisualStates
+from subtoken_train.reducers.base import TowerChoice
+from subtoken_train.types import VisualStates
+from subtoken_train.view.method import setting
 
 
 def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
@@ -39,7 +38,7 @@ def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisPruner(TowerReducer):
+class VisPruner(TowerChoice):
     """VisPruner with ``keep_ratio`` tokens per image.
 
     Attributes:
@@ -48,24 +47,9 @@ class VisPruner(TowerReducer):
     """
 
     name: str = "vispruner"
-    important: float = 0.5
+    important: float = setting(0.5, 0, 1)
 
-    keeps_places: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("reducer important", self.important, 0, 1)
-
-    @torch.no_grad()
-    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Choose among the tokens of every image of a batch."""
-        counts = self.image_counts(states)
-        slots = [self._kept(states, image, *each) for image, each in enumerate(zip(counts, read, strict=True))]
-        tokens = [tokens_TC[slots_T] for tokens_TC, slots_T in zip(states.tokens, slots, strict=True)]
-        return MergedStates(tokens, slots)
-
-    def _kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
-        """Mark the tokens that stay, bool [T]."""
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
         assert states.received is not None
         reads = int(read_T.sum())
         kept = max(kept, reads)

@@ -18,14 +18,14 @@ SELECTORS: Registry[Selector] = Registry(
     package=__name__,
     base="base:Selector",
     builtin={
-        "linear": "linear:LinearRouter",
-        "mlp": "mlp:MLPRouter",
-        "bilinear": "bilinear:BilinearRouter",
-        "value_norm": "value_norm:ValueNormSelector",
+        "linear": "routers:LinearRouter",
+        "mlp": "routers:MLPRouter",
+        "bilinear": "routers:BilinearRouter",
+        "value_norm": "controls:ValueNormSelector",
         "output_norm": "output_norm:OutputNormSelector",
-        "random": "random:RandomSelector",
-        "static": "static:StaticSelector",
-        "leading": "leading:LeadingSelector",
+        "random": "controls:RandomSelector",
+        "static": "controls:StaticSelector",
+        "leading": "controls:LeadingSelector",
     },
 )
 
@@ -85,7 +85,6 @@ def untrained_routing(
         groups: S and K, as numbers or written ``16,12``.
         selector: one that needs no training; None: ``value_norm``.
         layout: None: ``contiguous``.
-        seed: of a selector that draws.
     """
     if groups is None:
         for name, value in (("selector", selector), ("layout", layout)):

@@ -41,10 +41,11 @@ from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
-from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
-from subtoken_train.routing.linear import fp32_linear, init_router
+from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.routing.output_norm import OutputNorms
+from subtoken_train.routing.routers import fp32_linear, init_router
 from subtoken_train.routing.state import RoutingState, Spent
+from subtoken_train.view.view import ABSENT, View
 
 
 class ValueGate(nn.Module):
@@ -79,7 +80,7 @@ class FeatureMap(nn.Module):
         self.map = nn.Linear(sum(sizes[name] for name in self.names), outputs, bias=False)
         init_router(self)
 
-    def forward(self, view: SelectorInput, routed_BN: Tensor) -> Tensor:
+    def forward(self, view: View, routed_BN: Tensor) -> Tensor:
         """Return what is added to a router's logits, [B, N, O] in fp32; ``routed_BN`` marks the compared tokens."""
         found = []
         for name in self.names:
@@ -164,8 +165,6 @@ class RouterBank(nn.Module):
         """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
 
         Args:
-            value_projections: of every layer.
-            output_projections: likewise.
             value_start: first channel of the values in what the former give, where they are fused; they come last.
         """
         assert len(value_projections) == len(output_projections) == len(self.selectors)
@@ -248,7 +247,6 @@ class RouterBank(nn.Module):
         """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
 
         Args:
-            state: of the pass.
             values: of every layer, as they were projected, [B, h, N, d].
 
         Returns:
@@ -306,25 +304,21 @@ class RouterBank(nn.Module):
         """
         selector, config = self.selectors[layer], self.config
 
-        def output_norms() -> Tensor:
-            assert self._output_norms is not None
-            return self._output_norms(layer, value_BND)
-
         def query_attention() -> Tensor:
             assert state.query_attention is not None
             with undoing(partial(setattr, self, "_state", self._state)):
                 self._state = None  # a fused projection runs again, for queries and keys
                 return state.query_attention(layer, hidden_BND).to(value_BND.device)
 
-        view = SelectorInput(
+        view = View(
             hidden_BND=hidden_BND,
             value_groups_BNSg=split_groups(value_BND, config.num_groups, self.shape.num_kv_heads, config.layout),
-            query_summary_BD=masked_mean(hidden_BND, state.query_BN) if selector.query_conditioned else None,
-            position_BN=state.position_BN,
+            query_summary_BD=masked_mean(hidden_BND, state.query_BN) if selector.query_conditioned else ABSENT,
+            ordinal_BN=state.position_BN,
             sample_seed_B=state.sample_seed_B,
             layer=layer,
-            output_norms=output_norms,
-            query_attention=query_attention,
+            output_norms=ABSENT if self._output_norms is None else partial(self._output_norms, layer, value_BND),
+            query_attention=ABSENT if state.query_attention is None else query_attention,
             num_kv_heads=self.shape.num_kv_heads,
         )
         scores_BNO: Tensor = selector(view)

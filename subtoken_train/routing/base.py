@@ -6,7 +6,6 @@ Legend: B batch, N positions, D model width, S value groups, g channels of a gro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -16,6 +15,7 @@ from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, check_word
 from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape, check_byte_share, exact, head_costs
 from subtoken_train.types import Fill, Layout
+from subtoken_train.view.view import View
 
 GroupBudget = Literal["per_token", "global", "ranked"]
 """Budgets that keep N * K groups of a sample's N tokens, and every key."""
@@ -226,34 +226,8 @@ def _retired(setting: str, value: object, remedy: str) -> ValueError:
     )
 
 
-@dataclass
-class SelectorInput:
-    """Input of a selector in one layer, for prompt tokens only.
-
-    Attributes:
-        hidden_BND: the hidden state that ``v_proj`` sees.
-        value_groups_BNSg: that projection's output, less what a dropped group reads as, split into groups; never a
-            gradient path for scores.
-        query_summary_BD: mean of ``hidden`` over the query region; None unless the selector is query-conditioned.
-        position_BN: original positions, int64.
-        sample_seed_B: a number that belongs to the sample, int64.
-        layer: layer index.
-        output_norms: the groups' contribution norms behind ``o_proj``, [B, N, S] in fp32, computed when called; only
-            for selectors that declare ``reads_output``.
-        query_attention: the attention that the query's rows pay each token, mean over rows and heads, [B, N] in fp32,
-            computed when called, without gradient; only where ``RoutingConfig.features`` names it.
-        num_kv_heads: key-value heads that a value is of.
-    """
-
-    hidden_BND: Tensor
-    value_groups_BNSg: Tensor
-    query_summary_BD: Tensor | None
-    position_BN: Tensor
-    sample_seed_B: Tensor
-    layer: int
-    output_norms: Callable[[], Tensor]
-    query_attention: Callable[[], Tensor]
-    num_kv_heads: int
+SelectorInput = View
+"""The name up to version 0.3, by which selectors written for it import it."""
 
 
 class Selector(nn.Module, ABC):
@@ -266,14 +240,14 @@ class Selector(nn.Module, ABC):
 
     learned: bool = False
     query_conditioned: bool = False
-    """True where it reads ``SelectorInput.query_summary_BD``."""
+    """True where it reads ``View.query_summary_BD``."""
     same_for_all: bool = False
     """True where it scores all tokens of a layer alike: nothing has to name the groups that each keeps."""
     reads_output: bool = False
-    """True where it calls ``SelectorInput.output_norms``."""
+    """True where it calls ``View.output_norms``."""
     settings: ClassVar[type | None] = None
     """Dataclass of settings of its own, given by ``routing.selector_options``; of plain types, as in JSON."""
 
     @abstractmethod
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Scores [B, N, S] in fp32; higher is kept. With gradient only for learned selectors."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.ledger.kv_budget import KVShape
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 
 class OutputNormSelector(Selector):
@@ -27,8 +28,7 @@ class OutputNormSelector(Selector):
     def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
         super().__init__()
 
-    def forward(self, view: SelectorInput) -> Tensor:
-        """Contribution norms [B, N, S] in fp32."""
+    def forward(self, view: View) -> Tensor:
         return view.output_norms()
 
 

@@ -41,7 +41,7 @@ class Candidates:
         budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
             unless layers have different numbers of entries. A method may move entries between layers, not add any.
         exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
-        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``OnlineView``.
+        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``View``.
     """
 
     regions_LBN: list[Tensor]

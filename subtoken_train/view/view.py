@@ -1,32 +1,39 @@
 """View: one place of the pass, as a method that drops something sees it.
 
-A method declares in ``needs`` what it reads; reading anything else raises. The place is a layer of a prompt's pass
-(``View``: evictions, and context reducers while the prompt is read), of a second pass (``TaskView``, whose rows a
-``TaskPlan`` asks for), or of the stored entries while tokens are decoded (``OnlineView``).
+A place gives what it has; what it lacks, or what a method did not declare, raises when it is read, so that nothing is
+silently empty. The places are:
+
+- before layer 0 (``embeds`` reducers): input embeddings, the row that ranks, a scout's attention;
+- a cut between decoder layers: the rows that are left, and the attention of the layer below;
+- a layer of a prompt's pass (evictions after it, context reducers in it): queries, keys, values;
+- a layer of a second pass: the rows of a task (``TaskPlan``) look back at the prompt's entries;
+- a layer's stored entries while tokens are decoded, oldest first;
+- a value projection (group selectors): its input, and its output in groups.
 
 ``engine/second_pass.py`` makes the rows of a second pass, from a text by the family's tokenizer and from tokens of
 the prompt by the embeddings that they had (an image's features among them). While tokens are decoded, heads that hold
 entries of their own are rows of the batch: a row is then one head of one sample, with one key head and its query heads.
 Heads that share their entries stay together, and a row is a sample.
 
-Legend: B batch, N cached rows of the prompt, S rows of a task, K = N + S, H query heads, h key-value heads, d head
-width, R rows while tokens are decoded (B, or B * h), W chosen rows.
+Legend: B batch (while tokens are decoded: rows, B or B * h), N rows of the place, K keys, Q rows with queries, the last
+of the keys (K = N, and Q = N in a prompt's pass; S rows of a task are behind its prompt's: K = N + S, Q = S), H query
+heads, h key-value heads, d head width, D model width, W chosen rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.attention_statistics import attention_blocks, attention_rows
+from subtoken_train.functional.attention_statistics import attention_blocks, attention_paid, attention_rows
 from subtoken_train.functional.causal_attention import SlidingWindow
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.types import Region
+from subtoken_train.types import Frames, Region
 
 Scope = Literal["context", "all", "visual"]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
@@ -36,36 +43,60 @@ themselves; ``value_norms``: both they and their norms; ``second_pass``: the att
 prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask about a context (context reducers);
 ``inputs``: what a layer projects to queries, keys and values. Keys and queries need no word."""
 
+OF_TASKS: frozenset[Need] = frozenset({"blocks", "value_norms"})
+"""Needs that every view of a second pass serves."""
 
-def undeclared(thing: str, need: Need) -> ValueError:
-    """Return the error for what a method reads of a view without having asked for it."""
-    return ValueError(
-        f"an eviction reads {thing} of its view and did not ask for it: add {need!r} to the method's needs "
-        "(Eviction.needs)"
-    )
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+"""Value of a field that a place does not have."""
+
+_NEEDS: dict[str, Need] = {"value_BhNd": "values", "input_BND": "inputs", "asks_BN": "asks", "asks_counts": "asks"}
+_REMEDIES = {
+    "query_summary_BD": "set query_conditioned = True in its class",
+    "output_norms": "set reads_output = True in its class",
+    "query_attention": "name 'attention' in routing features",
+}
+_RENAMED = {
+    "embeds_BND": "hidden_BND",
+    "hidden_BMD": "hidden_BND",
+    "read_BN": "protected_BN",
+    "protected_BM": "protected_BN",
+    "regions_BM": "regions_BN",
+    "prompt_BM": "prompt",
+    "ranking_BM": "ranking",
+    "raters_BM": "raters_BN",
+    "query_BHSd": "query_BHNd",
+    "key_BhKd": "key_BhNd",
+    "position_BN": "ordinal_BN",
+}
+"""Fields of version 0.3's seven kinds of view, by the one name that each has now."""
 
 
-@dataclass
+def reads_values(needs: frozenset[Need]) -> bool:
+    """Return whether a method with these needs is given values."""
+    return not needs.isdisjoint({"values", "value_norms"})
+
+
+@dataclass(repr=False, eq=False)
 class View:
-    """One layer of a prompt's pass, with what the method declared; anything else raises.
+    """One place of a pass, with what it has and the method declared; reading anything else raises.
 
     Attributes:
-        layer: its number, from 0.
-        query_BHNd: rotated queries.
-        key_BhNd: rotated keys.
+        layer: its number, from 0; of a cut, the first layer that will see what stays.
+        query_BHNd: rotated queries of the last Q rows of the keys.
+        key_BhNd: rotated keys, [B, h, K, d].
         value_BhNd: values as they are read (after routing: dropped groups are 0, or what fills them).
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
         needs: what the method declared.
-        in_scope_BN: rows that the scope names, bool; None: all entries.
+        in_scope_BN: rows that the scope names, bool; all entries if not given.
         position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
         next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
         rotate: what turns queries and keys at given position ids.
+        output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
         carried: ``Scores.carried`` of these entries from the last time that the method saw them, while tokens are
             decoded; 0 for entries since.
-        output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
-        attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; None: the
-            entries.
+        attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; the
+            entries if not given.
         reach: the window in which rows see each other; None: a row sees all before it.
         budget: gives the entries in scope that may stay, int64 [B]; a last row that is in scope is one of them.
         asks_BN: rows that ask about the context, bool; of a context reducer, like the two counts.
@@ -74,110 +105,233 @@ class View:
         again: of a context reducer, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
         input_BND: the normed states that the layer projects to queries, keys and values, of an eviction that declared
             ``inputs``; while tokens are decoded, of the tokens since the last look alone, [B, n, D].
+        task_BS: of a second pass: rows of the task that are no padding, bool.
+        about_BN: of a second pass: entries that the task scores, bool.
+        place_BN: while tokens are decoded: number of each entry among all tokens that the layer has seen of its sample,
+            from 0; padding: any.
+        seen_B: likewise, how many those are, int64.
+        heads: rows of the batch that are heads of one sample.
+        hidden_BND: states of the rows: input embeddings (projected features at visual tokens) before layer 0, the
+            output of the layer below at a cut, the hidden state that ``v_proj`` sees for a selector.
+        protected_BN: rows that a token is read from, bool; they stay, whatever they score.
+        rank_position_B: index of the row that ranks, the last prompt token of the turn that holds the last image (at a
+            cut, of what is left up to it); -1 without an image.
+        sample_seed_B: a number per sample, int64.
+        scout: layer -> head-mean attention of the row that ranks, [B, N] in fp32, before layer 0.
+        videos: () -> the tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image.
+        raters_BN: at a cut, what ``DecoderReducer.raters`` marked, bool.
+        count_B: at a cut, visual tokens that stay of each sample, int64.
+        attention: at a cut, gives ``blocks`` of the layer below.
+        rotary_pull: for the same blocks, [B, W, N] in fp32: the scaled product of a query and a key of ones after the
+            rotary embedding, what it alone makes of two places.
+        normed_states: at a cut, gives ``hidden_BND`` after the model's last norm.
+        value_groups_BNSg: of a selector: the projection's output, less what a dropped group reads as, in S groups of g
+            channels; never a gradient path for scores.
+        query_summary_BD: of a selector that is ``query_conditioned``: mean of ``hidden_BND`` over the query region.
+        ordinal_BN: of a selector: original places of the tokens, int64.
+        output_norms: of a selector that declares ``reads_output``: () -> norms of the groups' contributions behind
+            ``o_proj``, [B, N, S] in fp32.
+        query_attention: where ``RoutingConfig.features`` names it: () -> the attention that the query's rows pay each
+            token, mean over rows and heads, [B, N] in fp32, without gradient.
+        num_kv_heads: of a selector: key-value heads that a value is of.
         entries_BN: rows that are entries of the cache, bool.
     """
 
-    layer: int
-    query_BHNd: Tensor
-    key_BhNd: Tensor
-    value_BhNd: Tensor = field(repr=False)
-    regions_BN: Tensor
-    scale: float
-    needs: frozenset[Need]
-    in_scope_BN: Tensor | None = None
-    position: Tensor | None = None
-    next_position: Tensor | None = None
-    rotate: Callable[[Tensor], Rotation] | None = None
-    output_weight: Callable[[], Tensor] | None = None
+    layer: int = ABSENT
+    query_BHNd: Tensor = ABSENT
+    key_BhNd: Tensor = ABSENT
+    value_BhNd: Tensor = ABSENT
+    regions_BN: Tensor = ABSENT
+    scale: float = ABSENT
+    needs: frozenset[Need] = frozenset()
+    in_scope_BN: Tensor = ABSENT
+    position: Tensor = ABSENT
+    next_position: Tensor = ABSENT
+    rotate: Callable[[Tensor], Rotation] = ABSENT
+    output_weight: Callable[[], Tensor] = ABSENT
     carried: Tensor | None = None
     attended_BN: Tensor | None = None
     reach: SlidingWindow | None = None
-    budget: Callable[[], Tensor] | None = None
-    asks_BN: Tensor | None = field(default=None, repr=False)
-    scope_counts: Sequence[int] = ()
-    asks_counts: Sequence[int] = field(default=(), repr=False)
-    again: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-    input_BND: Tensor | None = field(default=None, repr=False)
+    budget: Callable[[], Tensor] = ABSENT
+    asks_BN: Tensor = ABSENT
+    scope_counts: Sequence[int] = ABSENT
+    asks_counts: Sequence[int] = ABSENT
+    again: tuple[Tensor, Tensor] | None = None
+    input_BND: Tensor = ABSENT
+    task_BS: Tensor = ABSENT
+    about_BN: Tensor = ABSENT
+    place_BN: Tensor = ABSENT
+    seen_B: Tensor = ABSENT
+    heads: int = 1
+    hidden_BND: Tensor = ABSENT
+    protected_BN: Tensor = ABSENT
+    rank_position_B: Tensor = ABSENT
+    sample_seed_B: Tensor = ABSENT
+    scout: Callable[[int], Tensor] = ABSENT
+    videos: Callable[[], list[list[Frames]]] = ABSENT
+    raters_BN: Tensor = ABSENT
+    count_B: Tensor = ABSENT
+    attention: Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]] = ABSENT
+    rotary_pull: Callable[[Tensor], Iterator[Tensor]] = ABSENT
+    normed_states: Callable[[], Tensor] = ABSENT
+    value_groups_BNSg: Tensor = ABSENT
+    query_summary_BD: Tensor = ABSENT
+    ordinal_BN: Tensor = ABSENT
+    output_norms: Callable[[], Tensor] = ABSENT
+    query_attention: Callable[[], Tensor] = ABSENT
+    num_kv_heads: int = ABSENT
     entries_BN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.entries_BN = self.regions_BN != Region.PADDING
-        if self.in_scope_BN is None:
-            self.in_scope_BN = self.entries_BN
-        if self.attended_BN is None:
-            self.attended_BN = self.entries_BN
+        for name, value in list(vars(self).items()):
+            need = _NEEDS.get(name)
+            if value is ABSENT or (need is not None and not self._declares(need)):
+                delattr(self, name)
+        if "regions_BN" in vars(self):
+            self.entries_BN = self.regions_BN != Region.PADDING
+            vars(self).setdefault("in_scope_BN", self.entries_BN)
 
-    def __getattribute__(self, name: str) -> Any:
-        """Read an attribute; values, inputs and asking rows that were not declared raise a worded ``ValueError``."""
-        if name == "value_BhNd" and not self.reads_values(self.needs):
-            raise undeclared(name, "values")
-        if name in ("asks_BN", "asks_counts"):
-            self.check_declared(name, "asks")
-        if name == "input_BND":
-            self.check_declared(name, "inputs")
-        return super().__getattribute__(name)
+    def __getattr__(self, name: str) -> Any:
+        """Say why a field is not there: called for those alone."""
+        if name in _RENAMED:
+            raise AttributeError(f"{name} of a view is now {_RENAMED[name]}")
+        if name not in View.__dataclass_fields__:
+            raise AttributeError(f"a view has no {name}")
+        need = _NEEDS.get(name)
+        if need is not None and not self._declares(need):
+            raise _undeclared(name, need)
+        if "seen_B" in vars(self):
+            if name == "query_BHNd":
+                raise ValueError(
+                    "an eviction reads queries while tokens are decoded and says that it reads none: let its online "
+                    "say how many of the last rows (Online(rows=...))"
+                )
+            raise ValueError(
+                f"an eviction reads {name} of its view while tokens are decoded, where there is none; score without "
+                "it, or let its online be None, so that eviction_every refuses the method"
+            )
+        remedy = _REMEDIES.get(name, f"this place of the pass has {', '.join(vars(self))}")
+        raise ValueError(f"a method reads {name} of its view, where there is none: {remedy}")
+
+    def _declares(self, need: Need) -> bool:
+        return reads_values(self.needs) if need == "values" else need in self.needs
+
+    def _check_declared(self, thing: str, need: Need) -> None:
+        if need not in self.needs:
+            raise _undeclared(thing, need)
 
     def replaced(self, **changes: Any) -> View:
-        """Return a copy with changes; ``dataclasses.replace`` would read what was not declared."""
-        given = {each.name: vars(self)[each.name] for each in fields(self) if each.init}
+        """Return a copy with changes; ``dataclasses.replace`` would read what is not there."""
+        given = {each.name: vars(self)[each.name] for each in fields(self) if each.init and each.name in vars(self)}
         return View(**given | changes)
 
-    @staticmethod
-    def reads_values(needs: frozenset[Need]) -> bool:
-        """Return whether a method with these needs is given values."""
-        return not needs.isdisjoint({"values", "value_norms"})
+    @property
+    def visual(self) -> Tensor:
+        """Visual tokens, bool [B, N]."""
+        return self.regions_BN == Region.VISUAL
 
-    def check_declared(self, thing: str, need: Need) -> None:
-        """Raise a worded ``ValueError`` unless the method asked for it."""
-        if need not in self.needs:
-            raise undeclared(thing, need)
+    @property
+    def ranking(self) -> Tensor:
+        """The row that ranks, bool [B, N]; none in a sample without an image."""
+        return self._places == self.rank_position_B[:, None]
+
+    @property
+    def prompt(self) -> Tensor:
+        """Rows up to the one that ranks, bool [B, N]."""
+        return self.entries_BN & (self._places <= self.rank_position_B[:, None])
+
+    @property
+    def question(self) -> Tensor:
+        """Rows of the question up to the one that ranks, bool [B, N]."""
+        return self.prompt & (self.regions_BN == Region.QUERY)
+
+    @property
+    def _places(self) -> Tensor:
+        return torch.arange(self.regions_BN.shape[1], device=self.regions_BN.device)
+
+    @property
+    def _first(self) -> int:
+        """Keys before the first query row."""
+        return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
+
+    def attention_row(self, layer: int) -> Tensor:
+        """Head-mean attention of the row that ranks in a layer, [B, N] in fp32; at a cut, of the layer below alone."""
+        if "scout" in vars(self):
+            return self.scout(layer)
+        assert layer == self.layer - 1
+        return attention_paid(self.blocks(self.ranking))
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """Attention of chosen rows, see ``attention_rows``; over all they see unless ``keys_BN`` says otherwise."""
-        self.check_declared("rows()", "rows")
-        keys_BN = self.attended_BN if keys_BN is None else keys_BN
-        assert keys_BN is not None
-        return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, window=self.reach)
+        self._check_declared("rows()", "rows")
+        index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first) if self._first else index_BW
+        states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
+        return attention_rows(*states, self._first, self.reach)
 
-    def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
-        self.check_declared("blocks()", "blocks")
-        keys_BN = self.attended_BN if keys_BN is None else keys_BN
-        assert keys_BN is not None
-        return attention_blocks(self.query_BHNd, self.key_BhNd, rows_BN, keys_BN, self.scale, window=self.reach)
+    def blocks(self, rows_BN: Tensor | None = None, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention of all marked rows, a block at a time, see ``attention_blocks``.
+
+        Of a second pass, those of the task's rows (``rows_BN`` is None): the softmax runs over the prompt's entries and
+        the task's rows up to each; columns of the latter are left out, so that a row sums to less than 1.
+        """
+        if "attention" in vars(self):
+            assert rows_BN is not None
+            return self.attention(rows_BN)
+        self._check_declared("blocks()", "blocks")
+        first, length, keys_BK = self._first, self.regions_BN.shape[1], self._visible(keys_BN)
+        if rows_BN is None:
+            rows_BQ, keys_BK = self.task_BS, torch.cat([keys_BK, self.task_BS], 1)
+        else:
+            rows_BQ = rows_BN[:, first:]
+        states = self.query_BHNd, self.key_BhNd, rows_BQ, keys_BK, self.scale
+        found = attention_blocks(*states, offset=first, window=self.reach)
+        if rows_BN is None:
+            return ((index_BW, probability_BHWK[..., :length]) for index_BW, probability_BHWK in found)
+        return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
+
+    def _visible(self, keys_BN: Tensor | None) -> Tensor:
+        if keys_BN is not None:
+            return keys_BN
+        return self.entries_BN if self.attended_BN is None else self.attended_BN
 
     def key_norms(self) -> Tensor:
         """Euclidean norms of the keys, [B, h, N] in fp32."""
-        self.check_declared("key_norms()", "key_norms")
+        self._check_declared("key_norms()", "key_norms")
         norms: Tensor = self.key_BhNd.float().norm(dim=-1)
         return norms
 
     def value_norms(self) -> Tensor:
         """Euclidean norms of the cached values, [B, h, N] in fp32."""
-        self.check_declared("value_norms()", "value_norms")
+        self._check_declared("value_norms()", "value_norms")
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
 
     def unrotated_queries(self) -> Tensor:
         """Queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
-        return self._rotation().turn_back(self.query_BHNd)
+        return self.rotate(self.position).turn_back(self.query_BHNd)
 
     def unrotated_keys(self) -> Tensor:
         """Keys likewise, [B, h, N, d] in fp32."""
-        return self._rotation().turn_back(self.key_BhNd)
-
-    def _rotation(self) -> Rotation:
-        assert self.rotate is not None
-        assert self.position is not None
-        return self.rotate(self.position)
+        return self.rotate(self.position).turn_back(self.key_BhNd)
 
     def viewers(self) -> Tensor:
-        """Count the rows that can see each entry, int64 [B, N]."""
+        """Count the rows that can see each entry, int64 [B, N]; while tokens are decoded, all that came after it."""
+        if "seen_B" in vars(self):
+            return self.seen_B[:, None] - self.place_BN
         return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        """Mean of an entry's scores over the key-value heads, broadcast over them."""
-        return scores_BhN.mean(1, keepdim=True)
+        """Mean of a token's scores over the key-value heads of its sample, broadcast over them.
+
+        Heads that are rows of the batch hold different tokens: one that let a token go counts 0 for it.
+        """
+        if self.heads == 1:
+            return scores_BhN.mean(1, keepdim=True)
+        by_sample = (len(scores_BhN) // self.heads, -1)
+        place_BM = self.place_BN.masked_fill(~self.entries_BN, 0).reshape(by_sample)
+        scores_BM = scores_BhN.masked_fill(~self.entries_BN[:, None], 0.0).reshape(by_sample)
+        total_BP = scores_BM.new_zeros(len(place_BM), int(self.seen_B.max())).scatter_add(1, place_BM, scores_BM)
+        return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
     def window(self, count: int | Tensor) -> Tensor:
         """An observation window: the last ``count`` entries of the prompt (a number, or [B, 1]), bool [B, N].
@@ -185,7 +339,6 @@ class View:
         Where anything follows what is in scope, the window does not reach into that: what follows stays anyway, so the
         window costs nothing of the budget.
         """
-        assert self.in_scope_BN is not None
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
         return last_marked(rows_BN, count)
@@ -198,83 +351,44 @@ class View:
         index_BW = order_BN.gather(1, slot_BW.clamp(min=0))
         return index_BW.masked_fill(slot_BW < 0, -1)
 
-
-LayerView = View
-"""The name up to version 0.2, by which methods written for it import it."""
-
-
-@dataclass
-class TaskView:
-    """One layer of a second pass, as an eviction method sees it: a task's rows look back at a prompt's entries.
-
-    Attributes:
-        layer: its number, from 0.
-        query_BHSd: rotated queries of the task.
-        key_BhKd: rotated keys of the prompt's rows, then of the task's.
-        value_BhNd: values as they are cached, of the prompt.
-        regions_BN: as in ``View``, of the prompt.
-        rows_BS: rows of the task that are no padding, bool.
-        scale: factor of the attention scores.
-        about_BN: entries that the task scores, bool.
-        reach: the window in which rows see each other: the prompt's, then the task's; None: all before them.
-    """
-
-    layer: int
-    query_BHSd: Tensor
-    key_BhKd: Tensor
-    value_BhNd: Tensor
-    regions_BN: Tensor
-    rows_BS: Tensor
-    scale: float
-    about_BN: Tensor
-    reach: SlidingWindow | None = None
-
-    def among(self, entries_BN: Tensor) -> tuple[TaskView, Tensor]:
-        """The task looking at some of the prompt's entries alone, and their places, int64 [B, C].
+    def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
+        """A task looking at some of the prompt's entries alone, and their places, int64 [B, C].
 
         Where a sample has fewer, places are 0 and the view's rows are padding.
         """
-        length = self.regions_BN.shape[1]
-        index_BC, valid_BC = kept_index(entries_BN & (self.regions_BN != Region.PADDING), pad_left=False)
+        length, reach = self.regions_BN.shape[1], self.reach
+        index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)
         keys, values = (
-            take_rows(x.transpose(1, 2), index_BC).transpose(1, 2) for x in (self.key_BhKd, self.value_BhNd)
+            take_rows(x.transpose(1, 2), index_BC).transpose(1, 2) for x in (self.key_BhNd, self.value_BhNd)
         )
         regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
-        reach = self.reach
         if reach is not None:
             position_BN, position_BS = reach.position_BN[:, :length], reach.position_BN[:, length:]
             reach = SlidingWindow(reach.size, torch.cat([take_rows(position_BN, index_BC), position_BS], 1))
-        chosen = replace(
-            self,
-            key_BhKd=torch.cat([keys, self.key_BhKd[:, :, length:]], 2),
+        chosen = self.replaced(
+            key_BhNd=torch.cat([keys, self.key_BhNd[:, :, length:]], 2),
             value_BhNd=values,
             regions_BN=regions_BC.masked_fill(~valid_BC, Region.PADDING),
+            in_scope_BN=ABSENT,
             about_BN=about_BC & valid_BC,
             reach=reach,
         )
         return chosen, index_BC
 
-    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention that the task's rows pay to the prompt's, as ``View.blocks`` yields it.
 
-        A row's softmax runs over the prompt's entries and the task's rows up to itself; the columns of the latter are
-        left out, so that a row sums to less than 1.
-        """
-        length = self.regions_BN.shape[1]
-        keys_BK = torch.cat([self.regions_BN != Region.PADDING, self.rows_BS], 1)
-        for index_BW, probability_BHWK in attention_blocks(
-            self.query_BHSd, self.key_BhKd, self.rows_BS, keys_BK, self.scale, offset=length, window=self.reach
-        ):
-            yield index_BW, probability_BHWK[..., :length]
+for _each in fields(View):
+    if _each.default is ABSENT:
+        delattr(View, _each.name)  # what a place lacks is then read by __getattr__
 
-    def value_norms(self) -> Tensor:
-        """Euclidean norms of the prompt's cached values, [B, h, N] in fp32."""
-        norms: Tensor = self.value_BhNd.float().norm(dim=-1)
-        return norms
+LayerView = TaskView = OnlineView = View
+"""Names of earlier versions, by which methods written for them import it."""
 
 
-_OF_PROMPTS = frozenset({"position", "next_position", "rotate", "output_weight"})
-"""Fields of a ``View`` that only a prompt's rows have."""
+def _undeclared(thing: str, need: Need) -> ValueError:
+    return ValueError(
+        f"an eviction reads {thing} of its view and did not ask for it: add {need!r} to the method's needs "
+        "(Eviction.needs)"
+    )
 
 
 @dataclass(frozen=True)
@@ -286,68 +400,6 @@ class Online:
     """
 
     rows: int | None = None
-
-
-@dataclass
-class OnlineView(View):
-    """A ``View`` whose entries are all that a layer holds, oldest first, and whose queries are those of the last.
-
-    Attributes:
-        place_RN: number of each entry among all tokens that the layer has seen of its sample, from 0; padding: any.
-        seen_R: how many those are, int64.
-        heads: rows of the batch that are heads of one sample.
-    """
-
-    place_RN: Tensor = field(kw_only=True)
-    seen_R: Tensor = field(kw_only=True)
-    heads: int = field(kw_only=True)
-
-    def __getattribute__(self, name: str) -> Any:
-        """Read an attribute; what only a prompt's pass has raises a worded ``ValueError``."""
-        found = super().__getattribute__(name)
-        if found is None and name in _OF_PROMPTS:
-            raise ValueError(
-                f"an eviction reads {name} of its view while tokens are decoded, where there is none; score without "
-                "it, or let its online be None, so that eviction_every refuses the method"
-            )
-        if name == "query_BHNd" and not found.shape[2]:
-            raise ValueError(
-                "an eviction reads queries while tokens are decoded and says that it reads none: let its online say "
-                "how many of the last rows (Online(rows=...))"
-            )
-        return found
-
-    @property
-    def _first(self) -> int:
-        """Entries before the first query row."""
-        return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
-
-    def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
-        self.check_declared("rows()", "rows")
-        index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first)
-        keys_BN = self.entries_BN if keys_BN is None else keys_BN
-        return attention_rows(self.query_BHNd, self.key_BhNd, index_BW, keys_BN, self.scale, self._first)
-
-    def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        self.check_declared("blocks()", "blocks")
-        keys_BN = self.entries_BN if keys_BN is None else keys_BN
-        chosen_BN = rows_BN[:, self._first :]
-        for index_BW, probability_BHWN in attention_blocks(
-            self.query_BHNd, self.key_BhNd, chosen_BN, keys_BN, self.scale, offset=self._first
-        ):
-            yield torch.where(index_BW < 0, -1, index_BW + self._first), probability_BHWN
-
-    def viewers(self) -> Tensor:
-        return self.seen_R[:, None] - self.place_RN
-
-    def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        if self.heads == 1:
-            return super().head_mean(scores_BhN)
-        by_sample = (len(scores_BhN) // self.heads, -1)
-        place_BM = self.place_RN.masked_fill(~self.entries_BN, 0).reshape(by_sample)
-        scores_BM = scores_BhN.masked_fill(~self.entries_BN[:, None], 0.0).reshape(by_sample)
-        total_BP = scores_BM.new_zeros(len(place_BM), int(self.seen_R.max())).scatter_add(1, place_BM, scores_BM)
-        return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
 
 @dataclass(frozen=True)

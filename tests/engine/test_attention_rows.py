@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.engine import attention_rows as rows_module
-from subtoken_train.engine.attention_rows import attention_row, region_attention
+from subtoken_train.engine.attention_rows import region_attention, row_attention
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 from tests.support.helpers import gqa_family, make_batch, sharpen
@@ -39,7 +39,7 @@ def row_of(family, batch, layer, row_B):
     visible = batch.regions_BN != Region.PADDING
     positions = family.positions(batch)
     below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
-    return attention_row(family, layer, below, visible, positions, row_B)
+    return row_attention(family, layer, below, visible, positions, row_B)
 
 
 @sampled("pad_left", [False, True], every=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.engine.attention_rows import attention_row
+from subtoken_train.engine.attention_rows import row_attention
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.reducers import build_reducer
@@ -80,7 +80,7 @@ def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(family, records):
     row_B = torch.tensor([batch.rank_position_B[0], batch.rank_position_B[1], visible.shape[1] - 1])
     for layer in range(4):
         below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
-        row = attention_row(family, layer, below, visible, positions, row_B)
+        row = row_attention(family, layer, below, visible, positions, row_B)
         expected = full[layer].mean(1)[torch.arange(3), row_B]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
     assert row.std() > 0.01

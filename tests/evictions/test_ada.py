@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.ada import Ada, blended, concentration, pair_counts
-from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.view.scores import Candidates
@@ -103,35 +102,12 @@ def test_a_layer_keeps_exactly_its_base_s_budget(safeguard, base, keep):
     assert bool((counts[..., 0] != counts[..., 1]).any()) == (keep == 0.4)  # a tenth is no more than snapkv's window
 
 
-def test_alpha_1_leaves_the_heads_as_they_were():
-    base = KNorm()
-    views = layer_views(list(PROMPTS.values()), base.needs, "right")
-    scores, candidates = [base.score(view) for view in views], candidates_of(base, views, 0.4)
-    for safeguard in ("floor", "blend"):
-        kept = Ada(base, alpha=1.0, safeguard=safeguard).keep(scores, candidates)
-        assert all(map(torch.equal, kept, base.keep(scores, candidates)))
-
-
 def test_heads_of_another_layer_budget_keep_their_own_sum():
     """A base whose heads have counts already."""
     base = build_eviction("kvcompose", structured=False, task="causal")
     views = layer_views(list(PROMPTS.values()), base.needs)
     scores, candidates = [base.score(view) for view in views], candidates_of(base, views, 0.4)
     assert torch.equal(Ada(base).counts(scores, candidates).sum(-1), base.counts(scores, candidates).sum(-1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"alpha": -0.1}, r"ada alpha=-0.1 must be in \[0, 1\]"),
-        ({"alpha": 1.5}, r"ada alpha=1.5 must be in \[0, 1\]"),
-        ({"alpha": float("nan")}, "ada alpha=nan must be"),
-        ({"safeguard": "flor"}, "unknown ada safeguard 'flor'. Did you mean 'floor'"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Ada(KNorm(), **settings)
 
 
 @pytest.mark.parametrize("base", ["streaming_llm", "aircache", "tgv_kv", "chunk(knorm)"])
@@ -192,12 +168,3 @@ def test_the_release_rounds_heads_by_themselves_and_misses_the_budget(shared, ca
     assert ((ours - theirs).abs() <= 1).all()
     record("ada", f"adakv_original_{case}: entries by which the release misses its budget",
            int((theirs.sum() - ours.sum()).abs()))  # fmt: skip
-
-
-def test_ties_between_heads_go_to_the_lower_head():
-    scores = torch.zeros(1, 3, 4)
-    everything = torch.ones(1, 4, dtype=torch.bool)
-    counts = pair_counts(scores, everything, ~everything, torch.tensor([6]), torch.tensor([1]))
-    assert counts.tolist() == [[4, 1, 1]]
-    kept = keep_best_entries(scores, everything, ~everything, counts)
-    assert kept[0].int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]]

@@ -6,24 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.aircache import AirCache, elite_tokens, layer_weights, skewness
+from subtoken_train.evictions.aircache import AirCache, layer_weights, skewness
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import record
 from tests.support.helpers import random_scores
 from tests.support.prompt_views import (
     PROMPTS,
-    WITH_IMAGE,
     Q,
     V,
-    check_budget,
-    check_padding,
     dense_attention,
     layer_views,
-    plan,
 )
-from tests.support.sampling import sampled
 
 SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
 SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "uniform", "pyramid")]
@@ -103,14 +97,6 @@ def test_layer_weights():
     assert layer_weights(strength, skew, "pyramid")[:, 0].tolist() == pytest.approx([1.95, 1.0, 0.05])
 
 
-def test_elite_tokens_at_the_ends_of_alpha():
-    attention = torch.tensor([[0.9, 0.2, 0.5, 0.3]])
-    text = torch.tensor([[False, True, True, True]])
-    assert elite_tokens(attention, text, 0.0).tolist() == text.tolist()
-    assert elite_tokens(attention, text, 1.0).tolist() == [[False, False, True, False]]
-    assert elite_tokens(attention, text, 0.6).tolist() == [[False, False, True, True]]
-
-
 @pytest.mark.parametrize("set_name", ["set_a", "set_b"])
 def test_derived_example(shared, set_name):
     """An example of the same reconstructed formulas in float64, not the authors' output."""
@@ -144,52 +130,7 @@ def test_derived_example(shared, set_name):
         record("aircache", f"derived example {set_name} alpha {alpha}", worst)
 
 
-@sampled("settings", SETTINGS, every=3)
-def test_a_sample_does_not_depend_on_its_batch(settings):
-    prompts = list(PROMPTS.values())
-    check_padding(AirCache(**settings), prompts)
-    check_padding(AirCache(**settings), prompts, dropped=[(1, 0.4), (2, 1.0)])
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(settings, keep):
-    method = AirCache(**settings)
-    counts, candidates = check_budget(method, list(WITH_IMAGE.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-    if settings.get("budgets") == "uniform":
-        assert torch.equal(counts, candidates.budget_LB)
-
-
-def test_layers_differ_and_all_heads_share():
-    method = AirCache()
-    _, counts, kept, _ = plan(method, layer_views([PROMPTS["text before and after"]], method.needs), 0.3)
-    assert len(set(counts[:, 0].tolist())) > 1
-    assert all(each.shape[1] == 1 for each in kept)
-
-
-def test_bf16():
-    method = AirCache()
-    for view in layer_views([PROMPTS["two images"]], method.needs, dtype=torch.bfloat16):
-        elite = plain_elite(view, 0, list(range(22, 27)), 0.9)
-        assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, elite), atol=1e-5)
-
-
 def test_text_that_competes_is_protected():
     method = AirCache()
     view = layer_views([PROMPTS["image last"]], method.needs)[0]
     assert method.score(view).protected_BN.tolist() == [[True] * 3 + [False] * 12]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),
-        ({"window": "elit"}, "Did you mean 'elite'"),
-        ({"window_size": 0}, "must be 1 or more"),
-        ({"budgets": "even"}, "Allowed: both, pyramid, skewness, strength, uniform"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("aircache", **settings)

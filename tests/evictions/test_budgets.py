@@ -1,15 +1,13 @@
-"""Dividing a budget between layers: against whole-number arithmetic, bounds, sums and ties."""
+"""Dividing a budget between layers, by claims and from one pool: against whole-number arithmetic and plain loops."""
 
 import itertools
 from fractions import Fraction
 
-import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions.budgets import competing_counts, divide_budget
-from subtoken_train.view.scores import Candidates
+from subtoken_train.evictions.budgets import divide_budget, pooled_counts
 
 LAYER = st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 30))
 
@@ -61,28 +59,30 @@ def test_bounds_and_sum(layers, total):
     assert sum(counts) == min(max(total, sum(least)), sum(most for _, _, most in layers))
 
 
-@pytest.mark.parametrize(
-    ("layers", "total", "expected"),
-    [
-        ([(1, 1, 10), (1, 1, 10), (1, 1, 10)], 8, [3, 3, 2]),  # ties to the lower layer
-        ([(8, 1, 10), (1, 1, 10), (1, 1, 10)], 20, [10, 5, 5]),  # what the first cannot take goes to the others
-        ([(1, 1, 10), (0, 1, 10), (0, 1, 10)], 6, [4, 1, 1]),
-        ([(1, 1, 4), (0, 1, 10), (0, 1, 10)], 10, [4, 3, 3]),  # layers of weight 0 share the rest
-        ([(0, 1, 10), (0, 1, 10)], 5, [3, 2]),
-        ([(5, 1, 0), (1, 1, 10)], 4, [0, 4]),  # a layer without entries
-    ],
-)
-def test_examples(layers, total, expected):
-    assert divide(layers, total) == expected
-
-
 def test_samples_are_divided_apart():
     weight = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     least, most = torch.ones(2, 2, dtype=torch.long), torch.full((2, 2), 9)
     assert divide_budget(weight, torch.tensor([8, 4]), least, most).T.tolist() == [[2, 6], [2, 2]]
 
 
-def test_competing_counts():
-    competes = [torch.tensor([[True, False], [True, True]]), torch.tensor([[False], [True]])]
-    candidates = Candidates([], competes, torch.zeros(2, 2, dtype=torch.long))
-    assert competing_counts(candidates).tolist() == [[1, 2], [0, 1]]
+def plain_pool(curves, total, lower_bound):
+    """Counts of one sample's runs: one entry after the other joins."""
+    entries = [
+        (rank > 0 or not lower_bound, rank >= lower_bound, -value, run, rank)
+        for run, values in enumerate(curves)
+        for rank, value in enumerate(values)
+    ]
+    chosen = [run for *_, run, _ in sorted(entries)[:total]]
+    return [chosen.count(run) for run in range(len(curves))]
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5), st.integers(0, 24), st.integers(0, 3))
+@example([[5, 5], [1]], 2, 2)  # every run first
+def test_pooled_counts(curves, total, lower_bound):
+    curves = [sorted(values, reverse=True) for values in curves]
+    padded = torch.full((1, len(curves), 6), -torch.inf)
+    for run, values in enumerate(curves):
+        padded[0, run, : len(values)] = torch.tensor(values, dtype=torch.float32)
+    counts = pooled_counts(padded, torch.tensor([total]), lower_bound)[0].tolist()
+    assert counts == plain_pool(curves, total, lower_bound)
+    assert sum(counts) == min(total, sum(map(len, curves)))

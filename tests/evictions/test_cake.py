@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from subtoken_train.evictions import build_eviction
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
-from subtoken_train.view.view import OnlineView, View
+from subtoken_train.view.view import View
 from tests.support.golden_cases import close, keep_of, same_places
 from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, plan
 
@@ -136,9 +136,9 @@ def test_while_decoding_layers_keep_the_prompt_s_preferences():
     first = method.score(prompt)
     assert first.carried.shape == (1, KV_HEADS, 12)
     query, key = prompt.query_BHNd[:, :, -1:], prompt.key_BhNd
-    rows = {"place_RN": torch.arange(12)[None], "seen_R": torch.tensor([12])}
+    rows = {"place_BN": torch.arange(12)[None], "seen_B": torch.tensor([12])}
     given = (0, query, key, key, prompt.regions_BN, prompt.scale, method.needs)
-    later = method.score(OnlineView(*given, carried=first.carried, heads=1, **rows))
+    later = method.score(View(*given, carried=first.carried, heads=1, **rows))
     assert torch.equal(later.weight_B, first.weight_B)
     assert torch.equal(later.carried, first.carried)
     matrix = dense_attention(prompt.query_BHNd[0], key[0], [True] * 12, prompt.scale)[:, -1]
@@ -150,21 +150,6 @@ def test_while_decoding_layers_keep_the_prompt_s_preferences():
     rows = {key: each.expand(KV_HEADS, *each.shape[1:]) for key, each in rows.items()}
     carried = first.carried[0][:, None]
     given = (0, *apart, apart[1], regions, prompt.scale, method.needs)
-    by_head = method.score(OnlineView(*given, carried=carried, heads=KV_HEADS, **rows))
+    by_head = method.score(View(*given, carried=carried, heads=KV_HEADS, **rows))
     torch.testing.assert_close(by_head.scores_BhN[:, 0], later.scores_BhN[0])
     assert by_head.weight_B.tolist() == first.weight_B.tolist() * KV_HEADS
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"window": 0}, "cake window=0 must be 1 or more"),
-        ({"kernel": 2}, "cake kernel=2 must be an odd number, 1 or more"),
-        ({"gamma": -1.0}, "cake gamma is -1.0; it must be 0 to 1,000,000"),
-        ({"tau1": 0.0}, "cake tau1 is 0.0; it must be 1e-06 to"),
-        ({"tau2": float("nan")}, "cake tau2 is nan; it must be 1e-06 to"),
-    ],
-)
-def test_wrong_settings_are_worded(changed, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("cake", **changed)

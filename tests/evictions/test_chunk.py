@@ -10,7 +10,7 @@ from subtoken_train.evictions.chunk import ChunkKV, chunk_ranks
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
-from tests.support.prompt_views import PROMPTS, candidates_of, check_padding, layer_views
+from tests.support.prompt_views import PROMPTS, candidates_of, layer_views
 
 
 def plain_order(scores, competes, protected, length):
@@ -98,28 +98,6 @@ def test_a_chunk_longer_than_the_budget_is_cut():
             assert its.entries_BN.all()
 
 
-def test_layers_of_unlike_budgets_are_served():
-    """A pyramid's thin layers keep the best entries of their best chunk."""
-    method = build_eviction("chunk(pyramidkv)", window=2, length=5)
-    views = layer_views([PROMPTS["no image"] * 3], method.needs)
-    scores, candidates = [method.score(view) for view in views], candidates_of(method, views, 0.3)
-    counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
-    assert int(counts.min()) < 5 < int(counts.max())
-    assert [int(each.sum()) for each in kept] == counts[:, 0].tolist()
-
-
-@pytest.mark.parametrize("dropped", [(), [(1, 0.5), (2, 0.9)]])
-def test_a_sample_does_not_depend_on_its_batch(dropped):
-    prompts = [2 * codes for codes in PROMPTS.values()]  # a budget that holds a chunk whatever was dropped
-    check_padding(build_eviction("chunk(snapkv)", window=2, length=3), prompts, dropped=dropped)
-
-
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_chunk_has_an_entry(length):
-    with pytest.raises(ValueError, match=f"chunk length={length} must be 1 or more"):
-        ChunkKV(KNorm(), length)
-
-
 def test_heads_that_differ_are_refused():
     with pytest.raises(
         ValueError, match=r"chunk keeps one set for all heads, and heads of ada\(knorm\) keep different"
@@ -131,12 +109,3 @@ def test_heads_that_differ_are_refused():
     views = layer_views([PROMPTS["context"]], method.needs)
     with pytest.raises(ValueError, match="heads of kvcompose keep different numbers"):
         method.counts([method.score(view) for view in views], candidates_of(method, views, 0.5))
-
-
-def test_chunks_of_entries_that_critical_weighs():
-    """The chunks with most of the first stage and of what values do come first; scores stay finite."""
-    method = build_eviction("chunk(critical(snapkv))", window=2, length=3)
-    views = layer_views([PROMPTS["no image"] * 2], method.needs)
-    scores = [method.score(view) for view in views]
-    kept = method.keep(scores, candidates_of(method, views, 0.4))
-    assert all(int(each.sum()) == 11 for each in kept)

@@ -142,21 +142,3 @@ def test_a_blending_of_its_own_does_not_depend_on_the_budget():
     view = layer_views([[4] * 24], method.needs, layers=1)[0]
     found = method.score(view)
     assert method.at_budget(found, view.entries_BN, torch.tensor([3])) is found
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sinks": -1}, r"compactor sinks=-1 must be in \[0, "),
-        ({"chunk": 0}, r"compactor chunk=0 must be in \[1, 4,096\]"),
-        ({"chunk": 10**9}, r"compactor chunk=1000000000 must be in \[1, 4,096\]"),
-        ({"sketch": 0}, "compactor sketch=0 must be in"),
-        ({"seed": -3}, "compactor seed=-3 must be in"),
-        ({"blending": -0.1}, "compactor blending=-0.1 must be 0 or more and finite; None: the removed share"),
-        ({"blending": float("nan")}, "compactor blending=nan must be"),
-        ({"chunks": 3}, "unknown setting of compactor 'chunks'. Did you mean 'chunk'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("compactor", **settings)

@@ -1,7 +1,6 @@
 """CriticalKV: two stages by a plain reference of the paper and the release, alone and with heads that differ."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ from subtoken_train.evictions.critical import NORM, CriticalKV, projected_norm, 
 from subtoken_train.evictions.knorm import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.types import Region
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, load, same_places
-from tests.support.prompt_views import HEADS, KV_HEADS, PROMPTS, WIDTH, candidates_of, layer_views
+from tests.support.prompt_views import HEADS, KV_HEADS, PROMPTS, WIDTH, layer_views
 
 
 def plain_norm(value, weight):
@@ -144,31 +143,7 @@ def test_scores_of_any_size_stay_numbers_in_their_order():
     assert second == sorted(second)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"first_share": 1.5}, r"critical first_share=1.5 must be in \[0, 1\]"),
-        ({"first_share": -0.5}, r"must be in \[0, 1\]"),
-        ({"epsilon": -1.0}, "critical epsilon=-1 must be 0 or more"),
-        ({"epsilon": float("inf")}, "critical epsilon=inf must be"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        CriticalKV(KNorm(), **settings)
-
-
 def test_chunks_inside_are_refused():
     for chain in ("critical(chunk(knorm))", "critical(per_layer(chunk(knorm)))"):
         with pytest.raises(ValueError, match=r"chunk ranks chunks of them; write chunk\(critical\(knorm\)\)"):
             build_eviction(chain, **({"shares": [1]} if "per" in chain else {}))
-
-
-def test_all_of_the_budget_in_stage_1_is_the_base():
-    base, method = KNorm(), CriticalKV(KNorm(), first_share=1.0)
-    views = layer_views(list(PROMPTS.values()), method.needs)
-    candidates = candidates_of(method, views, 0.4)
-    scores = [method.score(view) for view in views]
-    plain = [replace(each, notes={}) for each in scores]
-    assert isinstance(plain[0], Scores)
-    assert all(map(torch.equal, method.keep(scores, candidates), base.keep(plain, candidates)))

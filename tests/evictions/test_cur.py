@@ -81,16 +81,3 @@ def test_no_rows_and_what_stands_in_padding():
     states = torch.tensor([[[[float("nan")], [3.0], [4.0]]]])
     entries = torch.tensor([[False, True, True]])
     assert leverage(states, entries, entries.cumsum(-1) - 1, 2)[0, 0].tolist() == pytest.approx([0, 9 / 25, 16 / 25])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sinks": -1}, "cur sinks is -1"),
-        ({"local": -1}, "cur local is -1"),
-        ({"leverage": "both"}, "unknown cur leverage 'both'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("cur", **settings)

@@ -1,12 +1,11 @@
 """Elastic Cache's scores and sets: by hand, and what the release keeps instead (``argsort`` taken for a rank)."""
 
-import pytest
 import torch
 
 from subtoken_train.evictions.elastic import Elastic
 from subtoken_train.types import Region
 from tests.support.golden_cases import close, keep_of, load
-from tests.support.prompt_views import PROMPTS, DenseView, dense_attention, layer_views, plan
+from tests.support.prompt_views import PROMPTS, DenseView, dense_attention, layer_views
 
 
 def golden_views(tensors, method):
@@ -61,17 +60,3 @@ def test_scores_by_hand():
                 places = entries.nonzero()[:, 0].tolist()
                 protected = found.protected_BN[sample].nonzero()[:, 0].tolist()
                 assert protected == sorted({*places[:2], *places[-3:]})
-
-
-def test_one_set_for_all_heads_with_the_ends():
-    method = Elastic()
-    views = layer_views([PROMPTS["context"]], method.needs)
-    for kept in plan(method, views, 0.2)[2]:
-        assert kept.shape[1] == 1
-        assert kept[0, 0, [0, -1]].all()
-
-
-@pytest.mark.parametrize("setting", ["sinks", "recent"])
-def test_a_negative_number_is_refused(setting):
-    with pytest.raises(ValueError, match=f"elastic {setting} is -1; it must be 0"):
-        Elastic(**{setting: -1})

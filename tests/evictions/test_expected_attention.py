@@ -135,19 +135,3 @@ def test_future_positions_move_on_every_axis():
     view.rotate = rotate
     assert torch.equal(method.score(view).scores_BhN, plain)
     assert asked[-1].tolist() == [[[12, 13, 14], [9, 10, 11]]] * 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"future": 0}, r"expected_attention future=0 must be in \[1, 65,536\] positions"),
-        ({"future": 10**9}, "future=1000000000 must be in"),
-        ({"sinks": -1}, "expected_attention sinks=-1 must be 0 or more"),
-        ({"epsilon": -0.1}, "expected_attention epsilon=-0.1 must be 0 or more, and finite"),
-        ({"epsilon": float("nan")}, "epsilon=nan must be"),
-        ({"futur": 3}, "unknown setting of expected_attention 'futur'. Did you mean 'future'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("expected_attention", **settings)

@@ -118,16 +118,3 @@ def test_no_attention_matrix():
     with LargestTensor() as largest:
         method.score(view)
     assert largest.elements == 4 * 128 * 1024  # heads, a block of rows, keys
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"recent_share": 1.5}, r"h2o recent_share=1.5 must be in \[0, 1\]"),
-        ({"window": -1}, "h2o window=-1 must be 0 or more entries"),
-        ({"group": "sum"}, "unknown h2o group 'sum'. Allowed: max, mean"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("h2o", **settings)

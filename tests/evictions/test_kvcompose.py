@@ -7,11 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.budgets import score_curve
 from subtoken_train.evictions.kvcompose import (
     KVCompose,
-    first_is_largest,
     token_scores,
 )
 from subtoken_train.inference.compression import Compression
@@ -23,8 +21,6 @@ from tests.support.prompt_views import (
     PROMPTS,
     Q,
     V,
-    candidates_of,
-    check_budget,
     check_padding,
     dense_attention,
     layer_views,
@@ -61,11 +57,6 @@ def test_scores(name, settings, dtype):
     matrix = dense_attention(query, key, [True] * length, view.scale)
     expected = plain_scores(matrix, rows, 2, value.float().norm(dim=-1) if method.value_norm else None)
     assert torch.allclose(method.score(view).scores_BhN[0, :, :length], expected, atol=1e-4)
-
-
-def test_first_is_largest():
-    curves = torch.tensor([[[3.0, 1.0, -torch.inf], [2.0, 1.5, 1.0]]])
-    assert first_is_largest(curves).tolist() == [[[3.0, 1.5, -torch.inf], [2.0, 1.5, 1.0]]]
 
 
 @pytest.mark.parametrize("case", GOLDENS)
@@ -170,21 +161,6 @@ def test_the_total_of_millions_of_entries(percent):
     assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
 
 
-@pytest.mark.parametrize("structured", [True, False])
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_a_sample_does_not_depend_on_its_batch(structured, settings):
-    method = KVCompose(structured=structured, **settings)
-    check_padding(method, list(PROMPTS.values()))
-    check_padding(method, list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(settings, keep):
-    counts, candidates = check_budget(KVCompose(**settings), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-
-
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
 def test_budgets_of_heads(settings, keep):
@@ -195,14 +171,6 @@ def test_budgets_of_heads(settings, keep):
     assert torch.equal(chosen.sum((0, 2)), candidates.budget_LB.sum(0) * 2)
     assert (chosen >= 1).all()
     assert torch.equal(counts, chosen)
-
-
-def test_structured_heads_keep_as_many_but_others():
-    method = KVCompose()
-    _, counts, kept, _ = plan(method, layer_views([PROMPTS["context"]], method.needs), 0.3)
-    assert len(set(counts[:, 0].tolist())) > 1
-    assert all(len(set(each.sum(-1).flatten().tolist())) == 1 for each in kept)
-    assert any(not torch.equal(each[:, 0], each[:, 1]) for each in kept)
 
 
 HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
@@ -228,24 +196,3 @@ def test_each_half_can_be_left_out(settings):
     opened = open_prompts(backbone, text_batch([(37, 5, 0)]), cache, Compression(method, 0.3), "context_first")
     assert all((layer.heads_BNh is None) == (not method.composite) for layer in opened.plan.layers)
     assert method.online is None
-
-
-def test_kvpress_gives_the_first_layer_most():
-    for seed in range(5):
-        views = layer_views([PROMPTS["context"]], KVCompose.needs, seed=seed)
-        scores = [KVCompose().score(view) for view in views]
-        counts = KVCompose(kvpress=True).counts(scores, candidates_of(KVCompose(), views, 0.3))
-        assert counts[0] == counts.max()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": "awar"}, "Did you mean 'aware'"),
-        ({"lower_bound": -1}, "lower_bound=-1 must be 0 or more"),
-        ({"adaptive": False, "structured": False}, "adaptive=False needs structured=True"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("kvcompose", **settings)

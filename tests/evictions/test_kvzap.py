@@ -25,14 +25,13 @@ from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill, run_whole
-from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Identity, Region
 from tests.support.helpers import compress
 from tests.support.kvzap_files import NOBODY, drawn_nets, settings_for, written
-from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL, PROMPTS, by_head, candidates_of, layer_views
+from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, by_head, candidates_of, layer_views
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of, from_truth
-from tests.support.truth_models import family_of, prompts
+from tests.support.truth_models import prompts
 
 CELL = {"reducer": "none", "selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token"}
 FAMILIES = ["llama", "phi3", "gemma3", "qwen2_5_vl"]
@@ -377,20 +376,3 @@ def test_without_a_file_it_is_refused_before_anything_runs():
         build_eviction("kvzap", last=-1)
     with pytest.raises(ValueError, match="kvzap lower_bound is -1"):
         build_eviction("kvzap", lower_bound=-1)
-
-
-@pytest.mark.parametrize("pool", ["global", "head"])
-def test_it_is_no_context_reducer(pool):
-    with pytest.raises(ValueError, match="no context reducer: it"):
-        build_reducer("kvzap", keep_ratio=0.5, pool=pool)
-
-
-def test_views_of_other_methods_have_no_inputs():
-    view = layer_views([PROMPTS["context"]], KVzap.needs)[0]
-    assert view.input_BND.shape[-1] == MODEL
-    with pytest.raises(ValueError, match="add 'inputs' to the method's needs"):
-        _ = layer_views([PROMPTS["context"]], frozenset())[0].input_BND
-
-
-def test_families_of_the_matrix_have_files():
-    assert settings_for("kvzap", family_of("llama")) == settings_for("kvzap", family_of("llama", torch.bfloat16))

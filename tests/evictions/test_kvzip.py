@@ -7,7 +7,7 @@ from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import pooled_counts, score_curve
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzip, repeated_context
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import TaskView, View
+from subtoken_train.view.view import OF_TASKS, View
 from tests.support.golden_cases import close, load, record
 from tests.support.helpers import random_mask, random_scores
 from tests.support.prompt_views import C, Q, S, V, dense_attention
@@ -43,7 +43,7 @@ def task_view(regions_BN, about_BN, rows_BS, seed=0):
     count = length + rows_BS.shape[1]
     query, key = random_scores(seed, batch, 4, rows_BS.shape[1], 8), random_scores(seed + 1, batch, 2, count, 8)
     value = random_scores(seed + 2, batch, 2, length, 8)
-    return TaskView(0, query * 3, key, value, regions_BN, rows_BS, 8**-0.5, about_BN)
+    return View(0, query * 3, key, value, regions_BN, 8**-0.5, OF_TASKS, task_BS=rows_BS, about_BN=about_BN)
 
 
 @pytest.mark.parametrize("sinks", [0, 2, 4, 30])
@@ -59,9 +59,9 @@ def test_scores_are_the_largest_of_a_softmax_over_sinks_chunk_and_rows(sinks):
         seen = [i for i in entries if about[b, i] or i in entries[:sinks]]
         columns = [*seen, *(20 + i for i in rows[b].nonzero()[:, 0].tolist())]
         own = rows[b].nonzero()[:, 0].tolist()
-        keys, expected = view.key_BhKd[b, :, columns], torch.zeros(2, 20)
+        keys, expected = view.key_BhNd[b, :, columns], torch.zeros(2, 20)
         queries = torch.zeros(4, len(columns), 8)
-        queries[:, len(seen) :] = view.query_BHSd[b, :, own]
+        queries[:, len(seen) :] = view.query_BHNd[b, :, own]
         matrix = dense_attention(queries, keys, [True] * len(columns), view.scale)[:, len(seen) :, : len(seen)]
         if own:
             expected[:, seen] = matrix.amax(1).view(2, 2, -1).amax(1)
@@ -79,7 +79,7 @@ def test_golden(shared):
     rows = torch.ones(batch, queries.shape[2], dtype=torch.bool)
     regions = torch.full((batch, length), C)
     scale = keys.shape[-1] ** -0.5
-    view = TaskView(0, queries, keys, keys[:, :, :length], regions, rows, scale, about)
+    view = View(0, queries, keys, keys[:, :, :length], regions, scale, OF_TASKS, task_BS=rows, about_BN=about)
     scores = KVzip(sinks=params["sink"]).score_task(view)[:, :, start:stop]
     close(KVzip(), "kvzip_original: scores", scores, tensors["score"])
     own = scores.reshape(1, batch * kv_heads, stop - start)  # its threshold is that of all its heads
@@ -169,24 +169,9 @@ def test_what_is_no_context_goes_last():
     """Where everything competes, entries outside of the context come before those inside."""
     regions, context = torch.tensor([[S, C, C, C, C, Q]]), torch.tensor([[False, True, True, True, True, False]])
     view = task_view(regions, context, torch.ones(1, 3, dtype=torch.bool))
-    keys = view.key_BhKd[:, :, :6]
-    first = KVzip().score(View(0, view.query_BHSd, keys, view.value_BhNd, regions, view.scale, KVzip.needs))
+    keys = view.key_BhNd[:, :, :6]
+    first = KVzip().score(View(0, view.query_BHNd, keys, view.value_BhNd, regions, view.scale, KVzip.needs))
     first.scores_BhN = torch.where(context[:, None], KVzip().score_task(view), first.scores_BhN)
     kept = KVzip().keep([first], Candidates([regions], [regions > 0], torch.tensor([[3]])))[0]
     assert kept[0, :, [0, 5]].all()
     assert kept.sum() == 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"chunk": 0}, "kvzip chunk is 0; it must be 1"),
-        ({"sinks": -1}, "kvzip sinks is -1; it must be 0"),
-        ({"level": "heads"}, "head"),
-        ({"pool": "layers"}, "layer"),
-        ({"level": "head", "pool": "head"}, "heads must share a budget"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        KVzip(**settings)

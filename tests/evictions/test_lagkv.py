@@ -97,16 +97,3 @@ def test_constant_channels_say_nothing():
     assert torch.allclose(lag_spread(states), without)
     states[:, 1] = 0.5
     assert lag_spread(states).tolist() == [[[0.0] * 5]]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sinks": -1}, "lagkv sinks=-1 must be 0 or more"),
-        ({"lag": 1}, "lagkv lag=1 must be 2 entries or more"),
-        ({"lagg": 1}, "unknown setting of lagkv 'lagg'. Did you mean 'lag'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("lagkv", **settings)

@@ -79,9 +79,3 @@ def test_prompts_without_an_image_are_h2o_s():
         ours, plain = (build_eviction(name).score(view) for name in ("look_m", "h2o"))
         assert torch.equal(ours.scores_BhN, plain.scores_BhN)
     assert build_eviction("look_m").merges == "pivot"
-
-
-def test_wrong_settings_name_the_method():
-    for settings, words in (({"recent_share": 2.0}, "look_m recent_share=2"), ({"group": "sum"}, "look_m group 'sum'")):
-        with pytest.raises(ValueError, match=words):
-            build_eviction("look_m", **settings)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.observers import column_sums, over_groups, task_rows, unasked
+from subtoken_train.evictions.observers import column_sums, task_rows, unasked
 from subtoken_train.functional.attention_statistics import attention_blocks
-from subtoken_train.functional.gather import last_marked
 from tests.support.helpers import random_mask, random_scores
 from tests.support.prompt_views import PROMPTS, dense_attention
 
@@ -42,12 +41,6 @@ def test_rows_that_are_no_entry_do_not_ask():
     ]
 
 
-def test_last_marked():
-    marked = torch.tensor([[True, False, True, True], [False, True, False, False]])
-    assert last_marked(marked, 2).tolist() == [[False, False, True, True], [False, True, False, False]]
-    assert last_marked(marked, torch.tensor([[0], [1]])).tolist() == [[False] * 4, [False, True, False, False]]
-
-
 @pytest.mark.parametrize("block", [1, 3, 64])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_column_sums(block, weighted):
@@ -59,8 +52,3 @@ def test_column_sums(block, weighted):
         matrix = dense_attention(query[i], key[i], keys[i], 0.4)
         factor = (weight[i] if weighted else torch.ones(12)) * rows[i]
         assert torch.allclose(sums[i], (matrix * factor[:, None]).sum(1), atol=1e-5)
-
-
-def test_over_groups():
-    scores = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [9.0, 0.0]]])
-    assert over_groups(scores, 2).tolist() == [[[2.0, 3.0], [7.0, 3.0]]]

@@ -42,20 +42,6 @@ def test_what_a_layer_cannot_take_goes_to_the_others_and_none_is_empty():
     assert int(counts.sum()) == int(candidates.budget_LB.sum())
 
 
-@pytest.mark.parametrize("keep", [0.05, 0.3, 1.0])
-def test_samples_of_a_batch_have_their_own_budgets(keep):
-    counts, candidates = counts_of(PerLayer(KNorm(), (1, 2, 4)), keep, tuple(PROMPTS))
-    assert torch.equal(counts.sum(0), torch.maximum(candidates.budget_LB.sum(0), torch.full_like(counts[0], LAYERS)))
-    for sample, name in enumerate(PROMPTS):
-        assert torch.equal(counts_of(PerLayer(KNorm(), (1, 2, 4)), keep, (name,))[0][:, 0], counts[:, sample])
-
-
-@pytest.mark.parametrize("chain", ["per_layer(ada(knorm))", "ada(per_layer(knorm))"])
-def test_heads_share_what_a_layer_has(chain):
-    method = build_eviction(chain, shares=[3, 2, 1])
-    assert counts_of(method, 0.4)[0].sum(-1)[:, 0].tolist() == [30, 20, 10]
-
-
 @pytest.mark.parametrize(
     ("shares", "words"),
     [

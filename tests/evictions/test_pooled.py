@@ -53,11 +53,3 @@ def test_it_is_what_kvzip_does_of_itself():
     heads_alone = build_eviction("pooled(kvzip)", pool="head")
     for ours, own in zip(heads_alone.keep(scores, candidates), KVzip().keep(scores, candidates), strict=True):
         assert torch.equal(ours, own)
-
-
-def test_samples_of_a_batch_have_their_own_budgets_and_pyramids_lose_their_shape():
-    method, scores, candidates, _ = kept_of("pooled(pyramidkv)", 0.3, tuple(PROMPTS), window=2)
-    counts = method.counts(scores, candidates)
-    base = method.base.counts(scores, candidates)
-    assert torch.equal(counts.sum((0, 2)), base.sum(0) * counts.shape[-1])
-    assert method.across_layers

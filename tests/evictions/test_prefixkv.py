@@ -10,7 +10,6 @@ from subtoken_train.evictions.prefixkv import PrefixKV, prefix_counts, prefix_cu
 from subtoken_train.view.scores import Candidates
 from tests.evictions.test_elastic import golden_views
 from tests.support.golden_cases import load, record, same_places
-from tests.support.prompt_views import PROMPTS, layer_views, plan
 
 CASES = ["prefixkv_ratio0.3", "prefixkv_ratio0.7"]
 
@@ -85,24 +84,7 @@ def test_equal_curves_share_equally_and_ties_go_to_the_lower_layer():
     assert prefix_counts(curves, torch.tensor([11]), six * 0, six)[:, 0].tolist() == [4, 4, 3]
 
 
-def test_a_layer_with_spread_attention_keeps_more():
-    """Equal attention needs most entries; one that looks at few needs them alone."""
-    flat, sharp = torch.ones(1, 40), torch.full((1, 40), 1e-6)
-    sharp[0, :3] = 1.0
-    whole, forty = torch.ones(1, 40, dtype=torch.bool), torch.full((2, 1), 40)
-    curves = [prefix_curve(scores, whole) for scores in (flat, sharp)]
-    assert prefix_counts(curves, torch.tensor([40]), forty * 0, forty)[:, 0].tolist() == [37, 3]
-
-
 def test_attention_of_nothing_is_an_even_budget_and_no_division_by_zero():
     whole, ten = torch.ones(1, 10, dtype=torch.bool), torch.full((2, 1), 10)
     curves = [prefix_curve(torch.zeros(1, 10), whole)] * 2
     assert prefix_counts(curves, torch.tensor([10]), ten * 0, ten).sum() == 10
-
-
-def test_prompts_have_budgets_of_their_own():
-    method = PrefixKV()
-    views = layer_views(list(PROMPTS.values()), method.needs, "left")
-    _, counts, _, candidates = plan(method, views, 0.5)
-    assert torch.equal(counts.sum(0), candidates.budget_LB.sum(0))
-    assert len({tuple(column) for column in (counts - candidates.budget_LB).T.tolist()}) > 1

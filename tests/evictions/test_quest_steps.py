@@ -24,16 +24,3 @@ def test_the_first_layers_read_everything():
 def test_tables_say_that_it_reads():
     assert Compression(QuestSteps(), 0.25).label == "quest_steps reads 0.25"
     assert Compression(QuestSteps(), 512, "tokens", "all").label == "quest_steps reads 512 tokens all"
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"page_size": 0}, "quest_steps page_size is 0; it must be 1"),
-        ({"least_pages": 0}, "quest_steps least_pages is 0; it must be 1"),
-        ({"dense_layers": -1}, "quest_steps dense_layers is -1; it must be 0"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        QuestSteps(**settings)

@@ -1,14 +1,13 @@
 """The golden tests themselves, on a second set of inputs: other sizes, two samples, outputs by plain loops here.
 
-What a golden test compares must come from its file: with another batch, length, number of heads and budget it still
-passes, and a difference in the last head of the last sample alone fails it.
+What a golden test compares must come from its file: it passes with another batch, length, number of heads and budget.
 """
 
 import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.evictions import test_h2o, test_knorm, test_pyramidkv, test_snapkv, test_streaming_llm
 from tests.support.prompt_views import dense_attention
@@ -118,19 +117,3 @@ def _no_table(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_other_sizes(second, name):
     CASES[name](second)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_difference_in_the_last_head_of_the_last_sample_is_seen(second, name, tmp_path):
-    source = second / "golden" / name
-    params, tensors = json.loads((source / "set_a.json").read_text())["params"], load_file(source / "set_a.safetensors")
-    places = next(key for key in reversed(list(tensors)) if key.startswith("kept_positions"))
-    tensors[places][-1, -1] = place_other(tensors[places][-1, -1])
-    write(tmp_path, name, params, **tensors)
-    with pytest.raises(AssertionError):
-        CASES[name](tmp_path)
-
-
-def place_other(places_K):
-    """One place of a set exchanged for one that is not in it."""
-    return torch.cat([places_K[1:], torch.tensor([min(set(range(T)) - set(places_K.tolist()))])])

@@ -9,7 +9,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
-from tests.support.prompt_views import LAYERS, PROMPTS, candidates_of, dense_attention, layer_views, plan
+from tests.support.prompt_views import LAYERS, candidates_of, dense_attention, layer_views, plan
 
 CODES = [[1] + [3] * 20 + [4] * 4, [4] * 9, [3] * 2]
 
@@ -111,24 +111,3 @@ def test_nothing_that_competes_and_prompts_of_one_entry():
     for view, kept in zip(views, method.keep(scores, none), strict=True):
         assert torch.equal(kept[:, 0], view.entries_BN)
     assert all(bool(each.any((1, 2)).all()) for each in method.keep(scores, candidates))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sinks": -1}, "simlayerkv sinks is -1"),
-        ({"rows": 0}, "simlayerkv rows is 0"),
-        ({"recent": 0}, "simlayerkv recent=0 must be 1 or more entries, a whole number, or a share of the budget"),
-        ({"recent": 1.5}, "simlayerkv recent=1.5 must be 1 or more"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("simlayerkv", **settings)
-
-
-def test_every_prompt_has_a_score_between_none_and_all():
-    method = build_eviction("simlayerkv", sinks=1, recent=2)
-    for view in layer_views(list(PROMPTS.values()), method.needs, "left"):
-        scores = method.score(view).scores_BhN
-        assert ((scores >= 0) & (scores <= 1)).all()

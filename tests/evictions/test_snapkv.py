@@ -124,31 +124,3 @@ def test_budget_below_the_window_keeps_its_end(count):
     kept = keep_of(method, [view], count)[0]
     assert kept.sum(-1).tolist() == [[count, count]]
     assert kept[..., -min(count, 8) :].all()
-
-
-def test_settings_disagree():
-    """The order of pooling and reduction matters with maxima: it is no cosmetic setting."""
-    view = layer_views([[4] * 60], frozenset({"rows"}), layers=1)[0]
-    kept = [
-        keep_of(build_eviction("snapkv", window=4, pool_per=pool_per, group="max"), [view], 20)[0]
-        for pool_per in ("query_head", "kv_head")
-    ]
-    assert not torch.equal(*kept)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"window": 0}, "snapkv window=0 must be 1 or more"),
-        ({"kernel": 4}, "snapkv kernel=4 must be an odd number, 1 or more"),
-        ({"kernel": -1}, "snapkv kernel=-1 must be an odd number"),
-        ({"pooling": "avgs"}, "unknown snapkv pooling 'avgs'. Did you mean 'avg'.* Allowed: avg, max"),
-        ({"pool_per": "head"}, "unknown snapkv pool_per 'head'"),
-        ({"rows": "all"}, "unknown snapkv rows 'all'"),
-        ({"group": "sum"}, "unknown snapkv group 'sum'"),
-        ({"windw": 3}, "unknown setting of snapkv 'windw'. Did you mean 'window'"),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("snapkv", **settings)

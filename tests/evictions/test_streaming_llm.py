@@ -66,8 +66,3 @@ def test_sinks_are_the_prompts_first_entries():
     competes = view.regions_BN == Region.VISUAL
     kept = method.keep([method.score(view)], Candidates([view.regions_BN], [competes], torch.tensor([[3]])))[0]
     assert kept[0, 0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
-
-
-def test_wrong_sinks_are_worded():
-    with pytest.raises(ValueError, match="streaming_llm sinks=-1 must be 0 or more"):
-        build_eviction("streaming_llm", sinks=-1)

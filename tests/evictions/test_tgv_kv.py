@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.tgv_kv import TGVKV, ends, image_parts, released_counts, retention_order, text_weights
+from subtoken_train.evictions.tgv_kv import TGVKV, released_counts, retention_order, text_weights
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import record
 from tests.support.prompt_views import (
@@ -109,26 +108,6 @@ def test_which_kind_is_first(first, order):
     assert ranks[0].argsort(descending=True).tolist() == order
 
 
-def test_text_weights():
-    received = torch.tensor([[0.5, 6.0, 9.0, 4.0, 5.0]])
-    rows = torch.tensor([[False, True, False, True, True]])
-    assert text_weights(received, rows).tolist() == [[0.0, 2.0, 0.0, 2.0, 5.0]]
-
-
-def test_text_comes_first():
-    regions = torch.tensor([[0, Q, V, Q, V, Q, V]])
-    text, vision = torch.tensor([[0, 0.1, 0, 0.2, 0, 0.2, 0]]), torch.tensor([[0, 0, 0.9, 0, 5.0, 0, 0]])
-    ranks = retention_order(text, vision, regions == Q, regions == V)
-    assert ranks.tolist() == [[-6.0, -2.0, -4.0, 0.0, -3.0, -1.0, -5.0]]
-
-
-def test_image_parts_and_ends():
-    parts = image_parts(torch.tensor([[0, 1, 2, 4, 2, 4, 0], [1, 4, 4, 4, 4, 4, 4]]))
-    assert [each[0].nonzero()[:, 0].tolist() for each in parts] == [[1], [2, 3, 4]]
-    assert not any(each[1].any() for each in parts)
-    assert ends(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1]]).bool())[0].nonzero()[:, 0].tolist() == [1, 2, 4, 5, 7]
-
-
 class Golden:
     """A run of the released code: one view per layer, and what it made of them."""
 
@@ -209,24 +188,9 @@ def test_derived_example(shared, set_name):
     record("tgv_kv", f"derived example {set_name}", worst)
 
 
-@pytest.mark.parametrize("released", [False, True])
-def test_a_sample_does_not_depend_on_its_batch(released):
-    check_padding(TGVKV(released), list(PROMPTS.values()))
-    check_padding(TGVKV(released), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
 @pytest.mark.parametrize("knob", KNOBS)
 def test_a_sample_does_not_depend_on_its_batch_under_any_setting(knob):
     check_padding(TGVKV(**knob), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
-@pytest.mark.parametrize("knob", [{}, *KNOBS])
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(knob, keep):
-    counts, candidates = check_budget(TGVKV(**knob), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-    if knob.get("budgets") == "uniform":
-        assert torch.equal(counts, candidates.budget_LB)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.8, 1.0])
@@ -237,18 +201,3 @@ def test_budgets_of_the_release_are_rounded_layer_by_layer(keep):
 def test_a_prompt_without_an_image_shares_equally():
     counts, candidates = check_budget(TGVKV(), [PROMPTS["no image"]], 0.5)
     assert torch.equal(counts, candidates.budget_LB)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budgets": "TX"}, "Allowed: TT, TV, VV, uniform"),
-        ({"importance": "TT"}, r"Allowed: TV\+TT, VV\+TT, self, window"),
-        ({"first": "texts"}, "Did you mean 'text'"),
-        ({"window_size": 0}, "window_size=0 must be 1 or more"),
-        ({"released": True, "budgets": "VV"}, "released=true imitates one code"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("tgv_kv", **settings)

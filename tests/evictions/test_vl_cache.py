@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import record
@@ -15,13 +14,9 @@ from tests.support.prompt_views import (
     DenseView,
     Q,
     V,
-    check_budget,
-    check_padding,
     dense_attention,
     layer_views,
-    plan,
 )
-from tests.support.sampling import sampled
 
 SETTINGS = [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}, {"window": "last", "window_size": 5}]
 SETTINGS += [{"budgets": "uniform"}, {"budgets": "pyramid"}]
@@ -154,37 +149,3 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert int(kept.sum()) == 20
     assert int(kept[-20:].sum()) == window
     assert kept[100 - window :].all()
-
-
-@sampled("settings", SETTINGS, every=6)
-def test_a_sample_does_not_depend_on_its_batch(settings):
-    check_padding(VLCache(**settings), list(PROMPTS.values()))
-    check_padding(VLCache(**settings), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
-def test_budgets(settings, keep):
-    counts, candidates = check_budget(VLCache(**settings), list(PROMPTS.values()), keep, dropped=[(2, 0.5)])
-    assert (counts.sum(0) == candidates.budget_LB.sum(0)).all()
-
-
-def test_heads_keep_different_entries():
-    _, _, kept, _ = plan(VLCache(), layer_views([PROMPTS["two images"]], VLCache.needs), 0.4)
-    assert any(not torch.equal(each[:, 0], each[:, 1]) for each in kept)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"threshold": 0.0}, "threshold=0 must be above 0"),
-        ({"recent": 2.0}, "recent=2 must"),
-        ({"least": -1.0}, "least"),
-        ({"window": "post"}, "Allowed: last, post_vision"),
-        ({"window_size": 0}, "window_size=0 must be 1 or more"),
-        ({"budgets": "density"}, "Allowed: pyramid, sparsity, uniform"),
-    ],
-)
-def test_refused_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_eviction("vl_cache", **settings)

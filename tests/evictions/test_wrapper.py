@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import WRAPPERS, build_eviction
-from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.evictions.kvcompose import KVCompose
-from subtoken_train.evictions.wrapper import Wrapper
 from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import LAYERS, PROMPTS, WITH_IMAGE, layer_views
 from tests.support.truth_evictions import OwnSets

@@ -90,22 +90,6 @@ def test_chosen_rows_are_the_dense_rows(problem, data):
             assert torch.allclose(rows[sample, :, slot].double(), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
-def test_padding_changes_nothing(pad_left):
-    query, key = tensors(1, 4, 2, 9)
-    everything = torch.ones(1, 9, dtype=torch.bool)
-    alone = attention_rows(query, key, torch.tensor([[2, 8]]), everything, 0.5)
-    left = 5 if pad_left else 0
-    padded = [torch.full((1, each.shape[1], 14, 4), 50.0) for each in (query, key)]
-    for each, to in zip((query, key), padded, strict=True):
-        to[:, :, left : left + 9] = each
-    keys = torch.zeros(1, 14, dtype=torch.bool)
-    keys[:, left : left + 9] = True
-    rows = attention_rows(*padded, torch.tensor([[2, 8]]) + left, keys, 0.5)
-    assert torch.allclose(rows[..., left : left + 9], alone, atol=1e-6)
-    assert rows[..., ~keys[0]].eq(0).all()
-
-
 def test_bf16_inputs_are_computed_in_fp32():
     query, key = tensors(2, 4, 2, 20, dtype=torch.bfloat16)
     everything = torch.ones(2, 20, dtype=torch.bool)

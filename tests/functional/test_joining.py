@@ -59,16 +59,6 @@ def test_a_shared_set_serves_every_head_and_an_entry_alone_is_not_rounded():
     torch.testing.assert_close(joined[:, :, 4], states[:, :, 3:5].float().mean(2).bfloat16())
 
 
-def test_padding_on_either_side_changes_nothing():
-    anchors, entries = random_marks(3, 1, 2, 12), torch.ones(1, 12, dtype=torch.bool)
-    alone = nearest_anchor(anchors, entries)
-    for left, right in ((4, 0), (0, 4), (2, 3)):
-        padded = nearest_anchor(
-            torch.nn.functional.pad(anchors, (left, right)), torch.nn.functional.pad(entries, (left, right))
-        )
-        assert torch.equal(padded[..., left : left + 12] - left, alone)
-
-
 def test_elastic_as_released_joins_the_same_way(shared):
     """Its ranking is a bug (``argsort`` taken for a rank, dropped places without the offset); the joining is ours."""
     params, tensors = load(shared, "elasticcache_as_released")

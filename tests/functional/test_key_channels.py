@@ -49,15 +49,6 @@ def test_scores_are_the_written_out_ones(monkeypatch):
         assert (scores - plain_scores(query, key, asks, own)).abs().max() < bound
 
 
-def test_a_sample_does_not_depend_on_its_neighbours():
-    query, key, rows, kept, asks = drawn()
-    both = query_energy(query, asks, 2) * key_energy(key, rows, kept)
-    for b in range(3):
-        one = slice(b, b + 1)
-        alone = query_energy(query[one], asks[one], 2) * key_energy(key[one], rows[one], kept[one])
-        assert torch.equal(best_channels(alone, 3), best_channels(both, 3)[one])
-
-
 def test_ties_go_to_the_lower_channel():
     scores = torch.tensor([[[1.0, 2.0, 2.0, 2.0, 0.0]]])
     assert best_channels(scores, 2)[0, 0].tolist() == [False, True, True, False, False]

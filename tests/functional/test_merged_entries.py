@@ -52,18 +52,6 @@ def test_equals_a_plain_loop(seed, kind, share, shared, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sample_does_not_depend_on_its_neighbours(kind):
-    key, value, keep, entries = drawn(1)
-    both = merged(kind, key, value, keep, entries)
-    for b in range(3):
-        one = slice(b, b + 1)
-        alone = merged(kind, key[one], value[one], keep[one], entries[one])
-        for ours, plain in zip(alone, both, strict=True):
-            kept = keep[one].expand(ours.shape[:3])
-            torch.testing.assert_close(ours[kept], plain[one][kept])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_autocast_changes_nothing(kind):
     given = drawn(3)
     expected = merged(kind, *given)

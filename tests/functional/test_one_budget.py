@@ -139,42 +139,6 @@ def test_no_set_is_worth_more_than_one_offer_beyond_it(length, groups, costs, se
         assert spent(*chosen, costs, True) + whole > budget
 
 
-def test_a_whole_budget_keeps_everything_and_none_nothing():
-    costs = EntryCosts(8, 2, 0)
-    key, logits, _, _ = drawn(0, (2, 2, 5, 4))
-    competes = torch.tensor([[True] * 5, [False] * 5])
-    for share, kept in ((Fraction(1), True), (Fraction(0), False)):
-        budget = budget_bytes(competes.sum(-1), 2 * 16, share)
-        keys, groups = best_in_bytes(key, logits, competes[:, None], ~competes[:, None] & False, costs, budget, True)
-        assert keys[0].all() == kept
-        assert keys[0].any() == kept
-        assert groups[0].all() == kept
-        assert not keys[1].any()  # a sample of padding alone
-
-
-def test_always_is_kept_whole_before_the_best_as_far_as_bytes_reach():
-    costs, entry = EntryCosts(8, 2, 0), 16
-    key, logits = torch.tensor([[[0.0, -9, 9, -9]]]), torch.zeros(1, 1, 4, 4)
-    competes, always = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[False, True, False, True]])
-    for entries, expected in ((1, [1]), (2, [1, 3]), (3, [1, 2, 3])):
-        keys, groups = best_in_bytes(
-            key, logits, competes[:, None], always[:, None], costs, torch.tensor([entries * entry]), True
-        )
-        assert keys[0, 0].nonzero()[:, 0].tolist() == expected
-        assert groups[0, 0, 1].all()
-
-
-def test_a_key_may_stay_without_a_group_and_a_pool_lets_heads_differ():
-    costs = EntryCosts(4, 4, 0)
-    key, logits = torch.tensor([[[5.0, 0], [0, 0]]]), torch.full((1, 2, 2, 2), -20.0)
-    competes = torch.ones(1, 2, dtype=torch.bool)
-    keys, groups = best_in_bytes(key, logits, competes[:, None], ~competes[:, None], costs, torch.tensor([4]), True)
-    assert keys.tolist() == [[[True, False], [False, False]]]
-    assert not groups.any()
-    keys, _ = best_in_bytes(key, logits, competes[:, None], ~competes[:, None], costs, torch.tensor([4]), False)
-    assert keys.tolist() == [[[True, False], [True, False]]]  # each head has bytes of its own; the tie goes first
-
-
 @pytest.mark.parametrize("share", [Fraction(1, 3), Fraction("0.21875"), Fraction(1)])
 def test_bytes_are_a_share_rounded_down(share):
     count_B = torch.tensor([0, 1, 7, 131_072])

@@ -94,17 +94,6 @@ def check_heads(case, query, keys, expected_BHP, page_size):
         near("quest", f"{case}: scores", scores, expected_BHP[:, head], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("page_size", [4, 7])
-def test_scores_of_a_sample_do_not_depend_on_the_batch(page_size):
-    query, key = random_scores(0, 2, 4, 20, 8), random_scores(1, 2, 2, 20, 8)
-    context = torch.stack([torch.arange(20) < 16, torch.arange(20) < 9])
-    asks = torch.stack([torch.arange(20) >= 16, (torch.arange(20) >= 9) & (torch.arange(20) < 12)])
-    page = page_index(context, page_size)
-    both = page_scores(query, asks, *page_bounds(key, page, 5))
-    alone = page_scores(query[1:], asks[1:], *page_bounds(key[1:], page[1:], 2))
-    torch.testing.assert_close(both[1, :2], alone[0])
-
-
 def test_autocast_does_not_coarsen_the_choice():
     """In bf16 many pages would tie, and training would keep other pages than inference."""
     query, key = random_scores(0, 1, 8, 4, 32), random_scores(1, 1, 8, 256, 32)

@@ -1,6 +1,5 @@
 """Straight-through masks: exactly 0 or 1 forwards, the sigmoid's slope backwards."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,13 +28,6 @@ def test_value_is_the_hard_mask_and_gradient_the_sigmoids(numbers, dtype, seed):
     assert torch.allclose(logits.grad, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_gradient_reaches_kept_and_dropped_groups_alike(hard):
-    logits = torch.zeros(3, requires_grad=True)
-    straight_through(torch.full((3,), hard), logits).sum().backward()
-    assert logits.grad.tolist() == [0.25] * 3
-
-
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1000), learns=st.booleans())
 def test_equals_the_formula_of_the_method(seed, learns):
@@ -51,9 +43,3 @@ def test_equals_the_formula_of_the_method(seed, learns):
     found.backward(upstream)
     expected.backward(upstream)
     assert torch.equal(ours.grad, theirs.grad)
-
-
-def test_the_bracket_is_needed():
-    """The formula without it is off by rounding for some logit, so the tests above can fail."""
-    soft = torch.linspace(-8, 8, 1001).sigmoid()
-    assert ((1.0 + soft - soft) != 1.0).any()

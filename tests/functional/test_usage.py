@@ -110,13 +110,6 @@ def test_mask_entropy(size, seed):
     assert float(mask_entropy(mask, routed)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_mask_entropy_of_static_and_of_even_masks():
-    everywhere = torch.ones(1, 4, dtype=torch.bool)
-    assert mask_entropy(torch.tensor([[[True, False]] * 4]), everywhere) == 0
-    assert mask_entropy(torch.tensor([[[True, False], [False, True]] * 2]), everywhere) == 1
-    assert mask_entropy(torch.ones(1, 4, 2, dtype=torch.bool), everywhere) == 0  # nothing to choose
-
-
 @given(SIZES, SEEDS, st.sampled_from([torch.float32, torch.bfloat16]))
 @settings(max_examples=60, deadline=None)
 def test_choice_entropy_and_moments(size, seed, dtype):

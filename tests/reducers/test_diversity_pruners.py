@@ -9,9 +9,9 @@ from subtoken_train.families import load
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Region
-from tests.support.helpers import compress, make_batch, only_sample, random_scores
+from subtoken_train.view.view import View
+from tests.support.helpers import compress, only_sample, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, by_pivots, by_relevance
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -59,25 +59,12 @@ def test_every_family_keeps_what_the_loops_choose_of_its_embeddings(family_name,
         torch.testing.assert_close(alone.hidden_BMD[0], result.hidden_BMD[i, real], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family, name):
-    batch = make_batch([(1, 9), (2, 7), (0, 12)])
-    whole = compress(tiny_family).run(batch).hidden_BMD
-    everything = compress(tiny_family, name=name, keep_ratio=1.0)
-    assert torch.equal(everything.run(batch).hidden_BMD, whole)
-    forced = everything.run(batch, force_gather=True)
-    assert torch.equal(forced.rows.visible_BM, batch.regions_BN != Region.PADDING)
-    seen = forced.rows.visible_BM
-    torch.testing.assert_close(forced.hidden_BMD[seen], whole[seen], rtol=1e-5, atol=1e-5)
-
-
 def look(embeds, codes, read=(), last=None):
     """A view of one sample without attention: asking for any is an error."""
     regions = torch.tensor([codes])
     marks = torch.tensor([[place in read for place in range(len(codes))]])
     last = torch.tensor([len(codes) - 1 if last is None else last])
-    return ReducerView(regions, marks, last, torch.tensor([0]), None, embeds, None)
+    return View(regions_BN=regions, protected_BN=marks, rank_position_B=last, hidden_BND=embeds)
 
 
 S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))
@@ -150,11 +137,7 @@ def _keys(family, batch, layer):
     return cache.layers[layer].keys
 
 
-def test_settings_and_models_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="layer 3 is for DART's stage decoder, and stage 'embeds' reads no layer"):
-        build_reducer("dart", 0.5, layer=3)
-    with pytest.raises(ValueError, match=r"unknown DART stage 'tower'.*Allowed: decoder, embeds"):
-        build_reducer("dart", 0.5, stage="tower")
+def test_models_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     text_family(layers=2).model.config.save_pretrained(tmp_path)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))
     for name in [*NAMES, "vispruner"]:

@@ -9,7 +9,7 @@ from subtoken_train.families import load
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.types import Region, VisualStates
+from subtoken_train.types import VisualStates
 from tests.support.helpers import compress, make_batch, random_scores, unread
 from tests.support.tiny.qwen import qwen_family
 
@@ -38,15 +38,6 @@ def test_the_best_patches_of_the_eager_tower_stay_in_order(tiny_family, ratio, k
         torch.testing.assert_close(states.tokens[image], outputs.hidden_states[layer][image, 1:])
 
 
-def test_ties_go_to_the_lower_index_and_a_row_that_is_read_stays_inside_the_budget():
-    states = VisualStates([torch.arange(6.0)[:, None]], [torch.zeros(1)], [torch.tensor([1.0, 2, 2, 2, 0, 0])])
-    reducer = build_reducer("fastervlm", 0.5)
-    assert reducer.merge(states, unread(states)).slots[0].nonzero()[:, 0].tolist() == [1, 2, 3]
-    read = torch.tensor([False] * 5 + [True])
-    assert reducer.merge(states, [read]).slots[0].nonzero()[:, 0].tolist() == [1, 2, 5]
-    assert reducer.merge(states, [read]).tokens[0][:, 0].tolist() == [1, 2, 5]
-
-
 def test_bf16_states_are_ranked_in_fp32():
     received = 1 + random_scores(0, 1, 64)[0] * 1e-4
     states = VisualStates([torch.zeros(64, 4, dtype=torch.bfloat16)], None, [received])
@@ -68,21 +59,6 @@ def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
     torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
     assert backbone.run(batch).rows.index_BM[0, 2:18].tolist() == (2 + places).tolist()
     assert not backbone.placeless
-
-
-@torch.no_grad()
-def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family):
-    batch = make_batch(MIXED)
-    whole = compress(tiny_family).run(batch).hidden_BMD
-    everything = compress(tiny_family, name="fastervlm", keep_ratio=1.0)
-    assert torch.equal(everything.run(batch).hidden_BMD, whole)
-    forced = everything.run(batch, force_gather=True)
-    seen = forced.rows.visible_BM
-    assert torch.equal(seen, batch.regions_BN != Region.PADDING)
-    assert torch.allclose(forced.hidden_BMD[seen], whole[seen], rtol=1e-5, atol=1e-5)
-    text = make_batch([(0, 8), (0, 5)])
-    reduced = compress(tiny_family, name="fastervlm", keep_ratio=0.25).run(text).hidden_BMD
-    assert torch.equal(reduced, compress(tiny_family).run(text).hidden_BMD)
 
 
 def test_the_tower_keeps_its_fast_attention_and_one_layer_is_computed_again(tiny_family, monkeypatch):

@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.engine.attention_rows import attention_row
+from subtoken_train.engine.attention_rows import row_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ReducerView
 from subtoken_train.types import Batch, Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, near
 from tests.support.helpers import compress, make_batch, only_sample, sharpen
 
@@ -100,7 +100,7 @@ def test_golden_model_is_the_officials(golden):
 def test_golden_attention_row(golden):
     below = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions, stop=golden.layer - 1)
     last_B = golden.batch.rank_position_B
-    row = attention_row(golden.family, golden.layer - 1, below, golden.visible, golden.positions, last_B)
+    row = row_attention(golden.family, golden.layer - 1, below, golden.visible, golden.positions, last_B)
     near("fastv", "fastv_official: attention row", row, golden.tensors["attention_layer_Kminus1"].mean(1)[:, -1])
 
 
@@ -133,8 +133,7 @@ def test_ranks_by_the_layer_below_the_cut(layer):
         return torch.tensor([[0.9, 0.1, 0.3, 0.2, 0.8]])
 
     regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
-    unread, embeds = torch.zeros_like(regions).bool(), torch.zeros(1, 5, 2)
-    view = ReducerView(regions, unread, torch.tensor([4]), torch.tensor([0]), row, embeds, None)
+    view = View(regions_BN=regions, protected_BN=torch.zeros_like(regions).bool(), scout=row)
     kept = reducer.select(view)[0]
     assert asked == [layer - 1]
     assert kept.tolist() == [[True, False, True, False, True]]
@@ -170,30 +169,10 @@ def test_several_images_are_ranked_together(tiny_family):
     visible = torch.ones(1, 137, dtype=torch.bool)
     positions = torch.arange(137)[None]
     below = tiny_family.run_layers(tiny_family.embed(batch), visible, positions, stop=1)
-    row = attention_row(tiny_family, 1, below, visible, positions, batch.rank_position_B)[0]
+    row = row_attention(tiny_family, 1, below, visible, positions, batch.rank_position_B)[0]
     best = sorted(range(2, 130), key=lambda index: (-float(row[index]), index))[:32]
     assert kept[2:34].tolist() == sorted(best)
     assert sum(index < 66 for index in best) != 16
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layer": 0}, "reducer layer is 0; it must be 1 to 10,000"),
-        ({"stage": "embed"}, r"unknown FastV stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
-        (
-            {"layer": 5},
-            r"with stage=embeds, layer=5, .*merge_dropped=False does not fit a model of 4 layers",
-        ),
-        (
-            {"layer": 4, "stage": "decoder"},
-            r"with stage=decoder, layer=4, .*merge_dropped=False does not fit a model of 4 layers",
-        ),
-    ],
-)
-def test_wrong_settings_are_worded(settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_reducer("fastv", **settings).check_fit("llava", sees_images=True, num_layers=4)
 
 
 def test_the_deepest_layers_that_fit():

@@ -9,9 +9,9 @@ import torch
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
 from tests.support.kvzap_files import written
@@ -31,17 +31,16 @@ def file(tmp_path, tiny_family):
 
 def view_of(regions, attention, count, last):
     """A cut's view of one layer's attention [B, H, N, N]."""
-    last_BN = torch.zeros_like(regions).bool()
-    last_BN[:, last] = True
-    prompt = (regions != Region.PADDING) & (torch.arange(regions.shape[1]) <= last)
 
     def blocks(marks_BN):
         for row in range(marks_BN.shape[1]):
-            yield attention[:, :, row : row + 1], marks_BN[:, row : row + 1]
+            yield torch.where(marks_BN[:, row : row + 1], row, -1), attention[:, :, row : row + 1]
 
-    none, counts = torch.zeros_like(last_BN), torch.full((len(regions),), count)
-    seeds = torch.zeros(len(regions))
-    return CutView(1, regions, none, last_BN, prompt, None, counts, seeds, regions, blocks, blocks, None, None)
+    last_B, counts = (torch.full((len(regions),), number) for number in (last, count))
+    unread = torch.zeros_like(regions).bool()
+    return View(
+        layer=1, regions_BN=regions, protected_BN=unread, rank_position_B=last_B, count_B=counts, attention=blocks
+    )
 
 
 def test_golden_block(shared):
@@ -126,16 +125,6 @@ def test_layers_are_the_releases(tiny_family, file, pad_left):
         assert torch.allclose(result.hidden_BMD[sample, result.rows.visible_BM[sample]], hidden, atol=1e-5)
 
 
-@torch.no_grad()
-def test_everything_kept_is_the_model_itself(tiny_family, file):
-    batch = make_batch(MIXED)
-    backbone = compress(tiny_family, name="fitprune", calibration=file)
-    expected = compress(tiny_family).run(batch).hidden_BMD
-    assert torch.equal(backbone.run(batch).hidden_BMD, expected)
-    forced = backbone.run(batch, force_gather=True)
-    assert (forced.hidden_BMD - expected)[forced.rows.visible_BM].abs().max() < 1e-5
-
-
 @pytest.mark.parametrize("budget", ["per_token", "ranked"])
 def test_routers_act_from_layer_1_on_and_train(tiny_family, file, budget):
     config = RoutingConfig(num_groups=16, kept_groups=4, budget=budget)
@@ -156,24 +145,6 @@ def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("own", "family", "layers", "message"),
-    [
-        (
-            {"keep_ratio": 0.5},
-            "llava",
-            40,
-            r"published table is LLaVA-1\.5-7B's, of 32 layers, and this is llava of 40",
-        ),
-        ({"keep_ratio": 0.5}, "llava_next", 32, r"this is llava_next of 32; make its own: subtoken-train calibrate"),
-        ({"keep_ratio": 0.1}, "llava", 32, r"lowest schedule of the published table has 0\.126465; raise it"),
-    ],
-)
-def test_what_the_table_does_not_serve_is_worded(own, family, layers, message):
-    with pytest.raises(ValueError, match=message):
-        build_reducer("fitprune", **own).check_fit(family, sees_images=True, num_layers=layers)
-
-
-@pytest.mark.parametrize(
     ("shares", "message"),
     [
         ([[0.9, 0.5]], r"shares\[0\] must start at 1 and never rise"),
@@ -187,8 +158,3 @@ def test_what_the_table_does_not_serve_is_worded(own, family, layers, message):
 def test_numbers_of_a_file_are_checked(shares, message):
     with pytest.raises(ValueError, match=message):
         PruneSchedules(shares)
-
-
-def test_a_file_must_be_there():
-    with pytest.raises(ValueError, match=r"fitprune calibration nowhere\.json is not a file"):
-        build_reducer("fitprune", 0.5, calibration="nowhere.json")

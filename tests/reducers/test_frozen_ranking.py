@@ -110,18 +110,3 @@ def test_an_adapter_folder_remembers_it(tmp_path):
     path.write_text(json.dumps({**record, "merged": True}))
     with pytest.raises(ValueError, match="merged, with a frozen ranking"):
         read_config(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("fastv", {"ranking": "frozen", "stage": "decoder"}, "set reducer.stage: embeds, or reducer.ranking: adapted"),
-        ("fastv", {"ranking": "froze"}, "'froze'.*'frozen'"),
-        ("visionzip", {"ranking": "frozen"}, "ranking"),
-        ("none", {"ranking": "frozen"}, "ranking"),
-        ("quest", {"ranking": "frozen"}, "ranking"),
-    ],
-)
-def test_where_nothing_scouts_it_is_refused(name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        build_reducer(name, 0.25, **settings)

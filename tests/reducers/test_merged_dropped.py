@@ -220,18 +220,3 @@ def test_an_adapter_folder_remembers_it(tmp_path):
     record["reducer"]["merge_dropped"] = True
     path.write_text(json.dumps(record))
     assert read_adapter(folder)[1].reducer.merges_dropped
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("visionzip", "merge_dropped is for fastv, .* not for visionzip: it merges already: its contextual tokens"),
-        ("prumerge", "not for prumerge: it merges already"),
-        ("sparsevlm", "not for sparsevlm: version 1 merges already"),
-        ("quest", "unknown setting of quest 'merge_dropped'"),
-        ("none", "unknown setting of none 'merge_dropped'"),
-    ],
-)
-def test_other_reducers_refuse_it_in_words(name, message):
-    with pytest.raises(ValueError, match=message):
-        build_reducer(name, 0.5, merge_dropped=True)

@@ -88,18 +88,6 @@ def test_stages_are_the_papers(stages, pad_left):
 
 
 @torch.no_grad()
-def test_everything_kept_is_the_model_itself(tiny_family):
-    batch = make_batch(MIXED)
-    backbone, plain = compress(tiny_family, name="pyramiddrop"), compress(tiny_family)
-    expected = plain.run(batch).hidden_BMD
-    assert torch.equal(backbone.run(batch).hidden_BMD, expected)
-    forced = backbone.run(batch, force_gather=True)
-    assert len(forced.spans) == 4
-    real = forced.rows.visible_BM
-    assert (forced.hidden_BMD - expected)[real].abs().max() < 1e-5
-
-
-@torch.no_grad()
 def test_a_prompt_that_ends_with_its_image_asks_with_its_last_row_and_keeps_it(tiny_family):
     batch = make_batch([(1, 2)])
     batch.regions_BN[0, -2:], batch.labels_BN[0] = Region.VISUAL, -100
@@ -163,24 +151,6 @@ def test_the_papers_counts():
     assert build_reducer("pyramiddrop", HALF, round_up=True).layer_tokens(576, 32) == counts
     assert stage_share((7, 7, 7, 7), Fraction(15, 32), False) == Fraction(1, 2)
     assert build_reducer("pyramiddrop", HALF).kept_words(576, 32) == "288 to 72"
-
-
-@pytest.mark.parametrize(
-    ("layers", "message", "own"),
-    [
-        (4, r"pyramiddrop stages is 1; it must be 2 to 10,000", {"keep_ratio": 0.5, "stages": 1}),
-        (3, r"pyramiddrop: stages=4, but the model has 3 layers", {"keep_ratio": 0.5}),
-        (32, r"keep_ratio=0\.25 is the average over layers, and the first 8 of 32 layers", {"keep_ratio": 0.25}),
-    ],
-)
-def test_wrong_settings_are_worded(layers, message, own):
-    with pytest.raises(ValueError, match=message):
-        build_reducer("pyramiddrop", **own).check_fit("llava", sees_images=True, num_layers=layers)
-
-
-def test_a_language_model_has_nothing_to_drop():
-    with pytest.raises(ValueError, match=r"reducer 'pyramiddrop' reduces visual tokens and llama has none"):
-        build_reducer("pyramiddrop", 0.5).check_fit("llama", sees_images=False, num_layers=32)
 
 
 def test_a_matched_anchor_holds_the_same_share():

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import keep_ranked
 from subtoken_train.reducers.sparsevlm import LISTS, kept_of, recycled_counts, text_raters
-from subtoken_train.reducers.staged import CutView
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_scores, sharpen
 from tests.support.plain_choices import clusters_by_loop
@@ -54,7 +54,7 @@ def test_golden_scores_and_masks(golden):
 
     def blocks(marks):
         for row in marks[0].nonzero()[:, 0].split(4):
-            yield attention[:, :, row], torch.ones(1, len(row), dtype=torch.bool)
+            yield row[None], attention[:, :, row]
 
     def pulls(marks):
         return (torch.ones(1, len(row), length) for row in marks[0].nonzero()[:, 0].split(4))
@@ -62,8 +62,7 @@ def test_golden_scores_and_masks(golden):
     nothing = torch.zeros_like(asking)
     for layer, keep in zip(params["layers"], params["keep"], strict=True):
         number = torch.tensor([keep])
-        marks = regions, nothing, nothing, nothing, asking
-        view = CutView(layer + 1, *marks, number, number, logits, blocks, pulls, None, None)
+        view = View(layer=layer + 1, regions_BN=regions, raters_BN=asking, attention=blocks, rotary_pull=pulls)
         scores = build_reducer("sparsevlm", 0.5).cut_scores(view)
         near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
         mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]
@@ -201,18 +200,6 @@ def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, 
     assert result.rows.next_position[:, 0].tolist() == [75, 137, 14]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@torch.no_grad()
-def test_everything_kept_is_the_model_itself(tiny_family, version):
-    batch = make_batch(MIXED)
-    backbone, plain = compress(tiny_family, name="sparsevlm", version=version), compress(tiny_family)
-    expected = plain.run(batch).hidden_BMD
-    assert torch.equal(backbone.run(batch).hidden_BMD, expected)
-    forced = backbone.run(batch, force_gather=True)
-    assert len(forced.spans) == 4
-    assert (forced.hidden_BMD - expected)[forced.rows.visible_BM].abs().max() < 1e-5
-
-
 @torch.no_grad()
 def test_under_mrope_rows_keep_their_own_positions():
     family = qwen_family()
@@ -250,16 +237,3 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     assert [all(p.grad is not None for p in each.parameters()) for each in backbone.bank.selectors] == [False] + [
         True
     ] * 3
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"), [({"version": 3}, "version=3; it has versions 1 and 2"), ({"heads": 0}, "sparsevlm heads")]
-)
-def test_settings_out_of_range(setting, words):
-    with pytest.raises(ValueError, match=words):
-        build_reducer("sparsevlm", 0.5, **setting)
-
-
-def test_an_average_below_the_first_layers_is_refused():
-    with pytest.raises(ValueError, match=r"the first 3 of 32 layers hold every token and make 9\.38% alone"):
-        build_reducer("sparsevlm", 0.09).check_fit("llava", sees_images=True, num_layers=32)

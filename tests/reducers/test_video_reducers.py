@@ -19,8 +19,9 @@ from subtoken_train.families.qwen_vl.model import Qwen2VLFamily
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.base import ReducerView, shared_out
+from subtoken_train.reducers.base import shared_out
 from subtoken_train.types import Frames, Region
+from subtoken_train.view.view import View
 from tests.support.golden_cases import alike
 from tests.support.helpers import compress, only_sample, random_scores
 from tests.support.plain_choices import cosine
@@ -114,9 +115,7 @@ S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY,
 def look(embeds, codes, videos, read=()):
     """A view of one sample; asking for attention is an error."""
     marks = torch.tensor([[place in read for place in range(len(codes))]])
-    return ReducerView(
-        torch.tensor([codes]), marks, torch.tensor([0]), torch.tensor([0]), None, embeds, lambda: [videos]
-    )
+    return View(regions_BN=torch.tensor([codes]), protected_BN=marks, hidden_BND=embeds, videos=lambda: [videos])
 
 
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5), thousandths=st.integers(1, 1000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ def test_equals_the_formula_token_by_token(dtype, query_conditioned):
 def test_the_order_of_tokens_within_a_group_follows_the_query():
     """What the additive map of the query cannot do: it adds one number per group."""
     view, additive = look(1, 64), build_selector(WIDTH, RoutingConfig(num_groups=GROUPS, query_conditioned=True))
-    asked = [replace(view, query_summary_BD=sign * 9 * view.query_summary_BD) for sign in (1, -1)]
+    asked = [view.replaced(query_summary_BD=sign * 9 * view.query_summary_BD) for sign in (1, -1)]
     orders = [[selector(view)[0].argsort(0) for view in asked] for selector in (build(), additive)]
     assert not torch.equal(*orders[0])
     first, second = (additive(view)[0] for view in asked)

@@ -6,9 +6,8 @@ import torch
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.groups import split_groups
-from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import compress, make_batch, only_sample
+from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -68,16 +67,6 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
             assert torch.allclose(routed[sample, token], mu + by_channel * (own - mu), atol=1e-5)
             if token not in tokens:
                 assert torch.equal(routed[sample, token], own)
-
-
-@torch.no_grad()
-def test_a_mean_reads_as_another_value_than_zero(tiny_family):
-    logits = {}
-    for fill in ("zero", "mean"):
-        torch.manual_seed(0)
-        backbone = compress(tiny_family, RoutingConfig(fill=fill), **FASTV)
-        logits[fill] = backbone.logits(backbone.run(make_batch(MIXED)))
-    assert not torch.allclose(logits["zero"], logits["mean"], atol=1e-4)
 
 
 @pytest.mark.parametrize("selector", ["value_norm", "output_norm"])
@@ -141,30 +130,6 @@ def test_checkpointing_gives_the_same_gradients(tiny_family, fill, budget):
         found.append(torch.cat([p.grad.flatten() for p in trained]))
         backbone.detach()
     assert torch.allclose(*found, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_sample_does_not_depend_on_the_batch_around_it(tiny_family):
-    backbone = compress(tiny_family, RoutingConfig(fill="mean"), **FASTV)
-    batch = make_batch(MIXED)
-    together, alone = (backbone.run(each).state.fills for each in (batch, only_sample(batch, 0)))
-    assert sorted(together) == list(range(tiny_family.shape.num_layers))
-    for layer, fill_1V in alone.items():
-        assert torch.allclose(together[layer][:1], fill_1V, atol=1e-5)
-
-
-def test_nothing_dropped_nothing_filled():
-    shape = KVShape(2, 4, 8)
-    with pytest.raises(ValueError, match="fill 'mean' does nothing where kept_groups = num_groups = 16"):
-        RoutingConfig(num_groups=16, kept_groups=16, fill="mean").check(shape)
-    RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill="mean").check(shape)
-    with pytest.raises(ValueError, match=r"unknown fill 'meen'\. Did you mean 'mean'\?"):
-        RoutingConfig(fill="meen").check(shape)
-
-
-def test_a_learned_fill_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"routing fill 'learned' is gone, .*; use zero or mean, or use version 0\.2"):
-        RoutingConfig(fill="learned")
 
 
 def test_a_fill_stays_without_a_router():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from subtoken_train.routing.linear import fp32_linear
+from subtoken_train.routing.routers import fp32_linear
 from tests.support.helpers import random_scores
 
 HALF = [torch.bfloat16, torch.float16]

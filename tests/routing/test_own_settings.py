@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from subtoken_train.routing import SELECTORS, RoutingConfig, Selector, build_selector, with_defaults
-from subtoken_train.routing.linear import fp32_linear
+from subtoken_train.routing.routers import fp32_linear
 from subtoken_train.typed import typed
 from tests.support.helpers import compress, make_batch
 

@@ -1,14 +1,12 @@
 """Selectors: parameters, initialisation, precision, and what each one looks at."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.ledger.kv_budget import KVShape
-from subtoken_train.routing import SELECTORS, RoutingConfig, SelectorInput, build_selector
+from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
+from subtoken_train.view.view import View
 from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
@@ -18,11 +16,11 @@ CONTROLS = ("value_norm", "output_norm", "random", "static", "leading")
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
     """A random layer as selectors see it, with a query summary."""
-    return SelectorInput(
+    return View(
         hidden_BND=random_scores(seed, batch, length, width).to(dtype),
         value_groups_BNSg=random_scores(seed + 1, batch, length, GROUPS, 8).to(dtype),
         query_summary_BD=random_scores(seed + 2, batch, width),
-        position_BN=torch.arange(length).expand(batch, -1),
+        ordinal_BN=torch.arange(length).expand(batch, -1),
         sample_seed_B=torch.arange(batch) + 100,
         layer=layer,
         output_norms=lambda: random_scores(seed + 3, batch, length, GROUPS).abs(),
@@ -120,17 +118,9 @@ def test_scores_have_a_gradient_only_where_something_is_learned(name):
 def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
     selector, view = build(name), look(3)
     whole = selector(view)
-    alone = SelectorInput(
-        view.hidden_BND[1:2],
-        view.value_groups_BNSg[1:2],
-        view.query_summary_BD[1:2],
-        view.position_BN[1:2],
-        view.sample_seed_B[1:2],
-        0,
-        lambda: view.output_norms()[1:2],
-        lambda: view.query_attention()[1:2],
-        2,
-    )
+    parts = ("hidden_BND", "value_groups_BNSg", "query_summary_BD", "ordinal_BN", "sample_seed_B")
+    calls = {name: lambda name=name: getattr(view, name)()[1:2] for name in ("output_norms", "query_attention")}
+    alone = view.replaced(**{name: getattr(view, name)[1:2] for name in parts}, **calls)
     assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
 
 
@@ -155,11 +145,10 @@ def test_random_follows_positions_not_slots():
     view = look(1)
     whole = build("random")(view)
     rows = torch.tensor([3, 7, 8])
-    picked = replace(
-        view,
+    picked = view.replaced(
         hidden_BND=view.hidden_BND[:, rows],
         value_groups_BNSg=view.value_groups_BNSg[:, rows],
-        position_BN=rows[None],
+        ordinal_BN=rows[None],
     )
     assert torch.equal(build("random")(picked), whole[:, rows])
 
@@ -182,7 +171,7 @@ def test_static_is_one_set_per_layer_for_every_token_and_sample():
     ],
 )
 def test_leading_are_the_first_of_each_head_for_every_token(layout, kv_heads, best):
-    view = replace(look(), num_kv_heads=kv_heads)
+    view = look().replaced(num_kv_heads=kv_heads)
     mask = fixed_mask(build("leading", layout=layout)(view), 8)
     assert (mask == mask[:1, :1]).all()
     assert mask[0, 0].nonzero()[:, 0].tolist() == sorted(best)
@@ -190,60 +179,9 @@ def test_leading_are_the_first_of_each_head_for_every_token(layout, kv_heads, be
 
 def test_leading_weighs_groups_that_span_heads_by_their_channels():
     """16 groups of 12 channels on three heads of 64: group 5 ends the first head and begins the second."""
-    view = replace(look(), value_groups_BNSg=torch.zeros(1, 2, GROUPS, 12), num_kv_heads=3)
+    view = look().replaced(value_groups_BNSg=torch.zeros(1, 2, GROUPS, 12), num_kv_heads=3)
     means = [sum((12 * group + i) % 64 for i in range(12)) / 12 for group in range(GROUPS)]
     expected = sorted(range(GROUPS), key=lambda group: means[group])
     scores = build("leading")(view)
     assert scores[0, 1].argsort(descending=True).tolist() == expected
     assert build("leading").same_for_all
-
-
-def test_unknown_names_name_the_nearest():
-    shape = KVShape(4, 4, 32)
-    with pytest.raises(ValueError, match=r"unknown selector 'linaer'\. Did you mean 'linear'\?"):
-        build("linaer")
-    with pytest.raises(ValueError, match=r"unknown budget 'globl'\. Did you mean 'global'\?"):
-        RoutingConfig(budget="globl").check(shape)
-    with pytest.raises(ValueError, match=r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"):
-        RoutingConfig(score_prior="value_nrm").check(shape)
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"query_conditioned": True},
-        {"value_gate": True},
-        {"score_prior": "value_norm"},
-        {"features": ("norm",)},
-        {"query_rank": 4},
-    ],
-)
-def test_controls_refuse_what_belongs_to_routers(name, option):
-    (word,) = option
-    message = rf"{word} needs a learned router \(linear, mlp or bilinear\), not '{name}': use .*, or leave {word} out"
-    with pytest.raises(ValueError, match=message):
-        build(name, **option)
-
-
-def test_wrong_settings_are_worded():
-    shape = KVShape(4, 4, 32)
-    with pytest.raises(ValueError, match=r"routing balance_weight is -0\.1; it must be 0 to"):
-        RoutingConfig(balance_weight=-0.1)
-    with pytest.raises(ValueError, match=r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"):
-        RoutingConfig(temperature=2.0)
-    with pytest.raises(ValueError, match=r"routing query_rank is 0; it must be 1 to"):
-        RoutingConfig(query_rank=0)
-    with pytest.raises(ValueError, match=r"query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"):
-        RoutingConfig("mlp", query_rank=4).check(shape)
-    with pytest.raises(ValueError, match=r"unknown routing feature 'norms'\. Did you mean 'norm'\?"):
-        RoutingConfig(features=("norms",))
-    with pytest.raises(ValueError, match=r"routing features names 'norm' twice"):
-        RoutingConfig(features=("norm", "norm"))
-    with pytest.raises(ValueError, match=r"routing balance_scope 'batch' is gone, .*; leave it out"):
-        RoutingConfig(balance_scope="batch")
-    RoutingConfig(balance_scope="sample", temperature=1).check(shape)  # as files of version 0.2 say it
-    with pytest.raises(ValueError, match="num_groups=12 does not divide the value width 128"):
-        RoutingConfig(num_groups=12).check(shape)
-    for num_groups in (64, 128):  # d_v/2 and d_v: pairs of channels, and single ones
-        RoutingConfig(num_groups=num_groups, kept_groups=num_groups, balance_weight=0).check(shape)

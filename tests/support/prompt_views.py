@@ -27,15 +27,15 @@ class DenseView(View):
     """A layer whose attention is given as a matrix [B, H, N, N]; fewer keys: its rows, normalised again."""
 
     def __init__(self, attention, regions, needs, value=None):
-        self.attention = attention
+        self.matrix = attention
         batch, heads, length, _ = attention.shape
         nothing = torch.zeros(batch, heads, length, 1)
         super().__init__(0, nothing, nothing if value is None else value, value, regions, 1.0, needs)
 
     def rows(self, index_BW, keys_BN=None):
         keys_BN = self.entries_BN if keys_BN is None else keys_BN
-        rows = self.attention.gather(
-            2, index_BW.clamp(min=0)[:, None, :, None].expand(-1, self.attention.shape[1], -1, self.attention.shape[-1])
+        rows = self.matrix.gather(
+            2, index_BW.clamp(min=0)[:, None, :, None].expand(-1, self.matrix.shape[1], -1, self.matrix.shape[-1])
         )
         rows = rows * keys_BN[:, None, None] * (index_BW >= 0)[:, None, :, None]
         return rows / rows.sum(-1, keepdim=True).clamp(min=1e-30)

@@ -6,7 +6,7 @@ import torch
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
-from subtoken_train.view.view import OnlineView
+from subtoken_train.view.view import View
 from tests.support.golden_cases import close, load
 
 HEADS, GROUP, WIDTH, PROMPT = 2, 2, 8, 12
@@ -22,9 +22,9 @@ def view_of(method, queries, keys, alive, rows, carried=None):
     own = torch.stack([keys[head, place[head]] for head in range(heads)])[:, None]
     asked = queries[:, seen - rows :].reshape(heads, -1, rows, queries.shape[-1])
     regions = torch.full(place.shape, int(Region.GENERATED))
-    return OnlineView(
-        0, asked, own, own, regions, queries.shape[-1] ** -0.5, method.needs, carried=carried, place_RN=place,
-        seen_R=torch.full((heads,), seen), heads=heads,
+    return View(
+        0, asked, own, own, regions, queries.shape[-1] ** -0.5, method.needs, carried=carried, place_BN=place,
+        seen_B=torch.full((heads,), seen), heads=heads,
     )  # fmt: skip
 
 

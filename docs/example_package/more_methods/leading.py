@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subtoken_train.reducers.base import RankingReducer, ReducerView
+from subtoken_train.reducers.base import RankingReducer
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Leading(RankingReducer):
     name: str = "leading"
     last: bool = False
 
-    def scores(self, view: ReducerView) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Return scores of all tokens, [B, N]; the highest stay."""
         places_N = torch.arange(view.regions_BN.shape[1], device=view.regions_BN.device).float()
         return (places_N if self.last else -places_N).expand(view.regions_BN.shape)

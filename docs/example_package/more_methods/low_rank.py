@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
-from subtoken_train.routing.linear import fp32_linear, init_router
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.routing.routers import fp32_linear, init_router
+from subtoken_train.view.view import View
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,6 @@ class LowRank(Selector):
         self.up = nn.Linear(settings.rank, config.num_groups)
         init_router(self)
 
-    def forward(self, view: SelectorInput) -> Tensor:
+    def forward(self, view: View) -> Tensor:
         """Return logits [B, N, S] in fp32, under any autocast."""
         return fp32_linear(self.up, self.between(fp32_linear(self.down, view.hidden_BND)))

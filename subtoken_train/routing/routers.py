@@ -1,9 +1,6 @@
-"""Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
+"""Learned routers: linear and MLP (the paper's), bilinear (ours); each gives one logit per value group.
 
-READING. The paper's h_i is "the layer input hidden state". Here it is what ``v_proj`` reads: that input after the
-layer's norm. The bias, and weights that start at N(0, 0.02), are ours; the paper speaks of neither.
-
-Legend: B batch, N positions, D model width, S value groups.
+Legend: B batch, N positions, D model width, S value groups, R rank.
 """
 
 from __future__ import annotations
@@ -15,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig, Selector
+from subtoken_train.view.view import View
 
 INIT_STD = 0.02
 
@@ -57,7 +55,12 @@ def init_router(module: nn.Module) -> None:
 
 
 class LinearRouter(Selector):
-    """Logits of the groups from the token's hidden state, optionally plus a linear map of the query summary."""
+    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
+
+    Optionally plus a linear map of the query summary.
+    READING. The paper's h_i is "the layer input hidden state", here what ``v_proj`` reads, that input after the layer's
+    norm; the bias, and weights that start at N(0, 0.02), are ours.
+    """
 
     learned = True
 
@@ -73,10 +76,6 @@ class LinearRouter(Selector):
         """Let every head's logits, of its value groups and then of its key, start as one linear map; the query's at 0.
 
         A group is then worth what its key is, and takes fewer bytes: under a byte budget entries start whole.
-
-        Args:
-            weight_hD: of the key-value heads.
-            bias_h: likewise.
         """
         heads = len(bias_h)
         groups = (len(self.token.bias) - heads) // heads
@@ -85,10 +84,58 @@ class LinearRouter(Selector):
         if self.query is not None:
             self.query.weight.zero_()
 
-    def forward(self, view: SelectorInput) -> Tensor:
-        """Logits [B, N, S] in fp32."""
+    def forward(self, view: View) -> Tensor:
         logits_BNS = fp32_linear(self.token, view.hidden_BND)
         if self.query is None:
             return logits_BNS
-        assert view.query_summary_BD is not None
         return logits_BNS + fp32_linear(self.query, view.query_summary_BD)[:, None]
+
+
+class MLPRouter(Selector):
+    """Two-layer MLP router (paper, section 4.4) over the token's state and, optionally, the query summary.
+
+    READING. The paper says no more: the hidden width D/4, the GELU, what it reads, biases and initial weights are ours.
+    """
+
+    learned = True
+
+    def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
+        super().__init__()
+        width = max(1, hidden_size // 4)
+        self.query_conditioned = config.query_conditioned
+        self.token = nn.Linear(hidden_size, width)
+        self.query = nn.Linear(hidden_size, width, bias=False) if config.query_conditioned else None
+        self.out = nn.Linear(width, config.num_groups)
+        init_router(self)
+
+    def forward(self, view: View) -> Tensor:
+        features = fp32_linear(self.token, view.hidden_BND)
+        if self.query is not None:
+            features = features + fp32_linear(self.query, view.query_summary_BD)[:, None]
+        return fp32_linear(self.out, F.gelu(features))
+
+
+class BilinearRouter(LinearRouter):
+    """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that a token's logits depend on the query.
+
+    With ``query_conditioned`` the linear router's map of s_Q is added.
+    The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample: within a group the
+    order of tokens cannot follow the question. Here the question chooses, through a small rank, which directions of a
+    token count.
+
+    A and C are [R, D], E is [S, R], without biases. All are drawn from N(0, 0.02), as routers are: the product of three
+    small factors starts far below W h and yet gives every one of them a gradient, where zeros would give none to two.
+    """
+
+    def __init__(self, hidden_size: int, config: RoutingConfig) -> None:
+        super().__init__(hidden_size, config)
+        self.query_conditioned = True
+        self.token_side = nn.Linear(hidden_size, config.query_rank, bias=False)
+        self.query_side = nn.Linear(hidden_size, config.query_rank, bias=False)
+        self.meeting = nn.Linear(config.query_rank, config.num_groups, bias=False)
+        init_router(self)
+
+    def forward(self, view: View) -> Tensor:
+        query_BR = fp32_linear(self.query_side, view.query_summary_BD)
+        token_BNR = fp32_linear(self.token_side, view.hidden_BND)
+        return super().forward(view) + fp32_linear(self.meeting, token_BNR * query_BR[:, None])

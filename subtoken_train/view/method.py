@@ -1,0 +1,66 @@
+"""Method: what drops something is a frozen dataclass whose fields are its settings, all checked by one rule.
+
+A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``. A method that reads a
+calibration names the kind of its numbers, and its setting ``calibration`` the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field, fields
+from functools import cache, cached_property, partial
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
+from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
+
+
+def setting(default: Any, least: float = 0, most: float = MAX_TOKENS) -> Any:
+    """A field that must be from ``least`` to ``most``; a None is not checked."""
+    return checked_setting(default, partial(check_range, low=least, high=most))
+
+
+def checked_setting(default: Any, check: Callable[[str, Any], None]) -> Any:
+    """A field whose value is shown to ``check`` with its name; what is wrong raises a worded ``ValueError``."""
+    return field(default=default, metadata={"check": check})
+
+
+class Method:
+    """Base of evictions and reducers."""
+
+    name: Any
+    calibrates: ClassVar[type[CalibratedNumbers] | None] = None
+    """Numbers that it reads from the file ``calibration``."""
+
+    def __post_init__(self) -> None:
+        owner = type(self).name
+        for name, allowed in _words(type(self)).items():
+            if getattr(self, name) not in allowed:
+                raise unknown_name(f"{owner} {name}", getattr(self, name), [str(word) for word in allowed])
+        for each in fields(self):  # type: ignore[arg-type]
+            if "check" in each.metadata:
+                each.metadata["check"](f"{owner} {each.name}", getattr(self, each.name))
+        _ = self.calibrated  # a file that cannot be read is refused before anything runs
+
+    @cached_property
+    def calibrated(self) -> Calibration[Any] | None:
+        """The calibration that it reads, which must be of the backbone; None where it reads none."""
+        file = getattr(self, "calibration", None)
+        return None if self.calibrates is None or file is None else read_calibration(file, self.name, self.calibrates)
+
+    def read_numbers(self, advice: str = "") -> Any:
+        """What the calibration holds; a ``ValueError`` that says how to make one where none is named."""
+        if self.calibrated is None:
+            raise ValueError(
+                f"{self.name} reads numbers that are found for a backbone, and calibration names no file of them; "
+                f"'subtoken-train calibrate {self.name}' writes one, for the option calibration{advice}"
+            )
+        return self.calibrated.numbers
+
+
+@cache
+def _words(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
+    """Words that settings of literal types allow, by setting."""
+    hints = get_type_hints(kind)
+    own = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return {name: get_args(hint) for name, hint in hints.items() if name in own and get_origin(hint) is Literal}
