@@ -44,6 +44,13 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
         raise unknown_name(kind, got, allowed)
 
 
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ``ValueError`` with the words of the first fault that is there."""
+    for there, words in faults:
+        if there:
+            raise ValueError(words)
+
+
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
     """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
 

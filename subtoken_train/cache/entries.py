@@ -24,8 +24,7 @@ from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.functional.gather import kept_index
 from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, dense_keys, dense_values, stored_flags
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region
 
 STAYS = 128

@@ -26,8 +26,7 @@ from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import FusedState, Workspace, unserved
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Fill, Tail
 
 SLACK = 64  # tokens by which a full tail grows
 

@@ -26,8 +26,7 @@ from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
-from subtoken_train.engine.layer_inputs import InputObserver
-from subtoken_train.engine.modes import evaluation_mode, gathered_weights
+from subtoken_train.engine.modes import InputObserver, evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
 from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span

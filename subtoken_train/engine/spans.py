@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
-from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
+from subtoken_train.engine.modes import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen

@@ -33,8 +33,7 @@ from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
-from subtoken_train.inference.generation import compressed, serving
+from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
 from subtoken_train.inference.prefill import (
     append_rest,
     check_before_prefill,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.engine.layer_inputs import InputObserver
+from subtoken_train.engine.modes import InputObserver
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.engine.second_pass import TaskRows, task_view
 from subtoken_train.evictions.thresholds import Older, ScoredPrompt, scale_of

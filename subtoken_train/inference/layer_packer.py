@@ -41,8 +41,7 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS
-from subtoken_train.kernels.storage import Block, RoutedValues
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
 

@@ -30,8 +30,7 @@ from subtoken_train.inference.compressed_context import (
     read_questions,
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, drop_silent
-from subtoken_train.inference.generation import compressed, serving
+from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, serving
 from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill

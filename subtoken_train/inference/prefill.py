@@ -25,11 +25,11 @@ from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
+from subtoken_train.engine.modes import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks, PromptObserver
-from subtoken_train.errors import SubTokenWarning, check_word, no_numbers
+from subtoken_train.errors import SubTokenWarning, check_word, no_numbers, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
@@ -44,40 +44,35 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region, before_compressed_ends
 
 
-def check_reading(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where a method that ``reads`` meets what it does not go with."""
-    method = compression.eviction
-    if method is None or not method.reads:
-        return
-    if compression.unit == "bytes":
-        raise ValueError(
-            f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says how much a "
-            "step reads: a share such as 0.25, or a number of tokens"
+def check_choices(backbone: CompressedBackbone, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
+    method, routing = compression.eviction, backbone.active_routing
+    if method is not None and method.reads:
+        refuse(
+            (
+                compression.unit == "bytes",
+                f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says how much "
+                "a step reads: a share such as 0.25, or a number of tokens",
+            ),
+            (
+                compression.merging != "none",
+                f"eviction {method.name!r} drops nothing that could be merged; leave merge out",
+            ),
+            (
+                compression.key_channels != 1,
+                f"eviction {method.name!r} reads pages of whole keys; use key_channels=1 with it",
+            ),
+            (
+                routing is not None,
+                f"eviction {method.name!r} reads pages of whole values, but the routers keep value groups of each "
+                "entry; use an arm without routing (selector none), or another eviction",
+            ),
         )
-    if compression.merging != "none":
-        raise ValueError(f"eviction {method.name!r} drops nothing that could be merged; leave merge out")
-    if compression.key_channels != 1:
-        raise ValueError(f"eviction {method.name!r} reads pages of whole keys; use key_channels=1 with it")
-    if backbone.active_routing is not None:
+    cuts = "" if compression.key_channels == 1 else f"key_channels={compression.key_channels:.6g}"
+    cuts = cuts if method is None else f"eviction {method.name!r}"
+    if routing is not None and routing.budget == "bytes" and cuts:
         raise ValueError(
-            f"eviction {method.name!r} reads pages of whole values, but the routers keep value groups of each entry; "
-            "use an arm without routing (selector none), or another eviction"
-        )
-
-
-def check_one_budget(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where a byte budget of keys and groups meets another choice of keys."""
-    routing = backbone.active_routing
-    if routing is None or routing.budget != "bytes":
-        return
-    refused = None
-    if compression.eviction is not None:
-        refused = f"eviction {compression.eviction.name!r}"
-    elif compression.key_channels != 1:
-        refused = f"key_channels={compression.key_channels:.6g}"
-    if refused is not None:
-        raise ValueError(
-            f"the routers spend one byte budget on keys and groups (budget bytes), and {refused} would cut keys "
+            f"the routers spend one byte budget on keys and groups (budget bytes), and {cuts} would cut keys "
             "again: leave it out, or use an arm of another budget"
         )
 
@@ -170,8 +165,7 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
     compression.check(family)
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
-    check_reading(backbone, compression)
-    check_one_budget(backbone, compression)
+    check_choices(backbone, compression)
 
 
 def _whole(

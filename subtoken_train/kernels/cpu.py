@@ -26,8 +26,7 @@ from torch import Tensor
 
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import Payload, Picked, Stored
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, read_pages
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Fill, RoutedValues, Tail, read_pages
 
 
 class Integers:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import CacheWindow, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program

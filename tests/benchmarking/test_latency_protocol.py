@@ -18,8 +18,7 @@ from subtoken_train.benchmarking.paper_protocols import (
     departures,
     overhead_line,
 )
-from subtoken_train.benchmarking.random_backbones import Shrink
-from subtoken_train.benchmarking.synthetic_prompts import prompt_parts
+from subtoken_train.benchmarking.synthetic_prompts import Shrink, prompt_parts
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
 from subtoken_train.reducers import build_reducer

@@ -6,8 +6,7 @@ import torch
 from subtoken_train.cache.by_sample import sample_shares, select_samples
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Block, BlockPart, Tail
 from tests.support.helpers import random_scores
 from tests.support.packing import FORMAT_OF
 

@@ -228,7 +228,7 @@ def truncated():
 
 
 MISTAKES = {
-    "setting": (lambda m: tokens(m, max_newtokens=3), "has no argument 'max_newtokens'. Did you mean 'max_new_tokens'"),
+    "setting": (lambda m: tokens(m, max_newtokens=3), "'max_newtokens'. Did you mean 'max_new_tokens'"),
     "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
     "empty": (lambda m: m.chat("  "), "the prompt is empty"),
     "half a character": (lambda m: m.chat("a\ud800"), "the prompt holds half of a surrogate pair"),

@@ -16,8 +16,7 @@ from subtoken_train.inference.prefill import append, open_prompts
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.formats import MODEL
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
+from subtoken_train.inference.generation import GenerateCall, check_ids, settings_used
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
 from tests.support.sampling import sampled
 

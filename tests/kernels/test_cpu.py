@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import CacheWindow, Tail
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [

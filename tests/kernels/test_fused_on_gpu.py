@@ -40,7 +40,7 @@ def launches(call) -> list[str]:
 def test_a_layer_takes_three_launches_at_most_and_waits_for_nothing(monkeypatch):
     from subtoken_train.kernels.dispatch import attend
     from subtoken_train.kernels.row_table import FusedState
-    from subtoken_train.kernels.tail import Tail
+    from subtoken_train.kernels.storage import Tail
 
     monkeypatch.delenv("SUBTOKEN_KERNEL", raising=False)
     cell = FusedCell.drawn(3, sets="own", keeps="some", entries=50, dtype="bfloat16", window=None, new=1)

@@ -15,7 +15,7 @@ from subtoken_train.cache import pack
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels import choice, native
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Tail
 from tests.support.packing import SETS, dense, states
 
 needs_compiler = pytest.mark.skipif(choice.compiler() is None, reason="there is no C compiler")
