@@ -1,14 +1,9 @@
 """Interleaved rounds over the sides of a comparison: prompt, then forced tokens; bytes and peak memory in a first pass.
 
 Every round runs each side once, in an order that alternates: its prompts' pass, then as many steps as asked for, each
-on the likeliest token of the one before, end-of-text or not. A ratio is a median over rounds of one side's seconds over
-another's in the same round, with a 95 % bootstrap interval.
-
-Memory is read in a pass of its own, before the rounds, with no other side's cache alive: on a GPU the allocator's peak;
-elsewhere the peak of live tensors, followed operation by operation (``LiveTensors``), which does not see what a kernel
-allocates and frees inside. Both count weights, routers and the prompts.
-
-What it does not do: requests that come and go, sampling, texts of unequal length.
+on the likeliest token of the one before. A ratio is a median over rounds of one side's seconds over another's in the
+same round, with a 95 % bootstrap interval. Memory is read before the rounds, with no other side's cache alive: on a GPU
+the allocator's peak; elsewhere the peak of live tensors (``LiveTensors``). Both count weights, routers and prompts.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ language model only. A prompt's pass runs the wrapped implementation unchanged, 
 and then shows rotated queries, keys and values to its observer; decoding reads packed storage. Rows that follow others
 of their layer (``engine/spans.py``), and layers with windows, pass ``seen`` instead of a mask.
 
-The context split is what the ``context`` stage of a reducer, and routing in a language model, change in a layer.
-Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
-context tokens only, with routed values, and each other. Which tokens stay is decided per layer. Under one byte budget
-for keys and groups the visual tokens of a model that sees images are such a context, and what stands between them reads
-whole values, too.
+The context split: context rows attend to all context before them, with whole values; query rows (and the answer after
+them) see the kept context tokens only, with routed values, and each other. Which tokens stay is decided per layer.
+Under one byte budget the visual tokens of a model that sees images are such a context.
 
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """

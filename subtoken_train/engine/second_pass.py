@@ -1,21 +1,13 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
-It is how methods judge a context whose question is not there yet. KVCompose repeats the context and lets all of it ask;
-a method that reconstructs a context in pieces (KVzip) plans a task for every piece (``TaskPlan``), and has a pass for
-each. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
-token reducer and the routers left it, before any eviction) and each other causally, and meet no reducer and no router.
+KVCompose repeats the context and lets all of it ask; KVzip has a task (``TaskPlan``) and a pass for every piece. The
+rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet no
+reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
 
-It costs one more pass over the rows. Layer after layer, a block of rows at a time: beside the prompt's own cache there
-are the keys, values and queries of one layer, and no N x N mask; the cache is then as it was.
-
-A context reducer that a method with a second pass drives has it before the pass that counts (``context_scores``): the
-contexts of a batch run alone, without routing, dropout or gradient, and then the rows that the method asks for run
-after them, as under the eviction before its question is seen. LoRA is on, so that training and inference choose alike.
-Beside a training step it costs a forward pass over the context and one over what is repeated of it; keys and values of
-the contexts stand in memory meanwhile, of all layers.
-
-Routers that share one byte budget among all layers choose before the pass that counts, too (``one_budget``): nothing
-that a context's rows read hangs on the choice, so one more pass over them has every layer's logits.
+A context reducer that such a method drives (``context_scores``), and routers that share one byte budget among all
+layers (``one_budget``), choose before the pass that counts: the contexts of a batch run alone, without routing, dropout
+or gradient, but with LoRA, so that training and inference choose alike. It costs a forward pass over the contexts, and
+under a reducer one over what is repeated, with the keys and values of all layers in memory.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d

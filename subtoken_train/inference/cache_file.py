@@ -1,13 +1,12 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-The tensors are those that attention reads, as they are stored (``cache/packed_record.py``), so the file takes what the
-cache's report says and a header. Beside them, in the file's metadata, stand as JSON a record of what they are, which
-model and which settings made them, the contexts' digests, the texts around a question, the report, and a SHA-256 of the
-record and all tensors.
+The tensors are as they are stored (``cache/packed_record.py``). In the file's metadata stand as JSON a record of what
+they are, which model and settings made them, the contexts' digests, the texts around a question, the report, and a
+SHA-256 of the record and all tensors.
 
 What reading promises for any bytes: the cache that was written, for the model, reducer and settings that wrote it, or
-one worded ``ValueError``. The checksum finds damage, not a forger, who can make a new one: hence all other checks.
-Nothing is unpickled, no path in the file is opened, and nothing larger than the file is allocated.
+one worded ``ValueError``. The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no
+path in the file is opened, and nothing larger than the file is allocated.
 """
 
 from __future__ import annotations

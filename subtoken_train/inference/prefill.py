@@ -1,10 +1,9 @@
 """Run prompts, compress their cache, pack it, and append to it.
 
-A prompt comes in whole (``query_aware``), or its context first, before the question is seen. ``context_first`` is the
-protocol under which KVCompose reports: reducer, routers and eviction see a prompt's context alone, and the rest of the
-prompt is appended as it is, at the positions that it has in the whole prompt. The context of a model that sees images
-is everything up to and including the last visual token; of a language model, everything up to the end of the CONTEXT
-region. No token is read from the context's last row, so it can be dropped like any other.
+A prompt comes in whole (``query_aware``), or its context first, before the question is seen: ``context_first``, under
+which KVCompose reports. Then reducer, routers and eviction see a prompt's context alone (up to and including the last
+visual token, or the end of the CONTEXT region), and the rest is appended as it is, at its own positions. No token is
+read from the context's last row, so it can be dropped like any other.
 
 Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass, q appended tokens, D model width,
 V vocabulary.

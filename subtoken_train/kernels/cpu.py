@@ -1,15 +1,13 @@
 """Attention of new tokens on packed storage in pure torch, tuned for CPUs; it runs on every device.
 
-Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is ever
-made. The only index work of a step is to gather the probabilities that meet the stored pieces. Of a short cache the
-calls of operations cost more than what they do, so the tail of all rows is one product, and a block of few rows takes
-views of what belongs to them: rows of unequal counts cost few operations each.
+Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is made.
+Of a short cache the calls of operations cost more than what they do: so the tail of all rows is one product, and a
+block of few rows takes views. Scores have keys first, as a few rows times many columns is slow on a CPU; one query row
+of a head takes a bag of vectors, which is faster than a product with one row.
 
-Scores have keys first: a few rows times many columns is slow on a CPU. One query row of a head takes a bag of vectors,
-which a CPU reads faster than a product with one row. Of rounded payloads the integers are multiplied unscaled, a
-stretch at a time: a product with a vector is that with its integers, times its scale. Two codes of a byte stay beside
-each other's halves: even channels come first, then the odd ones, and what they meet is put in the same order. Formats
-that are not symmetric are read back instead, a stretch at a time, but of pieces all at once.
+Of rounded payloads the integers are multiplied unscaled, a stretch at a time; scales come after. Two codes of a byte
+stay beside each other's halves: even channels first, then the odd ones, and what they meet is put in the same order.
+Formats that are not symmetric are read back instead, a stretch at a time, but of pieces all at once.
 
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
 block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P
