@@ -47,10 +47,7 @@ CALLS = 20
 
 @torch.no_grad()
 def copy_shares(sides: Sequence[Side], pairs: int) -> dict[str, dict[str, Any]]:
-    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high).
-
-    Of the middle layer; dense caches that have no room to spare stand beside packed ones, read by SDPA.
-    """
+    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high)."""
     actions: dict[str, Callable[[], object]] = {}
     read: dict[str, int] = {}
     for side in sides:
@@ -227,10 +224,7 @@ def run_row(
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    """Return notes on an anchor whose measured bytes are not the subject's.
-
-    The ledger that solves its keep ratio takes every kept token for cut alike: keys in the last window are not.
-    """
+    """Return notes on an anchor whose measured bytes are not the subject's."""
     if ANCHOR not in figures:
         return []
     held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]

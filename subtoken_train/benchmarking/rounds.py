@@ -158,11 +158,7 @@ PEAK_ELSEWHERE = (
 
 @dataclass
 class SideFigures:
-    """Measurements of one side: bytes after the prompts and after the last step, seconds of every round.
-
-    ``kernel`` attends in its steps; ``entries`` are of a sample's prompt in the last layer; a step's seconds are its
-    share of all.
-    """
+    """Measurements of one side: bytes after the prompts and after the last step, seconds of every round."""
 
     words: str
     kernel: str

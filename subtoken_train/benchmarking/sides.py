@@ -154,11 +154,7 @@ def _path(layer: PackedLayer) -> str:
 
 
 class DenseSide(Side):
-    """Transformers' own forward pass on a cache of its own that keeps everything.
-
-    ``compiles`` runs decoding steps through ``torch.compile``, with CUDA graphs; the cache is then kept from turn to
-    turn, because graphs hold its addresses.
-    """
+    """Transformers' own forward pass on a cache of its own that keeps everything."""
 
     def __init__(
         self,

@@ -106,10 +106,7 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
-    """A batch of prompts on the model's device.
-
-    Images of a family that cuts them in tiles need its processor: without it a ``ValueError``.
-    """
+    """A batch of prompts on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     ids_BN = _words(family, (batch_size, parts.length), generator)
     if family.image_token_id is None:
@@ -210,11 +207,7 @@ class Shrink:
 
 
 def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
-    """A backbone's architecture with random weights, in evaluation mode.
-
-    It has the processor of a local folder, and none where ``config`` names a Hub id: nothing is asked of the Hub where
-    the architecture is known here.
-    """
+    """A backbone's architecture with random weights, in evaluation mode."""
     if config.quantization != "none":
         raise ValueError(
             f"--random draws weights in {config.dtype}, and quantization {config.quantization!r} is asked for; leave "

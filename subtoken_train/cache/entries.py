@@ -250,10 +250,7 @@ WHOLE, FRESH = 3, 4
 
 
 def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, BlockPart]:
-    """Join parts by kind, in the order of ``pack_layer``, then those that are not rounded yet.
-
-    Only ``WHOLE`` may be empty, and is always there.
-    """
+    """Join parts by kind, in the order of ``pack_layer``, then those that are not rounded yet."""
     kinds: dict[int, list[BlockPart]] = {}
     for part in parts:
         kind, own = 2 * isinstance(part.values, Payload) + (not part.cut), part

@@ -208,10 +208,7 @@ def split_attention(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values.
-
-    The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer.
-    """
+    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
     read = split.ahead.get(layer)
     if read is None:
         read = split.decide(layer, query, key, value, scale)

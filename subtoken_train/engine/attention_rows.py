@@ -99,10 +99,7 @@ def region_attention(
 def query_attention(
     family: Family, visible_BN: Tensor, position_ids: Tensor, query_BN: Tensor
 ) -> Callable[[int, Tensor], Tensor]:
-    """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout.
-
-    Of a layer's normed rows, whole: it sees all that a causal row sees, before a context reducer drops any of it.
-    """
+    """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout."""
 
     def paid(layer: int, normed_BND: Tensor) -> Tensor:
         with evaluation_mode(family.decoder.layers[layer].self_attn):
@@ -112,10 +109,7 @@ def query_attention(
 
 
 class LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``attention_row``.
-
-    A sharded layer's weights must be whole.
-    """
+    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``attention_row``."""
 
     def __init__(
         self,

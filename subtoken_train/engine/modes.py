@@ -53,11 +53,7 @@ def without_lora(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def gathered_weights(module: nn.Module) -> Iterator[None]:
-    """A module's weights are whole inside the block, for callers of its parts; every process must enter.
-
-    FSDP2 gathers a module's weights when the module itself is called. ZeRO-3 does so for every part, and an unsharded
-    model has nothing to gather: for both the block does nothing.
-    """
+    """A module's weights are whole inside the block, for callers of its parts; every process must enter."""
     if not isinstance(module, FSDPModule):
         yield
         return

@@ -72,10 +72,7 @@ def repeated(result: PromptPass) -> TaskRows:
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows, at the positions that follow the prompt: a text's count on, repeated tokens keep their distances.
-
-    What a sample has less of than others is padding.
-    """
+    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances."""
     if plan.pieces is None:
         return repeated(result)
     batch, start = len(result.rows.regions_BM), result.rows.next_position
@@ -258,8 +255,6 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
 @torch.no_grad()
 def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
     """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
-
-    The contexts run as they do in the pass that counts: whole, with LoRA, without dropout or gradient.
 
     Args:
         bank: its routers, which read nothing behind the context.

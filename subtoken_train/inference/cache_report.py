@@ -363,10 +363,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer and, of their heads, slices, [4, B].
-
-    The slices are all, those of entries with a whole value, and those with a cut key.
-    """
+    """Entries of the region in a layer and, of their heads, slices, [4, B]."""
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)

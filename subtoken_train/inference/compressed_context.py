@@ -250,8 +250,6 @@ class CompressedContext:
     ) -> list[list[str]]:
         """Greedy answers to the questions of every context.
 
-        The first questions of all contexts are answered together, then the second ones; no question sees another.
-
         Args:
             questions: of each context; they may have different numbers of them.
         """

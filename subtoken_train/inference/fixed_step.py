@@ -111,10 +111,7 @@ class FixedStep:
 
     @torch.no_grad()
     def __call__(self, ids_B1: Tensor) -> Tensor:
-        """Append a token of every sample, [B, 1]; logits of the next one, [B, V].
-
-        A captured step writes them where it wrote the last ones.
-        """
+        """Append a token of every sample, [B, 1]; logits of the next one, [B, V]."""
         if not self.left:
             raise ValueError(f"this fixed step was made for {self.tokens} tokens, and has used them; make it for more")
         self.left -= 1

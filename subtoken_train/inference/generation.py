@@ -307,8 +307,6 @@ def compressed(
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
 
-    A prompt is run once, however many beams or sequences transformers makes of it.
-
     Args:
         prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
         cache: empty, or with an earlier call's prompts, or a branch of a context.
@@ -360,10 +358,7 @@ def compressed(
 
 
 class _LogitWatch:
-    """Notes on the device whether a decoded token's logits were NaN or infinite.
-
-    A step does not wait for a GPU: it is asked every ``ASKED`` steps, and at the end.
-    """
+    """Notes on the device whether a decoded token's logits were NaN or infinite."""
 
     def __init__(self) -> None:
         self.steps = 0

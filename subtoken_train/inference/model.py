@@ -422,9 +422,6 @@ class SubTokenModel:
     ) -> Any:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
 
-        Every question is answered as if it were the only one: what it and its answer add is let go. The compressed
-        context stays (``cache``) until another one takes its place; ``None`` in its place asks on.
-
         A language model with a chat template is asked in it: context and question are one turn of the user, a blank
         line between them unless one of them has a line break there. What the template writes before the context stays
         whole. Without a template, or ``raw``, the question follows the context as both are written, so write the line

@@ -414,10 +414,7 @@ def context_part(regions_BN: Tensor) -> Tensor:
 
 
 def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
-    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have a ranking token.
-
-    All image tokens must be among them.
-    """
+    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have one that does."""
     index_BM, valid_BM = kept_index(part_BN, pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)

@@ -312,11 +312,7 @@ def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
 
 
 def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, high_RcPd: Tensor) -> Tensor:
-    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, in the dtype that all arguments have.
-
-    It is Quest's upper bound on the attention logits of a page of keys. It is linear in the positive and in the
-    negative part of a query, so the mean of several queries' bounds is the bound of their mean parts.
-    """
+    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, in the dtype that all arguments have."""
     bound_RcP = torch.einsum("rcd,rcpd->rcp", positive_Rcd, high_RcPd)
     return bound_RcP + torch.einsum("rcd,rcpd->rcp", negative_Rcd, low_RcPd)
 

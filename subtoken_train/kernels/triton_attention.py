@@ -152,11 +152,7 @@ def entries_of_tile(width: int, dtype: torch.dtype) -> int:
 
 
 def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
-    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``.
-
-    Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile: not with
-    scales and zero points by channel (tests/support/kernel_builds.py).
-    """
+    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``."""
     if dtype == torch.float32:
         return 8
     return 2 if width <= 128 and rows <= 16 and not shared else 4

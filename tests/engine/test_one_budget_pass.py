@@ -424,10 +424,7 @@ def test_a_warm_start_from_another_file_is_refused_in_words(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (
-            {"selector": "value_norm"},
-            "budget 'bytes' needs a logit for every key, which selector 'value_norm' does not",
-        ),
+        ({"selector": "value_norm"}, "budget 'bytes' needs a logit for every key, which selector 'value_norm' does"),
         ({"selector": "random"}, "needs a logit for every key"),
         ({"kept_groups": 4}, r"kept_groups=4 is another budget: set kept_groups to num_groups, 8"),
         ({"layout": "per_head"}, "groups, num_groups=8, span the 2 heads: use contiguous groups, as many as 2, 4, 8"),
@@ -440,10 +437,7 @@ def test_a_warm_start_from_another_file_is_refused_in_words(tmp_path):
         ({"byte_pool": "all", "features": ("attention",)}, "before the question is read, which feature 'attention'"),
         ({"fill": "mean"}, "fill 'mean' is not stored under budget 'bytes'"),
         ({"sinks": -1}, "routing sinks"),
-        (
-            {"warm_start": "a.json", "selector": "mlp"},
-            "warm_start 'a.json' is of linear nets, and selector 'mlp' is none",
-        ),
+        ({"warm_start": "a.json", "selector": "mlp"}, "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),
         ({"budget": "global"}, "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
     ],
 )

@@ -203,10 +203,7 @@ def test_an_answer_ends_where_the_model_says():
 
 
 REFUSED = {
-    "aircache": (
-        {"family": "llava", **PLAIN, "eviction": "aircache"},
-        "'aircache' reads the attention from the question",
-    ),
+    "aircache": ({"family": "llava", **PLAIN, "eviction": "aircache"}, "'aircache' reads the attention from the"),
     "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses by the question"),
     "routers": ({"family": "llama", **PLAIN, "selector": "query"}, "the routers are conditioned on the question"),
 }

@@ -38,14 +38,8 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 cuts channels of a key, and kv_dtype"),
-        (
-            {"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")},
-            "eviction 'quest_steps' reads pages by their keys' channels, and kv_dtype int4_rotated mixes them",
-        ),
-        (
-            {"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")},
-            "eviction 'quest_steps' reads single pages, and in kv_dtype kivi4 the keys of 32 entries share scales; use",
-        ),
+        ({"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")}, "eviction 'quest_steps' reads pages"),
+        ({"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")}, "eviction 'quest_steps' reads single pages"),
         (
             {"kv_dtype": "kivi2", "eviction": build_eviction("snapkv"), "every": 8, "keep": 16, "unit": "tokens"},
             "eviction_every=8 lets single entries go, and in kv_dtype kivi2 the keys of 32 entries share scales; use",
@@ -56,10 +50,7 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
         ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
         ({"key_axes": "pcb", "key_channels": 0.5}, "unknown key_axes 'pcb'. Did you mean 'pca'"),
-        (
-            {"key_axes": "pca"},
-            "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none; give",
-        ),
+        ({"key_axes": "pca"}, "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none;"),
         ({"key_axes": "pca", "key_channels": 0.5, "kv_dtype": "int4_rotated"}, "cuts channels of a key, and kv_dtype"),
         ({"key_axes": "pca", "key_channels": 0.5, "rerotate": True}, "rerotate rotates pairs of key channels, but"),
         ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
@@ -69,34 +60,16 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
         ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
         ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
-        (
-            {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
-            "prefill_chunk=63 is smaller than the 64 rows observed by eviction 'snapkv'; use at least",
-        ),
-        (
-            {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
-            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers, but in chunks a layer is packed",
-        ),
+        ({"prefill_chunk": 63, "eviction": build_eviction("snapkv")}, "prefill_chunk=63 is smaller than the 64 rows"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")}, "prefill_chunk=64: eviction 'pyramidkv'"),
         ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
-        (
-            {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
-            "smaller than the 64 rows observed by",
-        ),
-        (
-            {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
-            "'kvzip' runs a prompt twice",
-        ),
+        ({"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")}, "smaller than the 64 rows observed by"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")}, "'kvzip' runs a prompt twice"),
         ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
         ({"rerotate": True, "merge": "pivot"}, "rerotate rotates a key by its position, but merge 'pivot' mixes"),
-        (
-            {"rerotate": True, "key_channels": 0.5},
-            "rerotate rotates pairs of key channels, but key_channels cuts single",
-        ),
+        ({"rerotate": True, "key_channels": 0.5}, "rerotate rotates pairs of key channels, but key_channels cuts"),
         ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
-        (
-            {"rerotate": True, "eviction": build_eviction("pyramidkv")},
-            "rerotate needs equally many entries in every layer, but eviction 'pyramidkv' shares them out",
-        ),
+        ({"rerotate": True, "eviction": build_eviction("pyramidkv")}, "rerotate needs equally many entries in every"),
     ],
 )
 def test_wrong_settings(settings, words):

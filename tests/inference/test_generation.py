@@ -170,10 +170,7 @@ def test_padded_later_turns_are_refused():
         ({"output_attentions": True}, "output_attentions=True does not go"),
         ({"generation_config": GenerationConfig(output_hidden_states=True)}, "output_hidden_states=True does not go"),
         ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 does not go with a compressed cache, which takes a whole"),
-        (
-            {"prompt_lookup_num_tokens": 3, "max_new_tokens": 8},
-            "prompt_lookup_num_tokens=3 does not go with a compressed cache",
-        ),
+        ({"prompt_lookup_num_tokens": 3, "max_new_tokens": 8}, "prompt_lookup_num_tokens=3 does not go with a"),
     ],
 )
 def test_what_a_packed_cache_has_no_answer_to_is_refused(settings, words):

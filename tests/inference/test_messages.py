@@ -369,10 +369,7 @@ REFUSED = {
     "part": (said([{"type": "audio", "audio": 3}]), "message 1 has a part .*audio.*; parts are text, image or video"),
     "text part": (said([{"type": "text"}]), "message 1 has a part"),
     "image url": (said([{"type": "image_url", "image_url": {"url": "x"}}]), "message 1 has a part"),
-    "path": (
-        said([{"type": "image", "image": "a.png"}]),
-        "message 1 names the image 'a.png', but files are not opened",
-    ),
+    "path": (said([{"type": "image", "image": "a.png"}]), "message 1 names the image 'a.png', but files are not"),
     "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
     "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
     "unasked": ([{"role": "assistant", "content": "ho"}], "the last message is the assistant's, and nothing is asked"),

@@ -238,10 +238,7 @@ MISTAKES = {
     "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
     "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
-    "two caches": (
-        lambda m: tokens(m, cache=m.last, past_key_values=m.last),
-        "two names for the same argument; give one of",
-    ),
+    "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
     "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing has been generated yet"),
 }
 
@@ -282,18 +279,12 @@ def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_e
     ("settings", "words"),
     [
         ({"eviction": "frist", "eviction_keep": 0.5}, "unknown eviction method 'frist'. Did you mean 'first'"),
-        (
-            {"eviction": "first", "eviction_keep": 0.5, "eviction_options": {"windwo": 3}},
-            "unknown setting of first 'windwo'. Did you mean 'window'",
-        ),
+        ({"eviction": "first", "eviction_keep": 0.5, "eviction_options": {"windwo": 3}}, "unknown setting of first"),
         ({"eviction": "first", "eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
         ({"eviction_keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
         ({"device_map": "cuda:99"}, "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"),
         ({"device_map": "gpu"}, "unknown device of this machine 'gpu'"),
-        (
-            {"reducer": build_reducer("fastv", keep_ratio=0.5)},
-            "is an adapter with its own token reducer; leave reducer out",
-        ),
+        ({"reducer": build_reducer("fastv", keep_ratio=0.5)}, "is an adapter with its own token reducer; leave"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_loaded(vlm_adapter, dummy_evictions, settings, words):

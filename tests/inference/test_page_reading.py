@@ -130,11 +130,7 @@ def test_beams_take_their_pages_along():
 @pytest.mark.parametrize(
     ("compression", "routing", "words"),
     [
-        (
-            reading(0.5),
-            RoutingConfig("linear", num_groups=8, kept_groups=3),
-            "reads pages of whole values.*selector none",
-        ),
+        (reading(0.5), RoutingConfig("linear", num_groups=8, kept_groups=3), "reads pages of whole values.*selector"),
         (Compression(build_eviction("quest_steps"), 9000, "bytes"), None, "frees no bytes.*a share such as 0.25"),
         (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "whole keys; use key_channels=1"),
         (

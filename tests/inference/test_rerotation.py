@@ -248,12 +248,7 @@ def test_angles_that_depend_on_the_length_are_refused():
         ("qwen2_5_vl", "none", "knorm", "places the tokens of an image in a grid, whose gaps cannot be closed"),
         ("llava_gqa", "fastv_decoder", "knorm", r"keep between \d+ and \d+ entries of a prompt, but what follows"),
         ("llama", "none", "shared_set", r"heads or layers keep between 1\d and 2\d entries"),
-        (
-            "llava_gqa",
-            "none",
-            "own_sets",
-            r"keep between \d+ and \d+ entries of a prompt, but what follows needs one",
-        ),
+        ("llava_gqa", "none", "own_sets", r"keep between \d+ and \d+ entries of a prompt, but what follows needs one"),
     ],
 )
 def test_what_cannot_be_closed_up_is_refused(family, reducer, eviction, words):
