@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-import torch
 from torch import Tensor
-from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
@@ -188,32 +186,13 @@ class SubTokenModel:
         parts += [] if self.compression.label == "-" else [self.compression.label]
         return f"SubTokenModel({', '.join(parts)})"
 
-    @property
-    def device(self) -> torch.device:
-        """The device that prompts are put on."""
-        return self.backbone.family.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the model's weights."""
-        dtype: torch.dtype = self.backbone.model.dtype
-        return dtype
-
-    @property
-    def generation_config(self) -> GenerationConfig:
-        """The backbone's defaults of ``generate``; a pipeline of transformers reads them."""
-        config: GenerationConfig = self.backbone.family.model.generation_config
-        return config
-
-    @property
-    def processor(self) -> Any:
-        """The backbone's processor (language models: its tokenizer)."""
-        return self.backbone.family.processor
-
-    @property
-    def tokenizer(self) -> Any:
-        """The backbone's tokenizer."""
-        return self.backbone.family.tokenizer
+    def __getattr__(self, name: str) -> Any:
+        """The backbone's ``device``, ``processor``, ``tokenizer``; its model's ``dtype``, ``generation_config``."""
+        if name in ("device", "processor", "tokenizer"):
+            return getattr(self.backbone.family, name)
+        if name in ("dtype", "generation_config"):  # which a pipeline of transformers reads
+            return getattr(self.backbone.model, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __call__(
         self,

@@ -21,7 +21,6 @@ def only(states):
 
 
 def marks(*spans, length):
-    """Per row the entries from a first to before a last one, bool."""
     places = torch.arange(length)
     return torch.stack([(places >= start) & (places < stop) for start, stop in spans])
 

@@ -22,7 +22,6 @@ SETTINGS = {
 
 @pytest.fixture
 def build(tiny_family, tmp_path):
-    """A function from a name to (family, batch)."""
 
     def made(name):
         if name == "llava":

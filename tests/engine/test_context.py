@@ -10,7 +10,6 @@ from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.generation_cells import generate_greedy
@@ -24,7 +23,6 @@ ROUTED = RoutingConfig(num_groups=8, kept_groups=2, budget="global", query_condi
 
 
 def only_text(batch: Batch, index: int) -> Batch:
-    """One sample without padding."""
     real = batch.regions_BN[index] != Region.PADDING
     start = int(real.long().argmax())
     return Batch(
@@ -229,7 +227,6 @@ CONTEXT_REDUCERS = ["quest", "compactor", "expected_attention", "kvzip"]
 
 
 def trained_loss(backbone, batch):
-    """The summed loss of a batch and the gradients of all that trains, after it."""
     backbone.zero_grad()
     rows, targets = predicting_rows(batch.labels_BN)
     result = backbone.run(batch)
@@ -257,8 +254,3 @@ def test_samples_without_a_context_are_trained_whole():
     backbone = compress(family, ROUTED, **QUEST)
     real = batch.regions_BN != Region.PADDING
     torch.testing.assert_close(backbone.logits(backbone.run(batch))[real], hf_logits(family, batch)[real])
-
-
-def test_quest_configuration_is_part_of_the_reducer():
-    config = build_reducer(**QUEST)
-    assert (config.page_size, config.window) == (4, 4)

@@ -39,7 +39,6 @@ def settings(**changed):
 
 
 def eager(family, routing=None, reducer=NONE, factor=20.0):
-    """A backbone whose routers have opinions."""
     backbone = compress(family, routing or settings(), **reducer)
     torch.manual_seed(3)
     for parameter in backbone.bank.parameters():
@@ -74,15 +73,6 @@ def test_blind_and_in_chunks(protocol, pool, chunk):
     found = from_truth(backbone, batch, 5, Compression(prefill_chunk=chunk), protocol)
     assert found.largest < 1e-4
     assert found.same_tokens
-
-
-@torch.no_grad()
-def test_chunks_keep_the_same():
-    backbone, batch = eager(text_family()).eval(), text_batch([(24, 6, 0), (16, 4, 0)])
-    plans = [opened(backbone, batch, Compression(prefill_chunk=chunk))[0].plan for chunk in (None, 5)]
-    for whole, parts in zip(*(plan.layers for plan in plans), strict=True):
-        assert torch.equal(whole.heads_BNh, parts.heads_BNh)
-        assert torch.equal(whole.group_mask_BNS, parts.group_mask_BNS)
 
 
 @pytest.mark.parametrize("pool", ["layer", "head"])
@@ -177,7 +167,6 @@ def test_a_context_before_its_question_runs_once(kind, gate):
 
 @torch.no_grad()
 def test_a_head_may_keep_nothing_of_a_text():
-    """Without a token before the context, and before a question is seen."""
     backbone = eager(text_family(), settings(byte_share=0.02, byte_pool="all", sinks=0, window=0)).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
     batch.regions_BN[batch.regions_BN == Region.SYSTEM] = Region.CONTEXT
@@ -334,7 +323,6 @@ def test_a_key_that_would_help_is_brought_back():
 @pytest.mark.parametrize("pool", ["layer", "all"])
 @torch.no_grad()
 def test_a_group_for_each_head_keeps_whole_entries(pool):
-    """Its logit is its key's; the router gives no other."""
     backbone = eager(text_family(), settings(num_groups=2, kept_groups=2, byte_pool=pool)).eval()
     assert backbone.bank.selectors[0].token.weight.shape[0] == 2
     state = backbone.run(text_batch(MIXED)).state
@@ -355,7 +343,6 @@ def test_whole_entries_learn_by_their_keys_alone():
 
 
 def warm(family, **changed):
-    """A backbone whose routers start as KVzap's nets, and the nets' file."""
     file = settings_for("kvzap", family)["calibration"]
     backbone = compress(family, settings(byte_pool="all", sinks=0, window=3, warm_start=file, **changed))
     start_warm(backbone)
@@ -496,7 +483,6 @@ def test_a_whole_budget_is_the_backbone_that_sees_images(tiny_family):
 
 @pytest.mark.parametrize("pool", ["layer", "all"])
 def test_what_is_trained_on_images_is_what_is_served(tiny_family, pool):
-    """Each sample alone, with gradients to keys and groups."""
     add_lora(tiny_family, LoraSettings(dropout=0.0))
     backbone = eager(tiny_family, settings(num_groups=16, kept_groups=16, byte_pool=pool))
     batch = make_batch([(1, 9), (2, 7), (1, 12)])

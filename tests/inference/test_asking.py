@@ -246,7 +246,6 @@ def test_after_a_mistake_the_model_serves_the_next_call():
 
 
 def test_contexts_take_positions_for_their_own_questions_only():
-    """The longest question goes to the shortest context."""
     model = asking(family="llama", **PLAIN)
     limit, tokenizer = model.backbone.model.config.max_position_embeddings, model.tokenizer
     word = TEXTS[0].split()[0] + " "

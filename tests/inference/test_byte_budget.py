@@ -23,7 +23,6 @@ CHAINS = ["ada(snapkv)", "expected_attention", "ada(critical(knorm))", "knorm", 
 
 
 def bytes_of(family, routing, chain, budget, **options):
-    """Bytes of every sample's prompt without the index of its groups."""
     cache = PackedCache(family.shape.num_layers)
     compression = Compression(build_eviction(chain), budget, "bytes", **options)
     torch.manual_seed(1)
@@ -54,7 +53,6 @@ def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
 
 @pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])
 def test_layers_below_a_reducers_cut_count_in_full(tiny_family, chain):
-    """They store whole values, whatever the layers above route."""
     cache = PackedCache(tiny_family.shape.num_layers)
     cut = {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 2}
     backbone = compress(tiny_family, ROUTINGS["contiguous"], **cut).eval()

@@ -127,13 +127,11 @@ def test_labels(compression, label):
 
 
 def run(backbone, batch, compression):
-    """The plan after a prefill, and its packed cache."""
     cache = PackedCache(backbone.family.shape.num_layers)
     return prefill(backbone, batch, cache, compression).plan, cache
 
 
 def kept_counts(plan, batch, region=None):
-    """Entries per layer and sample."""
     counts = []
     for layer in plan.layers:
         valid = layer.entries_BN >= 0
@@ -179,7 +177,6 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 @sampled("scope", ["context", "all"], every=2)
 @sampled("name", [name for name in FREEING if not EVICTIONS[name].needs_question], every=4)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
-    """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])
     batch.regions_BN[0, -4:] = int(Region.PADDING)  # the last visual token is at 65
     batch.regions_BN[0, 66:] = int(Region.PADDING)
@@ -251,7 +248,6 @@ def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):
 
 @pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
 def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
-    """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""
     method = build_eviction("kvcompose", exact_total=exact)
     batch = text_batch([(25, 4, 0)])
     plan, _ = run(compress(text_family()), batch, Compression(method, 0.3))

@@ -22,7 +22,6 @@ EACH = Fraction(5, 8)
 
 
 def kept(backbone, batch, compression, tokens):
-    """Context entries of every layer."""
     opened = open_prompts(backbone, batch, PackedCache(3), compression, "query_aware")
     return [int(((part.entries_BN >= 0) & (part.entries_BN < tokens)).sum()) for part in opened.plan.layers]
 

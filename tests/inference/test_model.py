@@ -36,7 +36,6 @@ def llm(text_adapter):
 
 
 def tokens(model, images=(PICTURE,), prompt=QUESTION, **settings):
-    """Generated ids of one prompt, five at most."""
     inputs = model.inputs(prompt, images)
     out = model.generate(**inputs, **{"max_new_tokens": 5, "do_sample": False, **settings})
     return out[:, inputs["input_ids"].shape[1] :]
@@ -118,32 +117,6 @@ def test_a_plain_backbone_generates_as_transformers_does(vlm_adapter):
     assert model.processor is family.processor
 
 
-@pytest.mark.slow
-def test_evictions_compress_any_backbone(vlm_adapter, dummy_evictions):
-    path = vlm_adapter.parent / "backbone"
-    whole = tokens(SubTokenModel.from_pretrained(path))
-    model = SubTokenModel.from_pretrained(path, eviction="first_visual", eviction_keep=0.25, kv_dtype="int8")
-    assert torch.equal(tokens(model)[:, 0], whole[:, 0])
-    report = model.cache_report()
-    assert report.realised_fraction == 0.25
-    assert report.payload_bytes < 0.3 * report.ledger.bytes_of()
-
-
-@pytest.mark.slow
-def test_chunks_and_re_rotated_keys_reach_the_cache(text_adapter):
-    settings = {"eviction": "streaming_llm", "eviction_keep": 0.5, "scope": "all"}
-    found = {}
-    for further in ({}, {"prefill_chunk": 5}, {"rerotate": True}):
-        model = SubTokenModel.from_pretrained(text_adapter.parent / "backbone", **settings, **further)
-        prompt = "a bee and an ant and a cat and a dog"
-        answer = tokens(model, (), prompt)
-        length = model.last.batch.input_ids_BN.shape[1]
-        found[tuple(further)] = answer.tolist(), int(model.last.cache.next_position), length
-    plain, chunked, moved = found.values()
-    assert plain == chunked
-    assert plain[1] - moved[1] == plain[2] - plain[2] // 2
-
-
 def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
     """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
     path = vlm_adapter.parent / "backbone"
@@ -199,7 +172,6 @@ def test_beams_store_their_prompt_as_a_dense_cache_would(vlm):
 
 
 def test_a_report_describes_the_samples_that_are_left(llm):
-    """Selection, order and repetition change what the cache holds, and no share."""
     ids = llm.inputs(TEXT)["input_ids"]
     both = torch.stack([ids[0], ids[0].flip(0)])
     both = torch.cat([torch.zeros(2, 8, dtype=ids.dtype), both], 1)

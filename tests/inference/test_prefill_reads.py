@@ -20,7 +20,6 @@ BATCH = [(30, 5, 0), (21, 4, 0)]
 
 @torch.no_grad()
 def reads(layers, routed=False, reducer=None, **compression):
-    """Without those of transformers: a cache's layer begins with empty tensors."""
     routing = RoutingConfig(num_groups=4, kept_groups=1) if routed else None
     backbone = compress(text_family(layers=layers), routing, **(reducer or {})).eval()
     cache, prompts = PackedCache(layers), text_batch(BATCH, pad_left=True)

@@ -20,7 +20,6 @@ from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 
 def inputs_of(batch):
-    """A collated batch as a processor would return it."""
     mask = batch.regions_BN != Region.PADDING
     return batch.input_ids_BN, mask, {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_I3}
 
@@ -55,7 +54,6 @@ def test_qwen_regions_and_images(tmp_path, pad_left):
 
 
 def text_ids(lengths, pad_left):
-    """Random token ids of some lengths, and their mask."""
     width = max(lengths)
     ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, length in enumerate(lengths):

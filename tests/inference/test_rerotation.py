@@ -30,7 +30,6 @@ CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precisi
 
 
 def by_hand(vector_d, position, inv_freq):
-    """One vector turned, a pair of channels after another."""
     half = len(vector_d) // 2
     out = vector_d.clone()
     for i in range(half):

@@ -28,7 +28,6 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.text_prompts import encode_messages, text_batch
 from subtoken_train.types import Batch, Turn
 from tests.support.commands import printed
-from tests.support.generation_cells import SERVED_CALLS
 from tests.support.real_models import real_folder
 from tests.support.sampling import quick
 
@@ -50,33 +49,27 @@ class Both:
         self.whole = cache(self._whole)
 
     def encoded(self, *prompts: str, side: str = "left", raw: bool = False) -> dict[str, torch.Tensor]:
-        """Prompts as transformers takes them."""
         texts = list(prompts) if raw else [self.rendered(prompt) for prompt in prompts]
         return dict(self.tokenizer(texts, return_tensors="pt", padding=True, padding_side=side))
 
     def rendered(self, prompt: Any) -> str:
-        """A prompt in the tokenizer's chat template."""
         return self.tokenizer.apply_chat_template(read_messages(prompt)[0], tokenize=False, add_generation_prompt=True)
 
     def _whole(self, text: str) -> torch.Tensor:
         return self.bare.generate(**self.encoded(text, raw=True), **GREEDY)[0]
 
     def answer(self, prompt: Any, raw: bool = False) -> list[int]:
-        """New tokens, the end's among them."""
         text = prompt if raw else self.rendered(prompt)
         return self.whole(text)[len(self.tokenizer(text)["input_ids"]) :].tolist()
 
     def said(self, prompt: Any, raw: bool = False) -> str:
-        """The answer as text."""
         return self.tokenizer.decode(self.answer(prompt, raw), skip_special_tokens=True).strip()
 
     def new_tokens(self, out: torch.Tensor, length: int) -> list[list[int]]:
-        """What follows the prompts of a batch, without padding after the end."""
         end, rows = self.tokenizer.eos_token_id, out[:, length:].tolist()
         return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
     def batch(self, prompts: list[Any]) -> Batch:
-        """Prompts as an evaluation batches them."""
         family = self.ours.backbone.family
         return text_batch(family, [encode_messages(family, read_messages(prompt)[0]) for prompt in prompts])
 
@@ -101,7 +94,6 @@ def padded_on_the_left(both):
 
 
 def padded_on_the_right(both):
-    """Which transformers answers one by one."""
     given = both.encoded(*QUESTIONS, side="right")
     out = both.ours.generate(**given, **GREEDY)
     return both.new_tokens(out, given["input_ids"].shape[1]), [both.answer(each) for each in QUESTIONS]
@@ -287,25 +279,6 @@ def test_each_way_says_what_transformers_says(both, name, tmp_path):
     assert ours
 
 
-SETTINGS = {**SERVED_CALLS, "long": {"max_new_tokens": None, "max_length": 16}}
-
-
-@pytest.mark.parametrize("name", quick(SETTINGS, ["sampled beams"]))
-def test_each_setting_does_what_it_does_in_transformers(both, name):
-    settings = {"max_new_tokens": NEW, **SETTINGS[name]}
-    if name == "stops":
-        settings["tokenizer"] = both.tokenizer
-    if name == "config":
-        del settings["max_new_tokens"]
-    results = []
-    for generate in (both.ours.generate, both.bare.generate):
-        torch.manual_seed(5)
-        results.append(generate(**both.encoded(RAW, "Once upon a time", raw=True), **settings))
-    ours, theirs = (each.sequences if name == "scores" else each for each in results)
-    assert torch.equal(ours, theirs)
-    assert ours.shape[1] > 5
-
-
 COMMANDS: dict[str, list[str]] = {
     "prompt": ["--prompt", QUESTIONS[0]],
     "raw prompt": ["--prompt", RAW, "--raw"],
@@ -337,24 +310,3 @@ def test_each_command_says_what_transformers_says(both, name, tmp_path, capsys):
         out = both.bare.generate(**given, **{**GREEDY, **how})
         expected = both.tokenizer.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True).strip()
     assert answer == expected
-
-
-REFUSED = {
-    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 .*: assisted decoding asks"),
-    "an assistant": ({"assistant_model": "bare"}, "assistant_model .*: assisted decoding asks for the logits of"),
-    "contrastive search": ({"penalty_alpha": 0.6}, "penalty_alpha=0.6 .*: transformers runs it with code from the Hub"),
-    "groups of beams": ({"num_beams": 2, "num_beam_groups": 2}, "num_beam_groups=2 .*: transformers runs it with code"),
-    "guidance": ({"guidance_scale": 2.0}, "guidance_scale=2.0 .*: guidance runs a second prompt"),
-    "a static cache": ({"cache_implementation": "static"}, "cache_implementation='static' .*: the cache is SubTokenM"),
-    "no cache": ({"use_cache": False}, "use_cache=False .*: decoding is on the cache"),
-    "compiling": ({"compile_config": CompileConfig()}, "compile_config .*; FixedStep"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_ways_without_an_answer_are_refused(both, name):
-    settings, words = REFUSED[name]
-    if name == "an assistant":
-        settings = {"assistant_model": both.bare}
-    with pytest.raises(ValueError, match=words):
-        both.ours.generate(**both.encoded(RAW, raw=True), **settings)

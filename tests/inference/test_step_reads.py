@@ -17,7 +17,6 @@ NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
 
 
 def begun(cell: StepCell):
-    """What a step takes, after one that may compute what all later ones need."""
     backbone, cache, token_B1 = cell.filled()
     cache.reserve(sum(NEW) + 1)
     decode(backbone, token_B1, cache)
@@ -27,7 +26,6 @@ def begun(cell: StepCell):
 @sampled("name", CELLS, every=4)
 @torch.no_grad()
 def test_a_step_does_not_wait_for_the_device(name):
-    """Single tokens, and several at once."""
     backbone, cache, steps = begun(CELLS[name])
     for ids in steps:
         with host_reads() as found:
@@ -40,7 +38,6 @@ def test_a_step_does_not_wait_for_the_device(name):
 @pytest.mark.parametrize("name", CELLS)
 @torch.no_grad()
 def test_a_step_on_cuda_does_not_wait_for_it(name):
-    """The same, as torch itself sees it."""
     backbone, cache, steps = begun(replace(CELLS[name], device="cuda"))
     torch.cuda.set_sync_debug_mode("error")
     try:

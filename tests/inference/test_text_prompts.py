@@ -6,14 +6,12 @@ import json
 from functools import cache
 
 import pytest
-import torch
 
 from subtoken_train.datasets.text_batches import context_tokens
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, text_batch
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
@@ -28,7 +26,6 @@ def small():
 
 
 def joint(family, prompt: str, continuation: str) -> tuple[list[int], list[int]]:
-    """lm-eval's rule, written out."""
     spaces = len(prompt) - len(prompt.rstrip())
     if spaces:
         prompt, continuation = prompt[:-spaces], prompt[-spaces:] + continuation
@@ -135,7 +132,6 @@ def test_other_models_and_slow_tokenizers_are_refused(monkeypatch):
 
 @pytest.fixture
 def trained(shared):
-    """A trained Llama, and lm-eval's log-likelihoods on it."""
     golden, folder = shared / "golden_eval" / "lm_loglikelihood" / "set_a.jsonl", shared / "realdata/tinystories/hf"
     if not golden.is_file() or not folder.is_dir():
         pytest.skip("the recorded log-likelihoods or their model are absent")
@@ -181,18 +177,3 @@ def test_whole_texts_have_the_log_likelihoods_of_lm_eval(trained):
         found = score_batch(compress(family).eval(), text_batch(family, windows), [w.continuations for w in windows])
         # the recorded sums of several hundred terms are in fp32
         assert sum(x.logprobs[0] for x in found) == pytest.approx(case["loglikelihood"], abs=1e-4, rel=2e-7)
-
-
-@torch.no_grad()
-def test_untrained_compression_gives_other_log_likelihoods(trained):
-    family, (cases, encoded) = trained[0], quadruples(trained)
-    quest = {"name": "quest", "keep_ratio": 0.25, "page_size": 4, "window": 4}
-    for routing, reducer in ((RoutingConfig("linear", 4, 1), {}), (None, quest)):
-        torch.manual_seed(0)
-        arm, part = compress(family, routing, **reducer).eval(), encoded[:8]
-        found = score_batch(arm, text_batch(family, part), [x.continuations for x in part])
-        gaps = [abs(a - b) for x, case in zip(found, cases[:8], strict=True)
-                for a, b in zip(x.logprobs, case["loglikelihood"], strict=True)]  # fmt: skip
-        assert max(gaps) > 0.1
-        arm.detach()
-        assert all(x.region_bytes < 0.8 * x.region_dense_bytes for x in found)

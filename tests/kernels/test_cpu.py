@@ -68,7 +68,6 @@ def test_bf16(sets, query_heads, fill):
 
 
 def test_transposed_queries_as_the_model_makes_them():
-    """Heads and tokens are swapped views there."""
     state = dense(4, sets="own")
     layer = state.layer()
     tail_key, tail_value = states(1, 3, 2, 4, 8), states(2, 3, 2, 4, 8)

@@ -28,7 +28,6 @@ def test_published_widths_and_long_layers(width, pieces, dtype):
 
 
 def launches(call) -> list[str]:
-    """Names of the kernels that a call launches."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         call()

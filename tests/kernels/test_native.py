@@ -85,7 +85,6 @@ def test_one_token_attends_as_in_the_reference(
 
 
 def operations(layer, query) -> int:
-    """Count what torch runs for a layer's attention, however nested."""
     with torch.autograd.profiler.profile() as profiled:
         layer.attend(query, 1.0)
     return len(profiled.function_events)
@@ -116,7 +115,6 @@ def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
 
 @pytest.fixture
 def compiled_by(monkeypatch):
-    """Set ``CC``; what was chosen and compiled before is forgotten for the test."""
 
     def use(name: str) -> None:
         monkeypatch.setenv("CC", name)

@@ -22,7 +22,6 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 
 
 def totals(*ledgers):
-    """(layer, region, column) -> sum over the ledgers' rows, without zeros."""
     total = Counter()
     for ledger in ledgers:
         for entry in ledger.entries:
@@ -31,7 +30,6 @@ def totals(*ledgers):
 
 
 def nominal_of(batch, family, reducer, budget):
-    """The nominal ledgers of a batch's samples, each from its own token counts."""
     for regions in batch.regions_BN:
         counts = {region.label: int((regions == region).sum()) for region in Region if region != Region.PADDING}
         yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer(family.shape.num_layers))
@@ -90,7 +88,6 @@ def test_every_budget_costs_the_same_payload(tiny_family, stage, num_groups, kep
     grouped=st.booleans(),
 )
 def test_any_plan_equals_the_loops(sizes, num_groups, seed, grouped):
-    """Padding entries anywhere, groups in any number, regions in any order."""
     shape = KVShape(num_layers=1, num_kv_heads=2, head_dim=8, element_bytes=2)
     regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
     stays = random_mask(seed, *sizes) & (regions != Region.PADDING)

@@ -15,7 +15,6 @@ KIVI = {"precision": "kivi4", "groups": "2/1"}
 
 
 def one_layer(**cell: str) -> StepCell:
-    """A small graph's cell."""
     return StepCell(ONE_LAYER | cell, places=False, layers=1)
 
 
@@ -77,7 +76,6 @@ def test_a_copied_cache_has_tables_of_its_own():
 
 @torch.no_grad()
 def test_tables_are_there_before_a_step_is_compiled():
-    """Choosing samples lets them go, and a graph cannot make them."""
     backbone, cache, token_B1 = one_layer().filled()
     cache.batch_select_indices(torch.tensor([1, 0]))
     expected = decode(backbone, token_B1[:2], deepcopy(cache))
