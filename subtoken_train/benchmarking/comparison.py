@@ -155,7 +155,8 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
         words = f"the same tokens, {_reducer(subject.reducer)}, whole values"
         sides.append(PackedSide(TOKEN_ONLY, words, family, prompts, subject.reducer, None, compression))
         try:
-            anchor = subject.anchor(_region_tokens(prompts))
+            counts = [count for count in in_compressed_region(prompts.regions_BN).sum(-1).tolist() if count]
+            anchor = subject.anchor(min(counts, default=1))  # for the prompt that has the fewest, but some
         except ValueError as error:
             notes.append(f"no matched token-only anchor: {error}")
         else:
@@ -164,12 +165,6 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
             rounded = replace(compression, round_up=True)
             sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes
-
-
-def _region_tokens(prompts: Batch) -> int:
-    """Tokens of the compressed region, of the prompt that has the fewest but some; 1 where none has any."""
-    counts = [count for count in in_compressed_region(prompts.regions_BN).sum(-1).tolist() if count]
-    return min(counts, default=1)
 
 
 def run_row(

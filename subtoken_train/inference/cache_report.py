@@ -7,7 +7,7 @@ layers, S value groups, h key-value heads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
 import torch
@@ -160,7 +160,7 @@ def report(
         ledger=measured_ledger(own, regions_PN, shape),
         nominal_fraction=backbone.promised_fraction(samples, compression.key_channels, compression.key_axes),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
-        plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
+        plan_bytes=_bytes(prompts) + sum(_bytes(layer) + _bytes(layer.cut_keys) for layer in plan.layers),
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
         kept_entries=None if compression.eviction is None else _kept_entries(own, regions_PN, shape.num_kv_heads),
         kv_dtype=compression.kv_dtype,
@@ -210,12 +210,10 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     return found
 
 
-def _plan_bytes(layer: LayerPlan) -> int:
-    return _bytes([*vars(layer).values(), *(() if layer.cut_keys is None else vars(layer.cut_keys).values())])
-
-
-def _bytes(things: Iterable[object]) -> int:
-    return sum(thing.nbytes for thing in things if isinstance(thing, torch.Tensor))
+def _bytes(thing: object) -> int:
+    """Bytes of the tensors that a dataclass holds itself; 0 of None."""
+    held = () if thing is None else vars(thing).values()
+    return sum(each.nbytes for each in held if isinstance(each, torch.Tensor))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -391,15 +391,11 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
 def _kind(field: Field[Any]) -> Callable[[str], object]:
     """Return the type of a setting: its default's, or (where that is None) the one its annotation names, else text."""
     if str(field.type) == "int | float":
-        return _whole_or_share
+        return lambda text: int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
     if isinstance(field.default, bool | int | float | tuple):
         return type(field.default)
     named = re.search(r"\b(int|float)\b", str(field.type))
     return str if named is None else {"int": int, "float": float}[named[0]]
-
-
-def _whole_or_share(text: str) -> float:
-    return int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
 
 
 def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:

@@ -24,7 +24,7 @@ from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.modes import InputObserver, watching_inputs
+from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks, PromptObserver
@@ -132,7 +132,9 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
-        if not _are_numbers(eviction, packer):
+        held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
+        finite = [*map(are_finite, held), *(() if eviction is None else eviction.finite)]
+        if not all(map(bool, finite)):
             raise no_numbers(f"for {prompts.record_ids[0][:80]!r}", backbone.model.dtype) from error
         raise
     if eviction is not None:
@@ -147,11 +149,6 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     logits_BV = next_logits(backbone, take_rows(result.hidden_BMD, last_B1))
     check_logits(logits_BV, prompts.record_ids)
     return Prefill(logits_BV, plan, prompts.regions_BN)
-
-
-def _are_numbers(eviction: EvictionPass | None, packer: LayerPacker) -> bool:
-    held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
-    return all(bool(are_finite(each)) for each in held) and (eviction is None or eviction.saw_numbers())
 
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
@@ -182,7 +179,11 @@ def run_whole(
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
     result = backbone.run(
-        prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer), inputs=_inputs(eviction)
+        prompts,
+        dense,
+        pad_left=True,
+        observer=_observer(eviction, packer),
+        inputs=None if eviction is None else eviction.inputs,
     )
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
@@ -230,12 +231,12 @@ def _chunked(
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
     watch, chunks = _observer(eviction, packer), Chunks(size, finished)
-    given: dict[str, Any] = {"observer": watch, "chunks": chunks, "inputs": _inputs(eviction)}
+    given: dict[str, Any] = {
+        "observer": watch,
+        "chunks": chunks,
+        "inputs": None if eviction is None else eviction.inputs,
+    }
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
-
-
-def _inputs(eviction: EvictionPass | None) -> InputObserver | None:
-    return None if eviction is None else eviction.inputs
 
 
 def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:

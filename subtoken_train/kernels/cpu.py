@@ -57,15 +57,13 @@ def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
     """Return scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
-    thin = query_XGd if block.channels is None else _channels_of(query_XGd, block.channels.flatten(0, 1))
+    thin = query_XGd
+    if block.channels is not None:  # the queries' channels that cut keys keep in each head, [X, G, k]
+        channels_X1k = block.channels.flatten(0, 1).long()[:, None]
+        thin = query_XGd.gather(2, channels_X1k.expand(-1, query_XGd.shape[1], -1))
     return [
         scores for part in block.parts if part.entries for scores in _part_scores(thin if part.cut else query_XGd, part)
     ]
-
-
-def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
-    """Take the queries' channels that cut keys keep in each head, [X, G, k]."""
-    return query_XGd.gather(2, channels_Xk.long()[:, None].expand(-1, query_XGd.shape[1], -1))
 
 
 def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:
