@@ -20,7 +20,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, HINT, LATER, KVzip
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.inference import prefill
+from subtoken_train.inference import prefill as prefill_module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -31,8 +31,7 @@ from tests.support.chats import CHATML, byte_level
 from tests.support.helpers import compress, only_sample
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import PLAIN_CELL as CELL
-from tests.support.truth_cells import backbone_of, difference
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, difference
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
@@ -134,7 +133,7 @@ def test_a_question_is_the_task_where_there_is_one():
 def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, selector, batch):
     """The packed cache against a recompute that knows what was kept: the second pass leaves nothing else behind."""
     passes = []
-    monkeypatch.setattr(prefill, "second_pass", lambda *args: passes.append(second_pass(*args)))
+    monkeypatch.setattr(prefill_module, "second_pass", lambda *args: passes.append(second_pass(*args)))
     protocol = "query_aware" if batch.startswith("last") else "context_first"
     cell = {**CELL, "family": family, "reducer": reducer, "selector": selector, "batch": batch, "protocol": protocol}
     found = difference({**cell, "eviction": "kvcompose"}, steps=4)
@@ -270,7 +269,7 @@ def chunk_scores(backbone, batch, method, monkeypatch):
 def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad_left):
     """GQA, a batch of unequal contexts padded on either side, chunks that divide nothing, rows in blocks."""
     monkeypatch.setattr(module, "BLOCK", block)
-    backbone = backbone_of(CELL)
+    backbone = backbone_of(PLAIN_CELL)
     batch = text_batch([(30, 0, 0), (17, 0, 0), (24, 0, 0)], pad_left)
     scores = chunk_scores(backbone, batch, KVzip(chunk=chunk, sinks=sinks), monkeypatch)
     for i in range(3):
@@ -295,7 +294,14 @@ def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad
     every=7,
 )
 def test_packed_is_truth(family, reducer, selector, batch, protocol, settings):
-    cell = {**CELL, "family": family, "reducer": reducer, "selector": selector, "batch": batch, "protocol": protocol}
+    cell = {
+        **PLAIN_CELL,
+        "family": family,
+        "reducer": reducer,
+        "selector": selector,
+        "batch": batch,
+        "protocol": protocol,
+    }
     found = difference(cell, 4, Compression(KVzip(**settings), 0.4))
     assert found.fits("fp32"), found
 
@@ -304,7 +310,7 @@ def test_packed_is_truth(family, reducer, selector, batch, protocol, settings):
 @torch.no_grad()
 def test_rows_of_a_task(name):
     """Embeddings of the text and the context's own; positions go on after the prompt and keep an image's grid."""
-    backbone = backbone_of({**CELL, "family": name})
+    backbone = backbone_of({**PLAIN_CELL, "family": name})
     family, batch = backbone.family, prompts(family_of(name), "three", pad_left=False)
     use_packed_attention(family.decoder.config)
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
