@@ -12,7 +12,6 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
@@ -160,25 +159,6 @@ def test_the_region_reading_looks_ahead():
     before = backbone.logits(backbone.run(batch))
     batch.input_ids_BN[0, -1] = 9
     assert not torch.equal(backbone.logits(backbone.run(batch))[0, :-1], before[0, :-1])
-
-
-@pytest.mark.parametrize("routing", [None, ROUTED])
-@torch.no_grad()
-def test_decoding_equals_a_pass_over_everything(routing):
-    """A cache of routed values and kept pages gives what a pass without cache gives."""
-    family = text_family()
-    backbone = compress(family, routing, **QUEST)
-    prompts = text_batch([(24, 6, 0), (16, 4, 0)], pad_left=True)
-    tokens = generate_greedy(backbone, prompts, 5).token_ids_BT
-    width = prompts.input_ids_BN.shape[1]
-    whole = text_batch([(24, 6, 5), (16, 4, 5)], pad_left=True)
-    whole.input_ids_BN = torch.cat([prompts.input_ids_BN, tokens], dim=1)
-    whole.rank_position_B = prompts.rank_position_B
-    expected = backbone.logits(backbone.run(whole))[:, width - 1 : -1].argmax(-1)
-    ends = (tokens == family.tokenizer.eos_token_id).long()
-    ended = ends.cumsum(-1) - ends
-    assert ((tokens == expected) | (ended > 0)).all()
-    assert (ended == 0).sum() > 4
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -26,7 +26,6 @@ from tests.support.kvzap_files import drawn_nets, settings_for, written
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 from tests.support.truth_cells import from_truth
-from tests.support.truth_models import family_of, prompts
 
 MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
@@ -49,20 +48,6 @@ def eager(family, routing=None, reducer=NONE, factor=20.0):
 def opened(backbone, batch, compression=None, protocol="query_aware"):
     cache = PackedCache(backbone.family.shape.num_layers)
     return open_prompts(backbone, batch, cache, compression or Compression(), protocol), cache
-
-
-@sampled("kind", NAMED, every=2)
-@pytest.mark.parametrize(
-    ("pool", "pad_left", "reducer"),
-    [("layer", True, NONE), ("layer", False, QUEST), ("head", True, NONE), ("head", False, QUEST), ("all", True, NONE)],
-)
-def test_packed_equals_a_full_recompute(kind, pool, pad_left, reducer):
-    """Windows among the families; a batch of three lengths; every head's own keys and groups."""
-    backbone = eager(text_family(kind), settings(byte_pool=pool), reducer)
-    batch = text_batch([(24, 6, 0), (16, 4, 0), (21, 3, 0)], pad_left)
-    found = from_truth(backbone.eval(), batch, 5, Compression())
-    assert found.largest < 1e-4
-    assert found.same_tokens
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
@@ -439,37 +424,6 @@ def test_all_layers_are_not_shared_after_a_reducer_nor_in_chunks():
     backbone = eager(text_family(), settings(byte_pool="all")).eval()
     with pytest.raises(ValueError, match="byte_pool 'all' runs a context twice, of which chunks keep nothing"):
         opened(backbone, text_batch([(24, 6, 0)]), Compression(prefill_chunk=8))
-
-
-EMBEDS = {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2}
-VISIONZIP = {"name": "visionzip", "keep_ratio": 0.5}
-
-
-@sampled("kind", ["llava", "qwen2_5_vl", "internvl", "qwen3_vl", "smolvlm"], every=3)
-@pytest.mark.parametrize(
-    ("pool", "reducer", "protocol", "batch"),
-    [
-        ("all", NONE, "query_aware", "three"),
-        ("all", NONE, "context_first", "three"),
-        ("layer", NONE, "query_aware", "last"),
-        ("layer", EMBEDS, "query_aware", "text"),
-        ("head", VISIONZIP, "context_first", "three"),
-    ],
-)
-def test_visual_tokens_are_packed_as_a_full_recompute_sees_them(kind, pool, reducer, protocol, batch):
-    """Several images with words between them, a sample without an image, prompts that end with one."""
-    if reducer is VISIONZIP and kind != "llava":
-        reducer = NONE  # their towers give no class token
-    family = family_of(kind)
-    heads = family.shape.num_kv_heads
-    own = settings(num_groups=4 * heads, kept_groups=4 * heads, byte_pool=pool, sinks=0, byte_share=0.35)
-    backbone = eager(family, own, reducer).eval()
-    asked = prompts(family, batch, pad_left=True)
-    found = from_truth(backbone, asked, 4, Compression(), protocol)
-    assert found.largest < 1e-4
-    assert found.same_tokens
-    keys = torch.stack(list(backbone.run(asked).state.keys.values()))
-    assert (~keys).float().mean() > 0.1
 
 
 @torch.no_grad()

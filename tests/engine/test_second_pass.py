@@ -20,7 +20,6 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, HINT, LATER, KVzip
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.inference import prefill as prefill_module
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -31,7 +30,7 @@ from tests.support.chats import CHATML, byte_level
 from tests.support.helpers import compress, only_sample
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import PLAIN_CELL, backbone_of, difference
+from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
@@ -112,33 +111,6 @@ def test_a_question_is_the_task_where_there_is_one():
         assert torch.equal(scores[0], again[0][layer][0])
         assert torch.equal(scores[1], aware[0][layer][1])
         assert not torch.allclose(aware[0][layer][:, :, :20], again[0][layer][:, :, :20])
-
-
-@pytest.mark.parametrize(
-    ("family", "reducer", "selector", "batch"),
-    [
-        ("llava_gqa", "none", "none", "text_left"),
-        ("llava", "fastv_embeds", "linear", "three_right"),
-        ("llava_gqa", "fastv_decoder", "gated", "three_left"),
-        ("llava", "visionzip", "none", "text_right"),
-        ("qwen2_5_vl", "none", "value_norm", "three_right"),
-        ("qwen2_5_vl", "visionzip", "linear", "three_left"),
-        ("qwen2", "none", "none", "text_left"),
-        ("llama", "none", "mlp", "three_right"),
-        # a prompt that ends with its image holds no question
-        ("llava_gqa", "fastv_decoder", "none", "last_right"),
-        ("qwen2_5_vl", "fastv_embeds", "mlp", "last_left"),
-    ],
-)
-def test_what_follows_sees_the_kept_context_only(monkeypatch, family, reducer, selector, batch):
-    """The packed cache against a recompute that knows what was kept: the second pass leaves nothing else behind."""
-    passes = []
-    monkeypatch.setattr(prefill_module, "second_pass", lambda *args: passes.append(second_pass(*args)))
-    protocol = "query_aware" if batch.startswith("last") else "context_first"
-    cell = {**CELL, "family": family, "reducer": reducer, "selector": selector, "batch": batch, "protocol": protocol}
-    found = difference({**cell, "eviction": "kvcompose"}, steps=4)
-    assert len(passes) == 1
-    assert found.fits("fp32"), found
 
 
 @sampled(
@@ -278,32 +250,6 @@ def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad
         for ours, theirs in zip(scores, expected, strict=True):
             assert torch.allclose(ours[i][:, real][:, 1:], theirs[:, 1:], atol=1e-5)
             assert (ours[i][:, real][:, 0] == 1).all()
-
-
-@sampled(
-    ("family", "reducer", "selector", "batch", "protocol", "settings"),
-    [
-        ("llama", "none", "linear", "three_left", "context_first", {"chunk": 9}),
-        ("llama", "none", "none", "text_right", "query_aware", {"chunk": 9, "pool": "layer", "level": "head"}),
-        ("qwen2", "quest", "none", "text_right", "query_aware", {"chunk": 9, "lower_bound": 0}),
-        ("llava_gqa", "fastv_decoder", "gated", "three_right", "query_aware", {"chunk": 9}),
-        ("llava_gqa", "fastv_decoder", "gated", "three_right", "context_first", {"pool": "layer"}),
-        ("qwen2_5_vl", "visionzip", "mlp", "three_left", "context_first", {"chunk": 9, "level": "head"}),
-        ("qwen2_5_vl", "none", "none", "text_left", "query_aware", {"chunk": 9, "pool": "head"}),
-    ],
-    every=7,
-)
-def test_packed_is_truth(family, reducer, selector, batch, protocol, settings):
-    cell = {
-        **PLAIN_CELL,
-        "family": family,
-        "reducer": reducer,
-        "selector": selector,
-        "batch": batch,
-        "protocol": protocol,
-    }
-    found = difference(cell, 4, Compression(KVzip(**settings), 0.4))
-    assert found.fits("fp32"), found
 
 
 @pytest.mark.parametrize("name", ["llama", "llava_gqa", "qwen2_5_vl"])
