@@ -20,16 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from subtoken_train.benchmarking.rounds import (
-    WARMUP,
-    SideFigures,
-    cell,
-    interleaved,
-    measure,
-    middle_ms,
-    ratio,
-    ratios,
-)
+from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, interleaved, measure, middle_ms, ratio, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.cache.packed_layer import PackedLayer

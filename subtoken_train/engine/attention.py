@@ -200,13 +200,7 @@ def check_sdpa(config: Any) -> None:
 
 
 def split_attention(
-    split: ContextSplit,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    dropout: float,
+    split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
 ) -> Tensor:
     """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
     read = split.ahead.get(layer)

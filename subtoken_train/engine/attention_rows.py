@@ -87,13 +87,10 @@ def region_attention(
         normed: ``hidden_BND`` is the output of the layer's norm already.
     """
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
-    index_BR, valid_BR = kept_index(region_BN, pad_left=False)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
-    for start in range(0, index_BR.shape[1], ROW_BLOCK):
-        block = slice(start, start + ROW_BLOCK)
-        paid_BRN = attention.rows(index_BR[:, block]).to(total_BN.device)
-        total_BN += (paid_BRN * valid_BR[:, block, None]).sum(1)
-    return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
+    for index_BR, valid_BR in _row_blocks(region_BN):
+        total_BN += (attention.rows(index_BR).to(total_BN.device) * valid_BR[..., None]).sum(1)
+    return total_BN / region_BN.sum(1, keepdim=True).clamp(min=1)
 
 
 def query_attention(

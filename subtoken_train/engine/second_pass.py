@@ -186,38 +186,11 @@ def second_pass(
         states = cache.layers[layer]
         keys, values = states.keys, states.values
         earlier = None if positions is None else positions[layer]
-        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD, earlier, unpadded)
-        observe(layer, query_BHSd, states.keys, values, scale, task.rows_BS)
+        notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
+        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
+        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
+        observe(layer, notes.taken(), states.keys, values, notes.scale, task.rows_BS)
         states.keys, states.values = keys, values
-
-
-def _layer(
-    family: Family,
-    cache: DynamicCache,
-    layer: int,
-    entries_BN: Tensor,
-    task: TaskRows,
-    hidden_BSD: Tensor,
-    earlier: Tensor | None,
-    unpadded: bool,
-) -> tuple[Tensor, Tensor, float]:
-    """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
-    notes = QueryNotes()
-    seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
-    out_BSD = run_chunks(
-        family,
-        cache,
-        layer,
-        hidden_BSD,
-        seen_BK,
-        task.position,
-        BLOCK,
-        notes,
-        deep_nBND=task.deep_nBSD,
-        earlier_BM=earlier,
-        unpadded=unpadded,
-    )
-    return out_BSD, notes.taken(), notes.scale
 
 
 @torch.no_grad()

@@ -134,11 +134,7 @@ class CacheReport:
 
 
 def report(
-    backbone: CompressedBackbone,
-    prompts: Batch,
-    plan: Plan,
-    cache: PackedCache,
-    compression: Compression | None = None,
+    backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, compression: Compression | None = None
 ) -> CacheReport:
     """Measure a filled cache, whichever samples it holds by now.
 

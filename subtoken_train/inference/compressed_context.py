@@ -34,13 +34,7 @@ from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_o
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
-from subtoken_train.inference.prefill import (
-    append_rest,
-    check_before_prefill,
-    contexts_of,
-    prefill,
-    reader_of_question,
-)
+from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
 from subtoken_train.inference.text_prompts import (
     RAW_FRAME,

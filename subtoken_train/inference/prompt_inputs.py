@@ -42,11 +42,7 @@ IMAGE_INPUTS = (
 
 
 def batch_from_inputs(
-    family: Family,
-    input_ids_BN: Tensor,
-    visible_BN: Tensor,
-    inputs: Mapping[str, Any],
-    context_length: int | None,
+    family: Family, input_ids_BN: Tensor, visible_BN: Tensor, inputs: Mapping[str, Any], context_length: int | None
 ) -> Batch:
     """Mark the regions of prompts, padded on either side.
 

@@ -25,12 +25,7 @@ ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in D
 
 
 def fused_decoding(
-    query_BHqd: Tensor,
-    table: RowTable,
-    tail: Tail,
-    scale: float,
-    reach: CacheWindow | None,
-    workspace: Workspace,
+    query_BHqd: Tensor, table: RowTable, tail: Tail, scale: float, reach: CacheWindow | None, workspace: Workspace
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``.
 

@@ -96,8 +96,7 @@ def test_several_tokens_at_a_time_read_everything():
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     assert torch.equal(
-        packed_attention(query, [paged], only(tail), 0.5),
-        packed_attention(query, [plain], only(tail), 0.5),
+        packed_attention(query, [paged], only(tail), 0.5), packed_attention(query, [plain], only(tail), 0.5)
     )
     one, tail = query[:, :, :1], tail[:, :, :1]
     read = packed_attention(one, [paged], only(tail), 0.5)

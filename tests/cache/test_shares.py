@@ -40,11 +40,7 @@ def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
         whole, routed, channels = counted(state, sample)
         assert share.routed_channels == channels
         assert (share.routed_bytes > 0) == (routed > 0)
-        assert share.total_bytes - share.routed_bytes - whole * whole_slice in (
-            0,
-            8,
-            16,
-        )  # row numbers
+        assert share.total_bytes - share.routed_bytes - whole * whole_slice in (0, 8, 16)  # row numbers
         if bits == 0:
             assert share.index_bytes == share.routed_bytes - routed * VECTOR[0] - 4 * channels
             assert 0 <= share.index_bytes <= 4 * channels + 200

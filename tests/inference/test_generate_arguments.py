@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-)
+from transformers import GenerationConfig, LogitsProcessorList
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.families.decoder import CACHE

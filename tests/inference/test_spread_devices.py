@@ -73,10 +73,7 @@ def answered(family, reducer, routing, eviction, further, protocol="query_aware"
 
 @sampled(
     ("case", "protocol"),
-    [
-        *((case, "query_aware") for case in CASES),
-        ("evicting while decoding", "context_first"),
-    ],
+    [*((case, "query_aware") for case in CASES), ("evicting while decoding", "context_first")],
     every=4,
 )
 def test_two_devices_answer_as_one(case, protocol):

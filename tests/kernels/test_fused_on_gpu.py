@@ -5,10 +5,7 @@ import torch
 
 from tests.support.fused_cases import BOUNDS, FusedCell, deviation, layer_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -35,10 +35,7 @@ def test_one_graph_with_one_node_a_layer(own):
     backbone, compiled, token_B1 = cell.filled()
     _, plain, _ = cell.filled()
     config = CompileConfig(fullgraph=True, backend=counting, mode=None)
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        FixedStep(backbone, compiled, 4, compile_config=config) as step,
-    ):
+    with torch._dynamo.config.patch(recompile_limit=1), FixedStep(backbone, compiled, 4, compile_config=config) as step:
         for _ in range(4):
             expected = decode(backbone, token_B1, plain)
             assert (step(token_B1) - expected).abs().max() < 1e-4
