@@ -242,17 +242,16 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
         cells.append(f"{side['peak_bytes'] / _MIB:.1f}")
         for part in ("prefill", "step"):
             found = row["ratios"][part].get(name)
-            cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else _ratio(found, row)]
+            cells += [
+                f"{middle_ms(side[f'{part}_seconds']):.2f}",
+                "" if found is None else cell(found) if row["pairs"] > 1 else f"{found[0]:.2f}",
+            ]
         table.append(cells)
     rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
     lines = [f"{title}, {rounds}", *aligned_columns(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
     lines += _share_lines(row)
     return lines + [f"note: {note}" for note in row["notes"]]
-
-
-def _ratio(found: Sequence[float], row: Mapping[str, Any]) -> str:
-    return cell((found[0], found[1], found[2])) if row["pairs"] > 1 else f"{found[0]:.2f}"
 
 
 def _share_lines(row: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(np.median(values)), float(low), float(high)
 
 
-def cell(figures: tuple[float, float, float]) -> str:
+def cell(figures: Sequence[float]) -> str:
     """``0.52 [0.51, 0.54]``."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*figures)
 

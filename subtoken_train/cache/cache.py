@@ -94,7 +94,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         states = [layer.eviction_state for layer in self.layers]
         if not all(state is not None and state.reads_inputs for state in states):
             return None
-        return lambda layer, input_BqD: states[layer].note_input(input_BqD)  # type: ignore[union-attr]
+        return lambda layer, input_BqD: states[layer].inputs.append(input_BqD)  # type: ignore[union-attr]
 
     @contextmanager
     def appending(self) -> Iterator[None]:

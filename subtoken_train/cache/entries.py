@@ -117,10 +117,6 @@ class EvictionState:
         while self.observed is not None and self.held - self.queries[0].shape[2] >= self.observed:
             self.held -= self.queries.popleft().shape[2]
 
-    def note_input(self, input_BqD: Tensor) -> None:
-        """Keep what the layer projects of new tokens until the method looks."""
-        self.inputs.append(input_BqD)
-
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
 

@@ -108,11 +108,6 @@ class ContextSplit:
             self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
-    @property
-    def sees_all(self) -> bool:
-        """True if late rows see all before them, but for what left a window."""
-        return self.unpadded and self.reducer is None
-
     def _in_reach(self, size: int) -> Tensor:
         """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
         assert self.position_BN is not None
@@ -218,7 +213,7 @@ def split_attention(
     if start < whole_end:
         whole = attend(start, whole_end, value, None if split.unpadded else split.visible_BN)
     if late_start < length:
-        places_BN = None if split.sees_all else split.seen[layer]
+        places_BN = None if split.unpadded and split.reducer is None else split.seen[layer]
         late = attend(late_start, length, read.value_BhNd, places_BN, read.keys_BhN)
         late = _teaching_keys(late, query[:, :, late_start - start :], key, value, read, Seen(places_BN, window), scale)
     if split.unpadded and whole.shape[2] + late.shape[2] == query.shape[2]:  # all samples are cut at one row

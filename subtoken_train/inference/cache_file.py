@@ -97,7 +97,9 @@ def write_cache(
     if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
     packed, tensors = packed_tensors(cache)
-    tensors = {name: _alone(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():  # safetensors takes none that is a part of another
+        tensors[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     try:
         packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
     except ValueError as error:
@@ -159,11 +161,6 @@ def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         digest_tensor(digest, name, tensor)
     return digest.hexdigest()
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """A tensor that shares no memory, as safetensors wants it; copied only where it is a part of another."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _metadata(path: Path) -> tuple[str, str]:
