@@ -314,9 +314,7 @@ def test_another_tokenizer_is_refused(saved, change):
     other = SubTokenModel.around(
         CompressedBackbone(TextFamily(family.model, other_tokenizer(change)), model.backbone.reducer), model.compression
     )
-    with pytest.raises(
-        ValueError, match=r"made with another tokenizer \(.*load the tokenizer that made it, or compress"
-    ):
+    with pytest.raises(ValueError, match=r"made with another tokenizer \(.*load the tokenizer that made it, or"):
         other.load_cache(path)
 
 

@@ -364,9 +364,7 @@ def test_what_is_not_there_is_refused_in_words_and_never_empty(name):
 
 def test_a_share_that_keeps_less_than_every_is_refused_by_the_prompt():
     cell = cell_of(eviction="h2o")
-    with pytest.raises(
-        ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps 3"
-    ):
+    with pytest.raises(ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps"):
         decoded_online(backbone_of(cell), batch_of(cell), 1, compression_of(cell, keep=0.2, unit="fraction", every=7))
     assert compression_of(cell).label == "h2o 10 tokens merge none every 4"
 

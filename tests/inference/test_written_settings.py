@@ -33,9 +33,7 @@ def test_budgets(text, keep):
 
 @pytest.mark.parametrize("text", ["", "a tenth", "10%", "0,1", "1.2.3", "MB", "nan", "inf", "1 2"])
 def test_what_is_no_budget(text):
-    with pytest.raises(
-        ValueError, match=r"is not a budget; write a fraction .0.1., tokens .256tokens. or bytes .20MB."
-    ):
+    with pytest.raises(ValueError, match=r"is not a budget; write a fraction .0.1., tokens .256tokens. or bytes"):
         parse_keep(text)
 
 
