@@ -28,7 +28,6 @@ from torch import Tensor
 
 from subtoken_train.artifact.identity import ModelIdentity, check_same_model, model_identity
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -243,8 +242,7 @@ def _devices(backbone: CompressedBackbone) -> list[torch.device]:
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
     """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     for name in ("payload_bytes", "index_bytes"):
-        found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)
+        found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)
         if found != said:
             raise ValueError(f"its report says {name} is {said:,}, but it is {found:,}")

@@ -166,7 +166,7 @@ def report(
 
 def held_bytes(cache: PackedCache) -> dict[str, int]:
     """Return the fields of a ``CacheReport`` that are measured on a cache's tensors alone."""
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    layers = cache.layers
     used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))
     return {
         "payload_bytes": sum(layer.payload_bytes for layer in layers),
@@ -298,8 +298,7 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
 
 
 def _by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
     return list(zip(*shares_LB, strict=True))
 
 

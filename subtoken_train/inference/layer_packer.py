@@ -25,7 +25,6 @@ from transformers import DynamicCache
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_counts
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
@@ -194,7 +193,6 @@ class LayerPacker:
             position: position ids of its rows, [B, M] or [3, B, M].
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
-        assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
         here = on_device(kept, keys.device)
@@ -246,7 +244,6 @@ class LayerPacker:
             place = self.rerotation.next_position.to(next_position.device)
         cache.next_position = place
         for layer in cache.layers:
-            assert isinstance(layer, PackedLayer)
             if layer.window is not None:
                 layer.begin_tail(place[:, 0])
         cache.prepare()

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import PageReading, with_pages
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
-from subtoken_train.engine.spans import Chunks, PromptObserver
+from subtoken_train.engine.spans import Chunks
 from subtoken_train.errors import SubTokenWarning, check_word, no_numbers, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
@@ -86,7 +85,6 @@ def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
 def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
     """Add a page index to the layers of a filled cache of which a step of decoding reads pages."""
     for layer, (packed, kept) in enumerate(zip(cache.layers, plan.layers, strict=True)):
-        assert isinstance(packed, PackedLayer)
         sizes = eviction.method.pages(layer)
         if sizes is not None:
             assert kept.rows_BN is not None
@@ -139,10 +137,10 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         raise
     if eviction is not None:
         eviction.check_threshold(prompts.record_ids)
-    if eviction is not None and compression.every is not None:
-        evict_while_decoding(cache, eviction, plan, prompts.record_ids)
-    if eviction is not None and eviction.method.reads:
-        add_pages(cache, plan, eviction)
+        if compression.every is not None:
+            evict_while_decoding(cache, eviction, plan, prompts.record_ids)
+        if eviction.method.reads:
+            add_pages(cache, plan, eviction)
     packer.make_ready(result.rows.next_position.to(prompts.regions_BN.device))
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
@@ -178,13 +176,7 @@ def run_whole(
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
-    result = backbone.run(
-        prompts,
-        dense,
-        pad_left=True,
-        observer=_observer(eviction, packer),
-        inputs=None if eviction is None else eviction.inputs,
-    )
+    result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
@@ -230,26 +222,19 @@ def _chunked(
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
-    watch, chunks = _observer(eviction, packer), Chunks(size, finished)
-    given: dict[str, Any] = {
-        "observer": watch,
-        "chunks": chunks,
-        "inputs": None if eviction is None else eviction.inputs,
-    }
+    given = {"chunks": Chunks(size, finished), **_watching(eviction, packer)}
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
 
 
-def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
-    """Return an observer of a prompt's pass for all who watch; None where nobody does."""
+def _watching(eviction: EvictionPass | None, packer: LayerPacker) -> dict[str, Any]:
+    """Return the observers of a prompt's pass: of attention for all who watch, of what layers project."""
     observers = [watch.observe for watch in (eviction, packer.key_cut, packer.moments) if watch is not None]
-    if len(observers) < 2:
-        return observers[0] if observers else None
 
     def observe(*layer: Any) -> None:
         for observer in observers:
             observer(*layer)
 
-    return observe
+    return {"observer": observe if observers else None, "inputs": None if eviction is None else eviction.inputs}
 
 
 @torch.no_grad()
