@@ -51,6 +51,13 @@ def refuse(*faults: tuple[object, str]) -> None:
             raise ValueError(words)
 
 
+def check_together(*pairs: tuple[object, object, str]) -> None:
+    """Raise ``ValueError`` for the first two settings, in words, that are both there; the third says why not both."""
+    refuse(
+        *((one and other, f"{one} does not go with {other}: {why}; leave one of them out") for one, other, why in pairs)
+    )
+
+
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
     """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word, clipped, refuse, unknown_name
+from subtoken_train.errors import check_together, check_word, clipped, refuse, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import unasked
@@ -75,22 +75,16 @@ class Compression:
         for name, value, allowed in (("merge", self.merge, get_args(Merge)), ("scope", self.scope, get_args(Scope))):
             if value is not None:
                 check_word(name, value, allowed)
-        fraction, form, reads = self.unit == "fraction", FORMATS[self.kv_dtype], self._reads
-        number = type(self.keep) in (int, float)
-        shares = (
-            f"and in kv_dtype {self.kv_dtype} the keys of {form.run} entries share scales; use kv_dtype int4 or int8"
-        )
+        fraction, number, says = self.unit == "fraction", type(self.keep) in (int, float), self.said
+        needs = "needs an eviction method, for instance eviction='snapkv'"
         refuse(
             (not number, f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
             (
-                self.key_axes != "own" and self.key_channels == 1,
+                self.key_axes != "own" and not says["cuts"],
                 f"key_axes={self.key_axes!r} turns keys so that channels can be cut, and key_channels=1 cuts none; "
                 "give key_channels, for instance 0.75, or leave key_axes out",
             ),
-            (
-                self.merge not in (None, "none") and self.eviction is None,
-                f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'",
-            ),
+            (self.merge not in (None, "none") and self.eviction is None, f"merge {self.merge!r} {needs}"),
             (
                 self.key_window < 1,
                 f"key_window={self.key_window} must be at least 1; with 32, the last 32 rows choose the key channels",
@@ -104,38 +98,43 @@ class Compression:
                 number and not fraction and not (1 <= self.keep <= MOST and self.keep == int(self.keep)),
                 f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}",
             ),
-            (
-                self.eviction is None and self.keep != 1,
-                f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'",
-            ),
-            (
-                form.rotates and self.key_channels < 1,
-                f"key_channels={self.key_channels} cuts channels of a key, and kv_dtype {self.kv_dtype} mixes them; "
-                "use kv_dtype int4 or int8, or leave key_channels out",
-            ),
-            (
-                form.rotates and reads,
-                f"{reads} reads pages by their keys' channels, and kv_dtype {self.kv_dtype} mixes them; use kv_dtype "
-                "int4 or int8, or another eviction",
-            ),
-            (
-                form.run > 1 and self.every is not None,
-                f"eviction_every={self.every} lets single entries go, {shares}, or leave eviction_every out",
-            ),
-            (form.run > 1 and reads, f"{reads} reads single pages, {shares}, or another eviction"),
+            (self.eviction is None and self.keep != 1, f"eviction_keep={self.keep} {needs}"),
+            (self.rerotate and self.eviction is None, "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
         )
+        self._check_format()
         if self.threshold is not None:
             self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
-        if self.rerotate:
-            self._check_rerotation()
+        self._check_rerotation()
 
     @property
-    def _reads(self) -> str:
-        """A method that reads instead of evicting, in words; empty where there is none."""
-        return f"eviction {self.eviction.name!r}" if self.eviction is not None and self.eviction.reads else ""
+    def said(self) -> dict[str, str]:
+        """Settings in words, by what they do; empty where they do nothing."""
+        method = self.eviction
+        evicts = "" if method is None else f"eviction {method.name!r}"
+        return {
+            "evicts": evicts,
+            "reads": evicts if method is not None and method.reads else "",
+            "divides": evicts if method is not None and method.across_layers else "",
+            "cuts": "" if self.key_channels == 1 else f"key_channels={self.key_channels}",
+            "merges": "" if self.merging == "none" else f"merge {self.merging!r}",
+            "every": "" if self.every is None else f"eviction_every={self.every}",
+            "turns": "rerotate" if self.rerotate else "",
+            "chunk": "" if self.prefill_chunk is None else f"prefill_chunk={self.prefill_chunk}",
+        }
+
+    def _check_format(self) -> None:
+        form, says, name = FORMATS[self.kv_dtype], self.said, f"kv_dtype {self.kv_dtype}"
+        mixing, sharing = (name if there else "" for there in (form.rotates, form.run > 1))
+        alone, shared = "int4 and int8 leave them apart", f"there the keys of {form.run} entries share scales"
+        check_together(
+            (says["cuts"], mixing, f"it mixes the channels of a key; {alone}"),
+            (says["reads"], mixing, f"it mixes the channels by which pages are read; {alone}"),
+            (says["every"], sharing, f"{shared}, and single entries would go; {alone}"),
+            (says["reads"], sharing, f"{shared}, and single pages are read; {alone}"),
+        )
 
     def _check_threshold(self, threshold: Threshold) -> None:
         if self.eviction is None:
@@ -154,88 +153,59 @@ class Compression:
             ),
         )
         threshold.check(self.eviction)
-        if self.rerotate:
-            raise ValueError(
-                "rerotate needs equally many entries in every head and layer, and a threshold leaves what reaches it; "
-                "leave rerotate out, or give a share, for instance eviction_keep=0.2"
-            )
 
     def _check_rerotation(self) -> None:
-        method, instead = self.eviction, "use streaming_llm, snapkv or h2o, for instance"
-        if method is None:
-            raise ValueError(f"rerotate needs an eviction; {instead}")
-        refuse(
-            (
-                method.across_layers,
-                f"rerotate needs equally many entries in every layer, but eviction {method.name!r} shares them out; "
-                f"{instead}",
-            ),
-            (
-                method.reads,
-                f"rerotate closes gaps that an eviction leaves, but {method.name!r} evicts nothing; leave rerotate "
-                f"out, or {instead}",
-            ),
-            (
-                self.every is not None,
-                f"rerotate closes gaps in a prompt's positions, but eviction_every={self.every} opens new ones while "
-                "tokens are decoded; leave one out",
-            ),
-            (
-                self.key_channels < 1,
-                "rerotate rotates pairs of key channels, but key_channels cuts single ones; leave one out",
-            ),
-            (
-                self.merging != "none",
-                f"rerotate rotates a key by its position, but merge {self.merging!r} mixes several; leave one out",
-            ),
+        says, threshold = self.said, "" if self.threshold is None else f"eviction_keep {self.threshold.label}"
+        equal, instead = "equally many entries must stay in every", "use streaming_llm, snapkv or h2o"
+        check_together(
+            (says["turns"], threshold, f"{equal} head; give a share, for instance eviction_keep=0.2"),
+            (says["turns"], says["divides"], f"{equal} layer; {instead}"),
+            (says["turns"], says["reads"], f"it evicts nothing and leaves no gap to close; {instead}"),
+            (says["turns"], says["every"], "it opens new gaps while tokens are decoded"),
+            (says["turns"], says["cuts"], "pairs of key channels are rotated, and single ones cut"),
+            (says["turns"], says["merges"], "a key is rotated by its position, and a merged one has several"),
         )
 
     def _check_chunk(self, chunk: int) -> None:
         if type(chunk) is not int or chunk < 1:
             raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
-        method = self.eviction
+        method, says = self.eviction, self.said
         if method is None:
             return
-        divides = method.across_layers and self.threshold is None
-        reason, rows = "divides its budget between layers" if divides else "runs a prompt twice", method.observing_rows
-        refuse(
+        rows, instead = method.observing_rows, "use snapkv, h2o or another method that decides by layer"
+        check_together(
             (
-                divides or "second_pass" in method.needs,
-                f"prefill_chunk={chunk}: eviction {method.name!r} {reason}, but in chunks a layer is packed before the "
-                "next one runs; leave prefill_chunk out, or use snapkv, h2o or another method that decides by layer",
+                says["chunk"],
+                says["divides"] if self.threshold is None else "",
+                f"it divides its budget between layers, of which each is packed before the next one runs; {instead}",
             ),
             (
-                rows is None,
-                f"prefill_chunk={chunk} must cover the rows that eviction {method.name!r} observes, but a share "
-                "of the budget does not say how many; give window as a whole number, or leave prefill_chunk out",
+                says["chunk"],
+                says["evicts"] if "second_pass" in method.needs else "",
+                f"it runs a prompt twice, of which each layer is packed before the next one runs; {instead}",
             ),
             (
-                rows is not None and chunk < rows,
-                f"prefill_chunk={chunk} is smaller than the {rows} rows observed by eviction {method.name!r}; use at "
-                f"least {rows}",
+                says["chunk"],
+                says["evicts"] if rows is None else "",
+                "it must cover the rows observed, of which a share says no number; give window as a whole number",
             ),
         )
+        if rows is not None and chunk < rows:
+            raise ValueError(
+                f"prefill_chunk={chunk} is smaller than the {rows} rows observed by eviction {method.name!r}; use at "
+                f"least {rows}"
+            )
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        moved = "rerotate" if self.rerotate else "" if self.every is None else "eviction_every"
-        windowed, sees = self._reads or moved, family.image_token_id is not None
-        refuse(
-            (
-                windowed and any(family.windows),
-                f"{windowed} does not go with the sliding windows of {family.decoder.config.model_type}; leave it out, "
-                "or use a model without them",
-            ),
-            (
-                self.rerotate and family.length_dependent,
-                f"rerotate: {family.name} has positions of kind {rotary_kind(family.decoder.rotary_emb)!r}, whose "
-                "angles depend on a prompt's length; leave rerotate out",
-            ),
-            (
-                self.rerotate and family.tower_positions == "mrope",
-                f"rerotate: {family.name} places the tokens of an image in a grid, whose gaps cannot be closed; "
-                "leave rerotate out",
-            ),
+        says, sees = self.said, family.image_token_id is not None
+        windows = f"the sliding windows of {family.decoder.config.model_type}" if any(family.windows) else ""
+        angles = rotary_kind(family.decoder.rotary_emb) if family.length_dependent else ""
+        grids = f"the image grids of {family.name}" if family.tower_positions == "mrope" else ""
+        check_together(
+            (says["reads"] or says["turns"] or says["every"], windows, "it needs every layer to see the whole cache"),
+            (says["turns"], angles and f"positions of kind {angles!r}", "their angles depend on a prompt's length"),
+            (says["turns"], grids, "a grid has gaps that cannot be closed"),
         )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
         form = FORMATS[self.kv_dtype]

@@ -27,7 +27,7 @@ from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks
-from subtoken_train.errors import SubTokenWarning, check_word, no_numbers, refuse
+from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
@@ -44,35 +44,23 @@ from subtoken_train.types import Batch, Plan, Protocol, Region, before_compresse
 
 def check_choices(backbone: CompressedBackbone, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
-    method, routing = compression.eviction, backbone.active_routing
-    if method is not None and method.reads:
-        refuse(
-            (
-                compression.unit == "bytes",
-                f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says how much "
-                "a step reads: a share such as 0.25, or a number of tokens",
-            ),
-            (
-                compression.merging != "none",
-                f"eviction {method.name!r} drops nothing that could be merged; leave merge out",
-            ),
-            (
-                compression.key_channels != 1,
-                f"eviction {method.name!r} reads pages of whole keys; use key_channels=1 with it",
-            ),
-            (
-                routing is not None,
-                f"eviction {method.name!r} reads pages of whole values, but the routers keep value groups of each "
-                "entry; use an arm without routing (selector none), or another eviction",
-            ),
-        )
-    cuts = "" if compression.key_channels == 1 else f"key_channels={compression.key_channels:.6g}"
-    cuts = cuts if method is None else f"eviction {method.name!r}"
-    if routing is not None and routing.budget == "bytes" and cuts:
-        raise ValueError(
-            f"the routers spend one byte budget on keys and groups (budget bytes), and {cuts} would cut keys "
-            "again: leave it out, or use an arm of another budget"
-        )
+    says, routing = compression.said, backbone.active_routing
+    spends = "budget 'bytes' of the routers" if routing is not None and routing.budget == "bytes" else ""
+    check_together(
+        (
+            says["reads"],
+            compression.unit == "bytes" and f"eviction_keep={int(compression.keep)} bytes",
+            "it frees no bytes; say how much a step reads, a share such as 0.25 or a number of tokens",
+        ),
+        (says["reads"], says["merges"], "it drops nothing that could be merged"),
+        (says["reads"], says["cuts"], "it reads pages of whole keys"),
+        (
+            says["reads"],
+            "" if routing is None else "value groups",
+            "it reads pages of whole values; use an arm without routing (selector none)",
+        ),
+        (says["evicts"] or says["cuts"], spends, "which chooses among the keys already; use an arm of another budget"),
+    )
 
 
 def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:

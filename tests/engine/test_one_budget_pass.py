@@ -460,8 +460,8 @@ def test_rows_that_are_cut_between_layers_are_refused(tiny_family):
 @pytest.mark.parametrize(
     ("compression", "words"),
     [
-        (Compression(build_eviction("snapkv"), 0.5), "eviction 'snapkv' would cut keys again: leave it out"),
-        (Compression(key_channels=0.5), "key_channels=0.5 would cut keys again"),
+        (Compression(build_eviction("snapkv"), 0.5), "'snapkv' does not go with budget 'bytes' of the routers"),
+        (Compression(key_channels=0.5), "key_channels=0.5 does not go with budget 'bytes'"),
     ],
 )
 def test_nothing_else_chooses_keys(compression, words):

@@ -115,11 +115,11 @@ def test_beams_take_their_pages_along():
     [
         (reading(0.5), RoutingConfig("linear", num_groups=8, kept_groups=3), "reads pages of whole values.*selector"),
         (Compression(build_eviction("quest_steps"), 9000, "bytes"), None, "frees no bytes.*a share such as 0.25"),
-        (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "whole keys; use key_channels=1"),
+        (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "it reads pages of whole keys"),
         (
             Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5, key_axes="pca"),
             None,
-            "whole keys; use key_channels=1",
+            "it reads pages of whole keys",
         ),
         (Compression(build_eviction("quest_steps"), 0.5, merge="pivot"), None, "drops nothing that could be merged"),
     ],
