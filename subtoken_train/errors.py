@@ -52,10 +52,14 @@ def refuse(*faults: tuple[object, str]) -> None:
 
 
 def check_together(*pairs: tuple[object, object, str]) -> None:
-    """Raise ``ValueError`` for the first two settings, in words, that are both there; the third says why not both."""
-    refuse(
-        *((one and other, f"{one} does not go with {other}: {why}; leave one of them out") for one, other, why in pairs)
-    )
+    """Raise ``ValueError`` for the first two settings, in words, that are both there.
+
+    The third of a pair says why not both and, behind a semicolon, what to do instead of leaving one out.
+    """
+    for one, other, why in pairs:
+        reason, _, instead = why.partition("; ")
+        rest = f", or {instead}" if instead else ""
+        refuse((one and other, f"{one} does not go with {other}: {reason}; leave one of them out{rest}"))
 
 
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:

@@ -128,7 +128,7 @@ class Compression:
     def _check_format(self) -> None:
         form, says, name = FORMATS[self.kv_dtype], self.said, f"kv_dtype {self.kv_dtype}"
         mixing, sharing = (name if there else "" for there in (form.rotates, form.run > 1))
-        alone, shared = "int4 and int8 leave them apart", f"there the keys of {form.run} entries share scales"
+        alone, shared = "use int4 or int8", f"there the keys of {form.run} entries share scales"
         check_together(
             (says["cuts"], mixing, f"it mixes the channels of a key; {alone}"),
             (says["reads"], mixing, f"it mixes the channels by which pages are read; {alone}"),
@@ -160,8 +160,8 @@ class Compression:
         check_together(
             (says["turns"], threshold, f"{equal} head; give a share, for instance eviction_keep=0.2"),
             (says["turns"], says["divides"], f"{equal} layer; {instead}"),
-            (says["turns"], says["reads"], f"it evicts nothing and leaves no gap to close; {instead}"),
-            (says["turns"], says["every"], "it opens new gaps while tokens are decoded"),
+            (says["turns"], says["reads"], f"that evicts nothing and leaves no gap to close; {instead}"),
+            (says["turns"], says["every"], "that opens new gaps while tokens are decoded"),
             (says["turns"], says["cuts"], "pairs of key channels are rotated, and single ones cut"),
             (says["turns"], says["merges"], "a key is rotated by its position, and a merged one has several"),
         )
@@ -203,7 +203,11 @@ class Compression:
         angles = rotary_kind(family.decoder.rotary_emb) if family.length_dependent else ""
         grids = f"the image grids of {family.name}" if family.tower_positions == "mrope" else ""
         check_together(
-            (says["reads"] or says["turns"] or says["every"], windows, "it needs every layer to see the whole cache"),
+            (
+                says["reads"] or says["turns"] or says["every"],
+                windows,
+                "it needs layers that see the whole cache; use a model without windows",
+            ),
             (says["turns"], angles and f"positions of kind {angles!r}", "their angles depend on a prompt's length"),
             (says["turns"], grids, "a grid has gaps that cannot be closed"),
         )

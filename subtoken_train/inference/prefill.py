@@ -59,7 +59,7 @@ def check_choices(backbone: CompressedBackbone, compression: Compression) -> Non
             "" if routing is None else "value groups",
             "it reads pages of whole values; use an arm without routing (selector none)",
         ),
-        (says["evicts"] or says["cuts"], spends, "which chooses among the keys already; use an arm of another budget"),
+        (says["evicts"] or says["cuts"], spends, "that chooses among the keys already; use an arm of another budget"),
     )
 
 

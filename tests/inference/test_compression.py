@@ -34,7 +34,7 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"keep": 10**39, "unit": "bytes"}, "0 bytes must be a whole number of at least 1, and at most"),
         ({"keep": "0.5"}, "eviction_keep='0.5' must be a number; 0.1 keeps"),
         ({"rerotate": "no"}, "rerotate='no' must be true or false"),
-        ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps': it evicts nothing and"),
+        ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps': that evicts nothing"),
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 does not go with kv_dtype int4_rotated"),
