@@ -44,6 +44,24 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
         raise unknown_name(kind, got, allowed)
 
 
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ``ValueError`` with the words of the first fault that is there."""
+    for there, words in faults:
+        if there:
+            raise ValueError(words)
+
+
+def check_together(*pairs: tuple[object, object, str]) -> None:
+    """Raise ``ValueError`` for the first two settings, in words, that are both there.
+
+    The third of a pair says why not both and, behind a semicolon, what to do instead of leaving one out.
+    """
+    for one, other, why in pairs:
+        reason, _, instead = why.partition("; ")
+        rest = f", or {instead}" if instead else ""
+        refuse((one and other, f"{one} does not go with {other}: {reason}; leave one of them out{rest}"))
+
+
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
     """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
 

@@ -20,16 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from subtoken_train.benchmarking.rounds import (
-    WARMUP,
-    SideFigures,
-    cell,
-    interleaved,
-    measure,
-    middle_ms,
-    ratio,
-    ratios,
-)
+from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, interleaved, measure, middle_ms, ratio, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.cache.packed_layer import PackedLayer
@@ -47,10 +38,7 @@ CALLS = 20
 
 @torch.no_grad()
 def copy_shares(sides: Sequence[Side], pairs: int) -> dict[str, dict[str, Any]]:
-    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high).
-
-    Of the middle layer; dense caches that have no room to spare stand beside packed ones, read by SDPA.
-    """
+    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high)."""
     actions: dict[str, Callable[[], object]] = {}
     read: dict[str, int] = {}
     for side in sides:
@@ -158,7 +146,8 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
         words = f"the same tokens, {_reducer(subject.reducer)}, whole values"
         sides.append(PackedSide(TOKEN_ONLY, words, family, prompts, subject.reducer, None, compression))
         try:
-            anchor = subject.anchor(_region_tokens(prompts))
+            counts = [count for count in in_compressed_region(prompts.regions_BN).sum(-1).tolist() if count]
+            anchor = subject.anchor(min(counts, default=1))  # for the prompt that has the fewest, but some
         except ValueError as error:
             notes.append(f"no matched token-only anchor: {error}")
         else:
@@ -167,12 +156,6 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
             rounded = replace(compression, round_up=True)
             sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes
-
-
-def _region_tokens(prompts: Batch) -> int:
-    """Tokens of the compressed region, of the prompt that has the fewest but some; 1 where none has any."""
-    counts = [count for count in in_compressed_region(prompts.regions_BN).sum(-1).tolist() if count]
-    return min(counts, default=1)
 
 
 def run_row(
@@ -227,10 +210,7 @@ def run_row(
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    """Return notes on an anchor whose measured bytes are not the subject's.
-
-    The ledger that solves its keep ratio takes every kept token for cut alike: keys in the last window are not.
-    """
+    """Return notes on an anchor whose measured bytes are not the subject's."""
     if ANCHOR not in figures:
         return []
     held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
@@ -262,17 +242,16 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
         cells.append(f"{side['peak_bytes'] / _MIB:.1f}")
         for part in ("prefill", "step"):
             found = row["ratios"][part].get(name)
-            cells += [f"{middle_ms(side[f'{part}_seconds']):.2f}", "" if found is None else _ratio(found, row)]
+            cells += [
+                f"{middle_ms(side[f'{part}_seconds']):.2f}",
+                "" if found is None else cell(found) if row["pairs"] > 1 else f"{found[0]:.2f}",
+            ]
         table.append(cells)
     rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
     lines = [f"{title}, {rounds}", *aligned_columns(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
     lines += _share_lines(row)
     return lines + [f"note: {note}" for note in row["notes"]]
-
-
-def _ratio(found: Sequence[float], row: Mapping[str, Any]) -> str:
-    return cell((found[0], found[1], found[2])) if row["pairs"] > 1 else f"{found[0]:.2f}"
 
 
 def _share_lines(row: Mapping[str, Any]) -> list[str]:

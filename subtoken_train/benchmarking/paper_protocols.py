@@ -1,22 +1,16 @@
-"""The paper's protocols of time and memory: Table 8, and the peak memory of appendix C.1.
+"""The paper's protocols of time and memory: Table 8, and the peak memory of appendix C.1. LoRA is on in every arm.
 
-Table 8: what routing adds to prompt and steps of a VLM, at the same visual-token keep ratio. One image of 336 x 336
-pixels and a short question, batch 1, FastV and VisionZip at 25 and 12.5 % of the visual tokens, S = 16, K = 4, 256
-forced tokens in bfloat16, on one H100 NVL; overheads are over the token-only arm of the same keep ratio
-(``same_tokens``). LoRA is on in every arm. Where a run departs from this, it says so (``departures``). The paper does
-not print its prompt; its lengths (595 to 163/91, 171 to 63/45) fix how many text tokens there are, and the token
-reducers shorten the whole input (the stage ``embeds`` of FastV).
+Table 8: what routing adds to prompt and steps of a VLM over the token-only arm of the same keep ratio
+(``same_tokens``): one image of 336 x 336 pixels and a short question, batch 1, FastV (stage ``embeds``) and VisionZip
+at 25 and 12.5 %, S = 16, K = 4, 256 forced tokens in bfloat16 on one H100 NVL. ``departures`` says where a run is
+another. The paper does not print its prompt; its lengths (595 to 163/91, 171 to 63/45) fix how many text tokens it has.
 
-Appendix C.1: the peak memory of a language model's prefix of 2,048 tokens and a suffix of one. Batch 1 in bfloat16 on
-one H100 NVL; no compression, Quest at 25 and 12.5 % of the prefix, and each of these with routing. The prefix is the
-context and is compressed, the suffix asks; nothing is generated. LoRA is on in every arm. GB are 10^9 bytes: between
-the printed peaks lie exactly the bytes of the tokens that Quest drops.
+Appendix C.1: the peak memory of a language model's prefix of 2,048 tokens, which is compressed, and a suffix of one,
+which asks; nothing is generated: no compression, Quest at 25 and 12.5 %, and these with routing. GB are 10^9 bytes.
 
 READING. Of the routed arms the paper says "slightly higher" and prints neither figures nor groups; S = 16 and K = 12,
 the smallest of Table 3, stand for them. What it calls the measured KV cache (1.31 and 0.76 GB) is no cache size and is
-not imitated: the cache's own bytes are printed.
-
-What it does not do: the memory protocol takes no times (the paper's Table 6 is of MMLU, see the report's table "Time").
+not imitated: the cache's own bytes are printed. No times are taken there (the paper's Table 6 is of MMLU).
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Interleaved rounds over the sides of a comparison: prompt, then forced tokens; bytes and peak memory in a first pass.
 
 Every round runs each side once, in an order that alternates: its prompts' pass, then as many steps as asked for, each
-on the likeliest token of the one before, end-of-text or not. A ratio is a median over rounds of one side's seconds over
-another's in the same round, with a 95 % bootstrap interval.
-
-Memory is read in a pass of its own, before the rounds, with no other side's cache alive: on a GPU the allocator's peak;
-elsewhere the peak of live tensors, followed operation by operation (``LiveTensors``), which does not see what a kernel
-allocates and frees inside. Both count weights, routers and the prompts.
-
-What it does not do: requests that come and go, sampling, texts of unequal length.
+on the likeliest token of the one before. A ratio is a median over rounds of one side's seconds over another's in the
+same round, with a 95 % bootstrap interval. Memory is read before the rounds, with no other side's cache alive: on a GPU
+the allocator's peak; elsewhere the peak of live tensors (``LiveTensors``). Both count weights, routers and prompts.
 """
 
 from __future__ import annotations
@@ -76,7 +71,7 @@ def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(np.median(values)), float(low), float(high)
 
 
-def cell(figures: tuple[float, float, float]) -> str:
+def cell(figures: Sequence[float]) -> str:
     """``0.52 [0.51, 0.54]``."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*figures)
 
@@ -163,11 +158,7 @@ PEAK_ELSEWHERE = (
 
 @dataclass
 class SideFigures:
-    """Measurements of one side: bytes after the prompts and after the last step, seconds of every round.
-
-    ``kernel`` attends in its steps; ``entries`` are of a sample's prompt in the last layer; a step's seconds are its
-    share of all.
-    """
+    """Measurements of one side: bytes after the prompts and after the last step, seconds of every round."""
 
     words: str
     kernel: str

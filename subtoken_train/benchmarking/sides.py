@@ -109,7 +109,6 @@ class PackedSide(Side):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make the arm, and let it and its cache go."""
         self._backbone = CompressedBackbone(self.family, self.reducer, self.bank).eval()
         try:
             yield
@@ -117,31 +116,26 @@ class PackedSide(Side):
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:
-        """The prompts' pass with reducer, routers and packing."""
         assert self._backbone is not None
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
         return self._opened.logits_BV
 
     def step(self, token_ids_B1: Tensor) -> Tensor:
-        """A step that reads packed storage."""
         assert self._backbone is not None
         assert self.cache is not None
         return decode(self._backbone, token_ids_B1, self.cache)
 
     def held(self) -> HeldBytes:
-        """From the cache's own report."""
         assert self.cache is not None
         found = held_bytes(self.cache)
         return HeldBytes(**{part.name: found[f"{part.name}_bytes"] for part in fields(HeldBytes)})
 
     def entries(self) -> int:
-        """Count the entries that any head keeps."""
         assert self._opened is not None
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 
     def kernel(self) -> str:
-        """The path of every layer, see ``kernels/choice.py``; several where some layers go another way."""
         assert self.cache is not None
         found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
         return "; ".join(sorted(found))
@@ -154,11 +148,7 @@ def _path(layer: PackedLayer) -> str:
 
 
 class DenseSide(Side):
-    """Transformers' own forward pass on a cache of its own that keeps everything.
-
-    ``compiles`` runs decoding steps through ``torch.compile``, with CUDA graphs; the cache is then kept from turn to
-    turn, because graphs hold its addresses.
-    """
+    """Transformers' own forward pass on a cache of its own that keeps everything."""
 
     def __init__(
         self,
@@ -179,7 +169,6 @@ class DenseSide(Side):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Attention is transformers' own inside it."""
         config = self.family.decoder.config
         name = config._attn_implementation
         config._attn_implementation = name.removeprefix(PREFIX)
@@ -192,7 +181,6 @@ class DenseSide(Side):
 
     @torch.no_grad()
     def prefill(self) -> Tensor:
-        """The prompts' pass; logits of the last row alone."""
         if self.cache is None:
             self.cache = self._make_cache()
         else:
@@ -204,23 +192,19 @@ class DenseSide(Side):
 
     @torch.no_grad()
     def step(self, token_ids_B1: Tensor) -> Tensor:
-        """A step of transformers' own forward pass."""
         if self._keeps_cache:
             torch.compiler.cudagraph_mark_step_begin()
         logits: Tensor = self._forward(input_ids=token_ids_B1, **{CACHE: self.cache}, use_cache=True).logits
         return logits[:, -1]
 
     def held(self) -> HeldBytes:
-        """Keys and values as they are allocated; of a static cache with the room for what comes."""
         assert self.cache is not None
         return HeldBytes(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers))
 
     def entries(self) -> int:
-        """Every token of the prompt."""
         return int(self.prompts.input_ids_BN.shape[1])
 
     def close(self) -> None:
-        """The cache that graphs read, and the graphs."""
         self.cache = None
         if self._keeps_cache:
             torch.compiler.reset()

@@ -3,6 +3,9 @@
 A model that sees images gets as many whole images as fit beside the family's text, a word between two of them; the rest
 is its question. A language model gets a context and a question of 64 tokens (of short prompts half).
 
+``random_family`` draws a backbone of a real architecture: as fast as the real one, without a download, and made
+smaller for machines that do not hold it; whoever reports its seconds says so. What it answers means nothing.
+
 Legend: B batch, N positions.
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
+from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
+from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.families.qwen_vl.inputs import QwenInputs
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
@@ -100,10 +106,7 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
-    """A batch of prompts on the model's device.
-
-    Images of a family that cuts them in tiles need its processor: without it a ``ValueError``.
-    """
+    """A batch of prompts on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     ids_BN = _words(family, (batch_size, parts.length), generator)
     if family.image_token_id is None:
@@ -159,3 +162,59 @@ def _pictures(family: Family, count: int, together: int, generator: torch.Genera
         )
     size = family.model.config.vision_config.image_size
     return torch.randn(count, 3, size, size, generator=generator), None
+
+
+_TOWERS = {"llava": ("num_hidden_layers", None), "qwen2_5_vl": ("depth", "out_hidden_size")}
+"""Model types that are made narrower: where their tower says its layers, and the language model's width."""
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """The reductions of an architecture.
+
+    Attributes:
+        layers: of the language model; None: all.
+        narrower: by which widths and numbers of heads of the language model are divided (heads keep their width); the
+            tower then has as many layers as the language model. 1: by nothing. Model types that are not known to take
+            it stay as they are.
+    """
+
+    layers: int | None = None
+    narrower: int = 1
+
+    def apply(self, config: Any) -> None:
+        """Change a backbone's configuration in place; more layers than there are raise a ``ValueError``."""
+        text = config.get_text_config()
+        if self.layers is not None:
+            if self.layers > text.num_hidden_layers:
+                raise ValueError(
+                    f"--layers {self.layers}: the model has {text.num_hidden_layers}; give at most as many"
+                )
+            text.num_hidden_layers = self.layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[: self.layers]
+        if self.narrower > 1 and config.model_type in _TOWERS:
+            depth, width = _TOWERS[config.model_type]
+            text.hidden_size //= self.narrower
+            text.intermediate_size //= self.narrower
+            text.num_attention_heads //= self.narrower
+            text.num_key_value_heads = max(1, text.num_key_value_heads // self.narrower)
+            setattr(config.vision_config, depth, text.num_hidden_layers)
+            if hasattr(config.vision_config, "fullatt_block_indexes"):  # the last block sees the whole image, as it did
+                config.vision_config.fullatt_block_indexes = [text.num_hidden_layers - 1]
+            if width is not None:
+                setattr(config.vision_config, width, text.hidden_size)
+
+
+def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
+    """A backbone's architecture with random weights, in evaluation mode."""
+    if config.quantization != "none":
+        raise ValueError(
+            f"--random draws weights in {config.dtype}, and quantization {config.quantization!r} is asked for; leave "
+            "--random out, or set quantization to none"
+        )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        family = layout_family(config, shrink.apply, device)
+    family.model.eval()
+    return with_processor(family, config) if Path(resolve(config.path)).exists() else family

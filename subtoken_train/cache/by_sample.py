@@ -38,10 +38,7 @@ def repeated_samples(batch: int, repeats: int) -> Tensor:
 
 
 def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
-    """Return the blocks of a batch of the chosen samples, in their order; a sample may come several times.
-
-    The chosen rows are copied.
-    """
+    """Return the blocks of a batch of the chosen samples, in their order; a sample may come several times."""
     chosen = []
     for block in blocks:
         per_sample = 1 if block.heads == kv_heads else kv_heads

@@ -94,7 +94,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         states = [layer.eviction_state for layer in self.layers]
         if not all(state is not None and state.reads_inputs for state in states):
             return None
-        return lambda layer, input_BqD: states[layer].note_input(input_BqD)  # type: ignore[union-attr]
+        return lambda layer, input_BqD: states[layer].inputs.append(input_BqD)  # type: ignore[union-attr]
 
     @contextmanager
     def appending(self) -> Iterator[None]:
@@ -125,29 +125,19 @@ class PackedCache(Cache):  # type: ignore[misc]
         return own
 
     def pad_tail(self, padding_B: Tensor) -> None:
-        """Hide the first ``padding_B`` tokens that will be appended, for texts padded on the left.
-
-        Only in front of everything else that is appended.
-        """
+        """Hide the first ``padding_B`` tokens that will be appended, for texts padded on the left."""
         for layer in self.layers:
             assert layer.tail_length == 0
             layer.tail_start_B = padding_B.to(layer.device)
 
     def reserve(self, tokens: int) -> None:
-        """Allocate room for tokens to come, ``RESERVED`` at most, so that no step has to.
-
-        Where tokens are evicted while decoding, for as many as come between two looks.
-        """
+        """Allocate room for tokens to come, ``RESERVED`` at most, so that no step has to."""
         every = RESERVED if self.evictor is None else self.evictor.every
         for layer in self.layers:
             layer.reserve(min(tokens, every, RESERVED))
 
     def fix_shape(self, tokens: int) -> None:
-        """Give all steps one shape, for ``tokens`` at most; the device counts those written in ``written``.
-
-        Until ``free_shape`` the cache cannot be cropped, reordered or appended to in any other way. All layers are on
-        one device, and nothing is evicted while decoding.
-        """
+        """Give all steps one shape, for ``tokens`` at most; the device counts those written in ``written``."""
         assert self.evictor is None
         self.check_free()
         first = self.layers[0]

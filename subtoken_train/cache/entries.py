@@ -24,8 +24,7 @@ from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.functional.gather import kept_index
 from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, dense_keys, dense_values, stored_flags
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region
 
 STAYS = 128
@@ -117,10 +116,6 @@ class EvictionState:
         self.held += query_BHqd.shape[2]
         while self.observed is not None and self.held - self.queries[0].shape[2] >= self.observed:
             self.held -= self.queries.popleft().shape[2]
-
-    def note_input(self, input_BqD: Tensor) -> None:
-        """Keep what the layer projects of new tokens until the method looks."""
-        self.inputs.append(input_BqD)
 
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
@@ -251,10 +246,7 @@ WHOLE, FRESH = 3, 4
 
 
 def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, BlockPart]:
-    """Join parts by kind, in the order of ``pack_layer``, then those that are not rounded yet.
-
-    Only ``WHOLE`` may be empty, and is always there.
-    """
+    """Join parts by kind, in the order of ``pack_layer``, then those that are not rounded yet."""
     kinds: dict[int, list[BlockPart]] = {}
     for part in parts:
         kind, own = 2 * isinstance(part.values, Payload) + (not part.cut), part

@@ -5,20 +5,13 @@
 ``m`` is a mean of a prompt's keys, of every head its own. ``q . m`` is the same for all keys, and a softmax over all of
 them does not see it: so the tail's keys stand in the basis too, and every kernel reads the layer as it reads any other.
 
-**Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T. ``s`` is the square root of every channel's root mean
-square about the mean, and ``T`` a Hadamard rotation. Keys of language models have channels that are large for all
-tokens (Qwen2's come from the biases of its projection) and set the scale of the whole vector: the mean takes away what
-all tokens share, ``s`` halves what is left of the difference, in decades, and ``T`` spreads the rest. Last, an error of
-one channel is made up for in the next ones, as far as the prompt's queries see it.
+**Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T, with ``s`` the square root of a channel's root mean
+square about the mean, and ``T`` a Hadamard rotation. Some channels of a model's keys are large for all tokens and set
+the scale of the whole vector: ``m`` takes away what tokens share, ``s`` halves the rest of the difference, in decades,
+``T`` spreads it; an error of one channel is made up for in the next ones. Sources: SmoothAttention of QServe (Lin et
+al., 2024), QuaRot (Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m`` and ``s`` are the prompt's own.
 
-Sources: ``s`` is SmoothAttention of QServe (Lin et al., 2024), which takes largest magnitudes of a calibration set and
-folds them into the weights; rotated keys and queries after the rotary embedding are QuaRot's (Ashkboos et al., 2024);
-that keys are best rounded by channel, about a zero point, is KIVI's finding (Liu et al., 2024). Not theirs: ``m`` and
-``s`` are the prompt's own, once for all of its tokens, so an entry pays nothing for them. Values stay as they are:
-rounding them costs little.
-
-**Mirrored**, for cut channels: k' = (k - m) Q, with the principal axes of the keys that are cut, see
-``functional/key_axes.py``.
+**Mirrored**, for cut channels: k' = (k - m) Q, with the principal axes of the cut keys (``functional/key_axes.py``).
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """

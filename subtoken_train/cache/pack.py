@@ -132,11 +132,7 @@ def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
 def read_counts(
     plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, form: Format = MODEL
 ) -> list[RowCounts]:
-    """Sort the entries of layers by how they are stored, and read how many there are from the device, all at once.
-
-    Layers of equal shapes are sorted together: a GPU waits for calls, and one layer after another asks for as many as a
-    layer's attention does.
-    """
+    """Sort the entries of layers by how they are stored, and read how many there are from the device, all at once."""
     alike: dict[object, list[int]] = {}
     for number, plan in enumerate(plans):
         alike.setdefault(_sorted_with(plan, number), []).append(number)
@@ -205,11 +201,7 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 
 
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
-    """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P].
-
-    Where heads share their entries the flags are the groups themselves; else every head has the flags of its own
-    pieces.
-    """
+    """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P]."""
     device = groups_BMS.device
     piece_bit = _piece_bit(groups_BMS.shape[-1], kv_heads, width, layout, device)
     flags_BSM = groups_BMS.transpose(1, 2)
@@ -422,10 +414,7 @@ class PageReading:
 
 
 def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
-    """Return the blocks with page indices; samples that read other numbers of pages get their own blocks.
-
-    A block without an index is read in full: it has no more than a step may read.
-    """
+    """Return the blocks with page indices; samples that read other numbers of pages get their own blocks."""
     paged = []
     for block in blocks:
         (part,) = block.parts

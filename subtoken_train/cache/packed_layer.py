@@ -26,8 +26,7 @@ from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import FusedState, Workspace, unserved
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Fill, Tail
 
 SLACK = 64  # tokens by which a full tail grows
 
@@ -113,11 +112,6 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def tail(self) -> Tail:
         """The tail as attention reads it."""
         return Tail(self.keys, self.values, self.tail_length, self.tail_start_B, self.written)
-
-    @property
-    def reach_length(self) -> int:
-        """Tokens of the tail at most: those that are there, or places of its room while steps have one shape."""
-        return self.tail_length if self.written is None else int(self.keys.shape[2])
 
     @property
     def tail_bytes(self) -> tuple[int, int]:
@@ -226,7 +220,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.chooses_pages:
             blocks = [block.in_full for block in blocks]
         reach = None
-        if self.window is not None and self.extent + self.reach_length > self.window:
+        places = self.tail_length if self.written is None else int(self.keys.shape[2])
+        if self.window is not None and self.extent + places > self.window:
             assert self.first_B is not None
             reach = CacheWindow(self.window, self.first_B)
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)

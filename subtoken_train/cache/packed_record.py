@@ -24,8 +24,7 @@ from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasi
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload, Stored
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, unpack_bits
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, BlockPart, Fill, PageIndex, RoutedValues, pack_bits, unpack_bits
 
 _NAMED = 3
 

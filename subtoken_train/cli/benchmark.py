@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from subtoken_train.benchmarking.comparison import Subject
-    from subtoken_train.benchmarking.random_backbones import Shrink
-    from subtoken_train.benchmarking.synthetic_prompts import PromptParts
+    from subtoken_train.benchmarking.synthetic_prompts import PromptParts, Shrink
     from subtoken_train.cli.benchmark_source import BenchmarkSource
 
 HELP = """Time prompts and decoding on this machine, and count bytes.
@@ -287,7 +286,7 @@ def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
 def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
     """Layers as asked for; of the protocol without a GPU fewer and narrower ones."""
     from subtoken_train.benchmarking import paper_protocols as protocol
-    from subtoken_train.benchmarking.random_backbones import Shrink
+    from subtoken_train.benchmarking.synthetic_prompts import Shrink
 
     if (args.table8 or args.peak_memory) and args.random and not on_gpu:
         return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)

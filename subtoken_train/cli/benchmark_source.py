@@ -12,7 +12,7 @@ import torch
 from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
-from subtoken_train.benchmarking.random_backbones import Shrink, random_family
+from subtoken_train.benchmarking.synthetic_prompts import Shrink, random_family
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id

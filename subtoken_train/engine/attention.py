@@ -5,11 +5,9 @@ language model only. A prompt's pass runs the wrapped implementation unchanged, 
 and then shows rotated queries, keys and values to its observer; decoding reads packed storage. Rows that follow others
 of their layer (``engine/spans.py``), and layers with windows, pass ``seen`` instead of a mask.
 
-The context split is what the ``context`` stage of a reducer, and routing in a language model, change in a layer.
-Context rows attend to all context before them, with whole values. Query rows (and the answer after them) see the kept
-context tokens only, with routed values, and each other. Which tokens stay is decided per layer. Under one byte budget
-for keys and groups the visual tokens of a model that sees images are such a context, and what stands between them reads
-whole values, too.
+The context split: context rows attend to all context before them, with whole values; query rows (and the answer after
+them) see the kept context tokens only, with routed values, and each other. Which tokens stay is decided per layer.
+Under one byte budget the visual tokens of a model that sees images are such a context.
 
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """
@@ -110,11 +108,6 @@ class ContextSplit:
             self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
-    @property
-    def sees_all(self) -> bool:
-        """True if late rows see all before them, but for what left a window."""
-        return self.unpadded and self.reducer is None
-
     def _in_reach(self, size: int) -> Tensor:
         """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
         assert self.position_BN is not None
@@ -202,18 +195,9 @@ def check_sdpa(config: Any) -> None:
 
 
 def split_attention(
-    split: ContextSplit,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    dropout: float,
+    split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
 ) -> Tensor:
-    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values.
-
-    The q rows are the last of N. Where they are not all rows of the prompt, ``split.ahead`` has the layer.
-    """
+    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
     read = split.ahead.get(layer)
     if read is None:
         read = split.decide(layer, query, key, value, scale)
@@ -229,7 +213,7 @@ def split_attention(
     if start < whole_end:
         whole = attend(start, whole_end, value, None if split.unpadded else split.visible_BN)
     if late_start < length:
-        places_BN = None if split.sees_all else split.seen[layer]
+        places_BN = None if split.unpadded and split.reducer is None else split.seen[layer]
         late = attend(late_start, length, read.value_BhNd, places_BN, read.keys_BhN)
         late = _teaching_keys(late, query[:, :, late_start - start :], key, value, read, Seen(places_BN, window), scale)
     if split.unpadded and whole.shape[2] + late.shape[2] == query.shape[2]:  # all samples are cut at one row

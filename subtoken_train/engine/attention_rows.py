@@ -87,22 +87,16 @@ def region_attention(
         normed: ``hidden_BND`` is the output of the layer's norm already.
     """
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
-    index_BR, valid_BR = kept_index(region_BN, pad_left=False)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
-    for start in range(0, index_BR.shape[1], ROW_BLOCK):
-        block = slice(start, start + ROW_BLOCK)
-        paid_BRN = attention.rows(index_BR[:, block]).to(total_BN.device)
-        total_BN += (paid_BRN * valid_BR[:, block, None]).sum(1)
-    return total_BN / valid_BR.sum(1, keepdim=True).clamp(min=1)
+    for index_BR, valid_BR in _row_blocks(region_BN):
+        total_BN += (attention.rows(index_BR).to(total_BN.device) * valid_BR[..., None]).sum(1)
+    return total_BN / region_BN.sum(1, keepdim=True).clamp(min=1)
 
 
 def query_attention(
     family: Family, visible_BN: Tensor, position_ids: Tensor, query_BN: Tensor
 ) -> Callable[[int, Tensor], Tensor]:
-    """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout.
-
-    Of a layer's normed rows, whole: it sees all that a causal row sees, before a context reducer drops any of it.
-    """
+    """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout."""
 
     def paid(layer: int, normed_BND: Tensor) -> Tensor:
         with evaluation_mode(family.decoder.layers[layer].self_attn):
@@ -112,10 +106,7 @@ def query_attention(
 
 
 class LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``row_attention``.
-
-    A sharded layer's weights must be whole.
-    """
+    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``row_attention``."""
 
     def __init__(
         self,

@@ -67,11 +67,7 @@ def build(
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """Load the backbone and attach reducer, LoRA and routers, freshly initialised.
-
-    The initial values depend on the seed alone, not on the way the backbone is loaded (sharded loading draws numbers),
-    and on the file of a warm start.
-    """
+    """Load the backbone and attach reducer, LoRA and routers, freshly initialised."""
     with torch.random.fork_rng(devices=[]):
         family = load_family(backbone, reducer)
     compressed, peft_model = assemble(family, lora, reducer, routing, stage2)
@@ -103,10 +99,7 @@ def assemble(
     routing: RoutingConfig | None,
     stage2: Stage2Config | None = None,
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """Attach reducer, LoRA and routers to a family that is already loaded (or laid out on the meta device).
-
-    With ``stage2`` the q/v LoRA is frozen; whoever calls loads stage 1's tensors into it.
-    """
+    """Attach reducer, LoRA and routers to a family that is already loaded (or laid out on the meta device)."""
     peft_model = add_adapters(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     if stage2 is not None:

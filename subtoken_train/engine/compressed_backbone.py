@@ -26,8 +26,7 @@ from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed_attention
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
-from subtoken_train.engine.layer_inputs import InputObserver
-from subtoken_train.engine.modes import evaluation_mode, gathered_weights
+from subtoken_train.engine.modes import InputObserver, evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
 from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
@@ -227,10 +226,7 @@ class CompressedBackbone(nn.Module):
         run.keep(run.embeds_BND, keep_BN)
 
     def _split_context(self, run: RunningPass) -> None:
-        """Stage 3: in a language model, or under a byte budget, let rows after the context see what is kept of it only.
-
-        All rows run; each layer chooses its own context tokens and value groups, see ``ContextSplit``.
-        """
+        """Stage 3: let rows after a text's context, or under a byte budget, see what is kept of it only."""
         reducer = self.reducer if run.acts and isinstance(self.reducer, ContextReducer) else None
         batch = run.batch
         if not self.splits or (reducer is None and self.active_routing is None):
@@ -261,10 +257,7 @@ class CompressedBackbone(nn.Module):
                 run.split.bank, run.state = None, replace(run.state, scopes=held, deferred=None)
 
     def _run_layers(self, run: RunningPass) -> None:
-        """Stage 4: run the decoder layers, in stretches on ever fewer rows where a ``decoder`` reducer cuts.
-
-        Nothing is routed below the first layer that sees a reduced set.
-        """
+        """Stage 4: run the decoder layers, in stretches on ever fewer rows where a ``decoder`` reducer cuts."""
         depth, start, cutting = self.family.shape.num_layers, 0, None
         stops: tuple[int, ...] = (self.cut_layer,) if self.cut_layer else ()
         if run.acts and isinstance(self.reducer, DecoderReducer) and self.reducer.stage == "decoder":
@@ -294,10 +287,7 @@ class CompressedBackbone(nn.Module):
             run.hidden_BMD = run_span(self.family, run, start, stop)
 
     def _routing_state(self, run: RunningPass, deferred: bool = False) -> RoutingState | None:
-        """Return what the routers read of the rows that are left; None without routers.
-
-        What layers below did, on other rows, stays noted. ``deferred``: see ``routing/bank.py``.
-        """
+        """Return what the routers read of the rows that are left; None without routers."""
         if self.bank is None:
             return None
         rows, before = run.rows, run.state

@@ -1,14 +1,19 @@
-"""Run a block in evaluation mode, without LoRA or with sharded weights whole; switch on gradient checkpointing."""
+"""Run a block in evaluation mode, without LoRA, with sharded weights whole or watched; switch on checkpointing.
+
+Legend: B batch, N rows, D model width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -48,11 +53,7 @@ def without_lora(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def gathered_weights(module: nn.Module) -> Iterator[None]:
-    """A module's weights are whole inside the block, for callers of its parts; every process must enter.
-
-    FSDP2 gathers a module's weights when the module itself is called. ZeRO-3 does so for every part, and an unsharded
-    model has nothing to gather: for both the block does nothing.
-    """
+    """A module's weights are whole inside the block, for callers of its parts; every process must enter."""
     if not isinstance(module, FSDPModule):
         yield
         return
@@ -73,3 +74,30 @@ def enable_checkpointing(family: Family, bank: RouterBank | None) -> None:
     family.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for layer in family.decoder.layers:
         layer.training = True
+
+
+InputObserver = Callable[[int, Tensor], None]
+"""Called with (layer, input [B, N, D]) before a layer's attention; in chunks with all of its rows, once."""
+
+
+@contextmanager
+def watching_inputs(family: Family, note: InputObserver | None) -> Iterator[None]:
+    """Show what the layers that run inside the block project to ``note``; None watches nothing."""
+    if note is None:
+        yield
+        return
+    hooks = list[RemovableHandle]()
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    with undoing(remove):
+        for layer in range(family.shape.num_layers):
+            module = family.projection(layer, "v").module  # any LoRA included, whose input is the layer's
+            hooks.append(module.register_forward_pre_hook(partial(_noted, note, layer)))
+        yield
+
+
+def _noted(note: InputObserver, layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+    note(layer, args[0])

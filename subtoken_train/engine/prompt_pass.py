@@ -90,10 +90,7 @@ class Rows:
         return bool(self.visible_BM.all())
 
     def in_window(self, size: int | None) -> Rows:
-        """Return the rows as a layer with a window of ``size`` holds them (None: no window).
-
-        Rows that nothing after the prompt sees are no entries: their region is PADDING.
-        """
+        """Return the rows as a layer with a window of ``size`` holds them (None: no window)."""
         if size is None:
             return self
         left_BM = ~in_window(self.next_position, self.position, size)[:, 0]
@@ -141,10 +138,7 @@ def layer_plan(
 def layer_plans(
     keep: Sequence[Tensor], groups: Mapping[int, Tensor], indices: Sequence[Tensor | None]
 ) -> list[LayerPlan]:
-    """Make the plans of all layers, see ``layer_plan``; the device is read once.
-
-    Layers whose marks, and whose rows, are the very same tensors share what follows from them.
-    """
+    """Make the plans of all layers, see ``layer_plan``; the device is read once."""
     alike = [(id(marks), id(index)) for marks, index in zip(keep, indices, strict=True)]
     first = {pair: layer for layer, pair in reversed(list(enumerate(alike)))}
     longest = torch.stack([keep[layer].any(1).sum(-1).max() for layer in first.values()]).tolist()
@@ -241,10 +235,7 @@ def check_states(hidden_BMD: Tensor, visible_BM: Tensor, names: Sequence[str]) -
 
 
 def broken_rows(logits_BV: Tensor) -> Tensor:
-    """Return the rows whose logits choose no token, bool [B]: NaN or +inf among them, or all -inf.
-
-    A model may give -inf to single tokens, which it never says.
-    """
+    """Return the rows whose logits choose no token, bool [B]: NaN or +inf among them, or all -inf."""
     return ~logits_BV.amax(-1).isfinite()
 
 

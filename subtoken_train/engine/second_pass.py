@@ -1,21 +1,13 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
-It is how methods judge a context whose question is not there yet. KVCompose repeats the context and lets all of it ask;
-a method that reconstructs a context in pieces (KVzip) plans a task for every piece (``TaskPlan``), and has a pass for
-each. The rows run as a question would: they take the positions that follow the prompt, see its cache (as the
-token reducer and the routers left it, before any eviction) and each other causally, and meet no reducer and no router.
+KVCompose repeats the context and lets all of it ask; KVzip has a task (``TaskPlan``) and a pass for every piece. The
+rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet no
+reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
 
-It costs one more pass over the rows. Layer after layer, a block of rows at a time: beside the prompt's own cache there
-are the keys, values and queries of one layer, and no N x N mask; the cache is then as it was.
-
-A context reducer that a method with a second pass drives has it before the pass that counts (``context_scores``): the
-contexts of a batch run alone, without routing, dropout or gradient, and then the rows that the method asks for run
-after them, as under the eviction before its question is seen. LoRA is on, so that training and inference choose alike.
-Beside a training step it costs a forward pass over the context and one over what is repeated of it; keys and values of
-the contexts stand in memory meanwhile, of all layers.
-
-Routers that share one byte budget among all layers choose before the pass that counts, too (``one_budget``): nothing
-that a context's rows read hangs on the choice, so one more pass over them has every layer's logits.
+A context reducer that such a method drives (``context_scores``), and routers that share one byte budget among all
+layers (``one_budget``), choose before the pass that counts: the contexts of a batch run alone, without routing, dropout
+or gradient, but with LoRA, so that training and inference choose alike. It costs a forward pass over the contexts, and
+under a reducer one over what is repeated, with the keys and values of all layers in memory.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
@@ -80,10 +72,7 @@ def repeated(result: PromptPass) -> TaskRows:
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows, at the positions that follow the prompt: a text's count on, repeated tokens keep their distances.
-
-    What a sample has less of than others is padding.
-    """
+    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances."""
     if plan.pieces is None:
         return repeated(result)
     batch, start = len(result.rows.regions_BM), result.rows.next_position
@@ -197,38 +186,11 @@ def second_pass(
         states = cache.layers[layer]
         keys, values = states.keys, states.values
         earlier = None if positions is None else positions[layer]
-        hidden_BSD, query_BHSd, scale = _layer(family, cache, layer, entries_BN, task, hidden_BSD, earlier, unpadded)
-        observe(layer, query_BHSd, states.keys, values, scale, task.rows_BS)
+        notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
+        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
+        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
+        observe(layer, notes.taken(), states.keys, values, notes.scale, task.rows_BS)
         states.keys, states.values = keys, values
-
-
-def _layer(
-    family: Family,
-    cache: DynamicCache,
-    layer: int,
-    entries_BN: Tensor,
-    task: TaskRows,
-    hidden_BSD: Tensor,
-    earlier: Tensor | None,
-    unpadded: bool,
-) -> tuple[Tensor, Tensor, float]:
-    """One layer, a block of rows at a time: its output [B, S, D], rotated queries [B, H, S, d], and score factor."""
-    notes = QueryNotes()
-    seen_BK = torch.cat([entries_BN, task.rows_BS], 1)
-    out_BSD = run_chunks(
-        family,
-        cache,
-        layer,
-        hidden_BSD,
-        seen_BK,
-        task.position,
-        BLOCK,
-        notes,
-        deep_nBND=task.deep_nBSD,
-        earlier_BM=earlier,
-        unpadded=unpadded,
-    )
-    return out_BSD, notes.taken(), notes.scale
 
 
 @torch.no_grad()
@@ -266,8 +228,6 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
 @torch.no_grad()
 def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
     """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
-
-    The contexts run as they do in the pass that counts: whole, with LoRA, without dropout or gradient.
 
     Args:
         bank: its routers, which read nothing behind the context.

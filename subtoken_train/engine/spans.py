@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import Cache
 
 from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
-from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
+from subtoken_train.engine.modes import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
@@ -138,20 +138,8 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
         if run.inputs is not None:
             run.inputs(layer, family.attention_input(layer, hidden_BMD))
         notes = None if run.observer is None else QueryNotes()
-        hidden_BMD = run_chunks(
-            family,
-            cache,
-            layer,
-            hidden_BMD,
-            rows.visible_BM,
-            rows.position,
-            chunks.size,
-            notes,
-            split,
-            state,
-            rows.deep_nBMD,
-            unpadded=rows.unpadded,
-        )
+        given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, notes, split, state, rows.deep_nBMD
+        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded)
         states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
             del split.ahead[layer]

@@ -51,7 +51,9 @@ class ArmSpec(ArmSettings):
             self._check_reducer()
             untrained_routing(self.groups, self.selector, self.layout)
         else:
-            self._check_groups()
+            for name in ("groups", "layout"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{say(name)} is for a backbone alone; {self.adapter} is an adapter with its own")
         given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
         if self.eviction is None and given:
             names = ("eviction_keep", "eviction_every", "eviction_options")
@@ -74,10 +76,6 @@ class ArmSpec(ArmSettings):
             say, place = self.spelled, f"arm {self.backbone}: " if self.written == "key" else ""
             example = f"{say('reducer', 'fastv')} and {say('keep_ratio', '0.25')}"
             raise ValueError(f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}")
-
-    def _check_groups(self) -> None:
-        if (name := next((name for name in ("groups", "layout") if getattr(self, name) is not None), None)) is not None:
-            raise ValueError(f"{self.spelled(name)} is for a backbone alone; {self.adapter} is an adapter with its own")
 
     @property
     def routing(self) -> RoutingConfig | None:

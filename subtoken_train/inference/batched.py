@@ -45,9 +45,6 @@ def greedy_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Go on greedily from a filled cache.
 
-    Room for the tokens is made before the first step. Once a token the host reads whether all samples are done; the
-    steps themselves read nothing.
-
     Args:
         ended: called with the ids of every step so far, [B] each; says which samples are done (bool [B]) beside those
             that said end-of-text.
@@ -159,9 +156,6 @@ def generate_batch(
     references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
     """Greedy answers to a batch of prompts.
-
-    References are scored from the very cache that the answers are then decoded from (``given_tokens``), before them and
-    outside of the seconds.
 
     Args:
         references: token ids of each prompt's reference answer, to be scored too; an empty one is not. Not with

@@ -1,13 +1,12 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-The tensors are those that attention reads, as they are stored (``cache/packed_record.py``), so the file takes what the
-cache's report says and a header. Beside them, in the file's metadata, stand as JSON a record of what they are, which
-model and which settings made them, the contexts' digests, the texts around a question, the report, and a SHA-256 of the
-record and all tensors.
+The tensors are as they are stored (``cache/packed_record.py``). In the file's metadata stand as JSON a record of what
+they are, which model and settings made them, the contexts' digests, the texts around a question, the report, and a
+SHA-256 of the record and all tensors.
 
 What reading promises for any bytes: the cache that was written, for the model, reducer and settings that wrote it, or
-one worded ``ValueError``. The checksum finds damage, not a forger, who can make a new one: hence all other checks.
-Nothing is unpickled, no path in the file is opened, and nothing larger than the file is allocated.
+one worded ``ValueError``. The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no
+path in the file is opened, and nothing larger than the file is allocated.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from subtoken_train.artifact.identity import ModelIdentity, check_same_model, model_identity
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -98,7 +96,9 @@ def write_cache(
     if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
     packed, tensors = packed_tensors(cache)
-    tensors = {name: _alone(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():  # safetensors takes none that is a part of another
+        tensors[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     try:
         packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
     except ValueError as error:
@@ -160,11 +160,6 @@ def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         digest_tensor(digest, name, tensor)
     return digest.hexdigest()
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """A tensor that shares no memory, as safetensors wants it; copied only where it is a part of another."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _metadata(path: Path) -> tuple[str, str]:
@@ -247,8 +242,7 @@ def _devices(backbone: CompressedBackbone) -> list[torch.device]:
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
     """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
     for name in ("payload_bytes", "index_bytes"):
-        found, said = sum(getattr(layer, name) for layer in layers), getattr(report, name)
+        found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)
         if found != said:
             raise ValueError(f"its report says {name} is {said:,}, but it is {found:,}")

@@ -7,7 +7,7 @@ layers, S value groups, h key-value heads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
 import torch
@@ -134,11 +134,7 @@ class CacheReport:
 
 
 def report(
-    backbone: CompressedBackbone,
-    prompts: Batch,
-    plan: Plan,
-    cache: PackedCache,
-    compression: Compression | None = None,
+    backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, compression: Compression | None = None
 ) -> CacheReport:
     """Measure a filled cache, whichever samples it holds by now.
 
@@ -160,7 +156,7 @@ def report(
         ledger=measured_ledger(own, regions_PN, shape),
         nominal_fraction=backbone.promised_fraction(samples, compression.key_channels, compression.key_axes),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
-        plan_bytes=_bytes(vars(prompts).values()) + sum(map(_plan_bytes, plan.layers)),
+        plan_bytes=_bytes(prompts) + sum(_bytes(layer) + _bytes(layer.cut_keys) for layer in plan.layers),
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
         kept_entries=None if compression.eviction is None else _kept_entries(own, regions_PN, shape.num_kv_heads),
         kv_dtype=compression.kv_dtype,
@@ -170,7 +166,7 @@ def report(
 
 def held_bytes(cache: PackedCache) -> dict[str, int]:
     """Return the fields of a ``CacheReport`` that are measured on a cache's tensors alone."""
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
+    layers = cache.layers
     used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))
     return {
         "payload_bytes": sum(layer.payload_bytes for layer in layers),
@@ -210,12 +206,10 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     return found
 
 
-def _plan_bytes(layer: LayerPlan) -> int:
-    return _bytes([*vars(layer).values(), *(() if layer.cut_keys is None else vars(layer.cut_keys).values())])
-
-
-def _bytes(things: Iterable[object]) -> int:
-    return sum(thing.nbytes for thing in things if isinstance(thing, torch.Tensor))
+def _bytes(thing: object) -> int:
+    """Bytes of the tensors that a dataclass holds itself; 0 of None."""
+    held = () if thing is None else vars(thing).values()
+    return sum(each.nbytes for each in held if isinstance(each, torch.Tensor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +298,7 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
 
 
 def _by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
-    layers = [layer for layer in cache.layers if isinstance(layer, PackedLayer)]
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in layers]
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
     return list(zip(*shares_LB, strict=True))
 
 
@@ -363,10 +356,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer and, of their heads, slices, [4, B].
-
-    The slices are all, those of entries with a whole value, and those with a cut key.
-    """
+    """Entries of the region in a layer and, of their heads, slices, [4, B]."""
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)

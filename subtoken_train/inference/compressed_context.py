@@ -33,15 +33,8 @@ from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
-from subtoken_train.inference.generation import compressed, serving
-from subtoken_train.inference.prefill import (
-    append_rest,
-    check_before_prefill,
-    contexts_of,
-    prefill,
-    reader_of_question,
-)
+from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
+from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
 from subtoken_train.inference.text_prompts import (
     RAW_FRAME,
@@ -86,35 +79,30 @@ def context_batches(
         raise ValueError(f"system is of type {type(system).__name__}; give the system prompt as a text")
     check_characters(system, "the system prompt")
     variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
-    made = [_context_batch(family, context, raw, system, by_system, variables) for context in contexts]
+    if family.sees_images:
+        made = [_pictures(family, context, system) for context in contexts]
+    else:
+        told = partial(system_frame, family) if by_system else partial(text_frame, family, system=system)
+        head = None if raw or not family.tokenizer.chat_template else partial(told, **variables)
+        made = [_text(family, context, head, system or "") for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
     check_ids(batch.input_ids_BN, family.model.get_input_embeddings().num_embeddings)
     check_before_prefill(backbone, batch, compression)
     return batch, [frame for _, frame in made]
 
 
-def _context_batch(
-    family: Family, context: Context, raw: bool, system: str | None, by_system: bool, variables: Mapping[str, Any]
-) -> tuple[Batch, QuestionFrame]:
-    """One context as a batch on the model's device, and the frame of its questions."""
-    if family.sees_images:
-        return _pictures(family, context, system)
-    return _text(family, context, raw, system, by_system, variables)
-
-
 def _text(
-    family: Family, context: Context, raw: bool, system: str | None, by_system: bool, variables: Mapping[str, Any]
+    family: Family, context: Context, frame_of: Callable[[str], tuple[str, int, QuestionFrame]] | None, system: str
 ) -> tuple[Batch, QuestionFrame]:
-    if not isinstance(context, str):
-        raise ValueError(f"{family.name} reads texts; a context is {type(context).__name__}, not text")
-    if not context.strip():
-        raise ValueError("a context is empty; give the text that the questions are about")
+    """A text as a batch of one context; ``frame_of`` writes it in a chat template, None: it is read as it is."""
+    if not isinstance(context, str) or not context.strip():
+        got = "empty" if isinstance(context, str) else f"{type(context).__name__}, not text"
+        raise ValueError(f"{family.name} reads texts; a context is {got}; give the text that the questions are about")
     check_characters(context, "a context")
-    if raw or not family.tokenizer.chat_template:
-        (ids, whole), frame = told_ids(family, system or "", context), RAW_FRAME
+    if frame_of is None:
+        (ids, whole), frame = told_ids(family, system, context), RAW_FRAME
     else:
-        made = partial(system_frame, family) if by_system else partial(text_frame, family, system=system)
-        head, system_end, frame = made(context, **variables)
+        head, system_end, frame = frame_of(context)
         ids, starts = tokenise(family.tokenizer, head)
         whole = tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
@@ -183,21 +171,13 @@ def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
 
 def read_contexts(family: Family, context: Any, questions: Questions) -> list[Context]:
     """The contexts that questions are about, in the form that the model reads."""
-    given = context if questions.nested else [context]
-    if not _is_list(given):
-        raise ValueError(
-            f"{len(questions.of_each)} lists of questions for one context; give a list of contexts, or one list of "
-            "questions"
-        )
+    several = questions.nested or not family.sees_images
+    given = context if several and _is_list(context) else [context]
     questions.check_fits(len(given))
-    if family.sees_images:
-        alone = [[each] if isinstance(each, Image.Image | Video) else each for each in given]
-        return [list(each) if _is_list(each) else "" for each in alone]  # what is no picture is refused as a text is
-    if not questions.nested and _is_list(context):
-        raise ValueError(
-            "several contexts need a list of questions each: ask([context, context], [[question], [question]])"
-        )
-    return list(given)
+    if not family.sees_images:
+        return list(given)
+    alone = [[each] if isinstance(each, Image.Image | Video) else each for each in given]
+    return [list(each) if _is_list(each) else "" for each in alone]  # what is no picture is refused as a text is
 
 
 def _is_list(thing: Any) -> bool:
@@ -250,8 +230,6 @@ class CompressedContext:
         ended: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> list[list[str]]:
         """Greedy answers to the questions of every context.
-
-        The first questions of all contexts are answered together, then the second ones; no question sees another.
 
         Args:
             questions: of each context; they may have different numbers of them.

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_word, clipped, unknown_name
+from subtoken_train.errors import check_together, check_word, clipped, refuse, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import unasked
@@ -41,31 +41,15 @@ MOST = 2**53
 
 @dataclass(frozen=True)
 class Compression:
-    """Settings of a prompt's compression, once its cache is filled.
+    """Settings of a prompt's compression, once its cache is filled; those not named here as in ``CompressionSettings``.
 
     Attributes:
-        eviction: the method; None evicts nothing.
         keep: what stays of the entries in scope: a share of those that the token reducer left, a number of them per
             layer and sample, or bytes of a sample's whole prompt cache, text included.
-        scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
-            context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
-        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
-            a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
-            balanced and rotated first, by what a head's keys of the prompt are like (``cache/key_basis.py``).
-            ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest
-            entries (``kernels/formats.py``).
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
-        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); 1
-            cuts none.
-        key_axes: along which they are cut: ``own``, the channels that the model gives keys; ``pca``, their principal
-            axes, to which the keys of a layer are turned first (RotateK, ``functional/key_axes.py``).
-        merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
-            ``position`` merge them into entries that stay (``functional/merging.py``). None: what the method does.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
-        every: evict again whenever this many tokens were generated, see ``online_eviction.py``; None: only the prompt.
+        every: evict again whenever this many tokens were generated; None: only the prompt.
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
-        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
-            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
     """
 
     eviction: Eviction | None = None
@@ -88,153 +72,145 @@ class Compression:
         check_word("kv_dtype", self.kv_dtype, FORMATS)
         check_key_channels(self.key_channels)
         check_word("key_axes", self.key_axes, get_args(KeyAxes))
-        if self.key_axes != "own" and self.key_channels == 1:
-            raise ValueError(
+        for name, value, allowed in (("merge", self.merge, get_args(Merge)), ("scope", self.scope, get_args(Scope))):
+            if value is not None:
+                check_word(name, value, allowed)
+        fraction, number, says = self.unit == "fraction", type(self.keep) in (int, float), self.said
+        needs = "needs an eviction method, for instance eviction='snapkv'"
+        refuse(
+            (not number, f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
+            (
+                self.key_axes != "own" and not says["cuts"],
                 f"key_axes={self.key_axes!r} turns keys so that channels can be cut, and key_channels=1 cuts none; "
-                "give key_channels, for instance 0.75, or leave key_axes out"
-            )
-        if self.merge is not None:
-            check_word("merge", self.merge, get_args(Merge))
-        if self.merge not in (None, "none") and self.eviction is None:
-            raise ValueError(f"merge {self.merge!r} needs an eviction method, for instance eviction='snapkv'")
-        if self.key_window < 1:
-            raise ValueError(
-                f"key_window={self.key_window} must be at least 1; with 32, the last 32 rows choose the key channels"
-            )
-        if self.scope is not None and self.scope not in get_args(Scope):
-            raise unknown_name("scope", self.scope, get_args(Scope))
-        if not isinstance(self.rerotate, bool):
-            raise ValueError(f"rerotate={self.rerotate!r} must be true or false")
-        self._check_keep()
+                "give key_channels, for instance 0.75, or leave key_axes out",
+            ),
+            (self.merge not in (None, "none") and self.eviction is None, f"merge {self.merge!r} {needs}"),
+            (
+                self.key_window < 1,
+                f"key_window={self.key_window} must be at least 1; with 32, the last 32 rows choose the key channels",
+            ),
+            (not isinstance(self.rerotate, bool), f"rerotate={self.rerotate!r} must be true or false"),
+            (
+                number and fraction and not 0 < self.keep <= 1,
+                f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries",
+            ),
+            (
+                number and not fraction and not (1 <= self.keep <= MOST and self.keep == int(self.keep)),
+                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}",
+            ),
+            (self.eviction is None and self.keep != 1, f"eviction_keep={self.keep} {needs}"),
+            (self.rerotate and self.eviction is None, "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
+        )
         self._check_format()
         if self.threshold is not None:
             self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
-        if self.rerotate:
-            self._check_rerotation()
+        self._check_rerotation()
 
-    def _check_keep(self) -> None:
-        if type(self.keep) not in (int, float):
-            raise ValueError(f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries")
-        if self.unit == "fraction" and not 0 < self.keep <= 1:
-            raise ValueError(f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries")
-        if self.unit != "fraction" and not (1 <= self.keep <= MOST and self.keep == int(self.keep)):
-            raise ValueError(
-                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
-            )
-        if self.eviction is None and self.keep != 1:
-            raise ValueError(f"eviction_keep={self.keep} needs an eviction method, for instance eviction='snapkv'")
+    @property
+    def said(self) -> dict[str, str]:
+        """Settings in words, by what they do; empty where they do nothing."""
+        method = self.eviction
+        evicts = "" if method is None else f"eviction {method.name!r}"
+        return {
+            "evicts": evicts,
+            "reads": evicts if method is not None and method.reads else "",
+            "divides": evicts if method is not None and method.across_layers else "",
+            "cuts": "" if self.key_channels == 1 else f"key_channels={self.key_channels}",
+            "merges": "" if self.merging == "none" else f"merge {self.merging!r}",
+            "every": "" if self.every is None else f"eviction_every={self.every}",
+            "turns": "rerotate" if self.rerotate else "",
+            "chunk": "" if self.prefill_chunk is None else f"prefill_chunk={self.prefill_chunk}",
+        }
 
     def _check_format(self) -> None:
-        form = FORMATS[self.kv_dtype]
-        if form.rotates and self.key_channels < 1:
-            raise ValueError(
-                f"key_channels={self.key_channels} cuts channels of a key, and kv_dtype {self.kv_dtype} mixes them; "
-                "use kv_dtype int4 or int8, or leave key_channels out"
-            )
-        if form.rotates and self.eviction is not None and self.eviction.reads:
-            raise ValueError(
-                f"eviction {self.eviction.name!r} reads pages by their keys' channels, and kv_dtype {self.kv_dtype} "
-                "mixes them; use kv_dtype int4 or int8, or another eviction"
-            )
-        if form.run == 1:
-            return
-        shares = (
-            f"and in kv_dtype {self.kv_dtype} the keys of {form.run} entries share scales; use kv_dtype int4 or int8"
+        form, says, name = FORMATS[self.kv_dtype], self.said, f"kv_dtype {self.kv_dtype}"
+        mixing, sharing = (name if there else "" for there in (form.rotates, form.run > 1))
+        alone, shared = "use int4 or int8", f"there the keys of {form.run} entries share scales"
+        check_together(
+            (says["cuts"], mixing, f"it mixes the channels of a key; {alone}"),
+            (says["reads"], mixing, f"it mixes the channels by which pages are read; {alone}"),
+            (says["every"], sharing, f"{shared}, and single entries would go; {alone}"),
+            (says["reads"], sharing, f"{shared}, and single pages are read; {alone}"),
         )
-        if self.every is not None:
-            raise ValueError(
-                f"eviction_every={self.every} lets single entries go, {shares}, or leave eviction_every out"
-            )
-        if self.eviction is not None and self.eviction.reads:
-            raise ValueError(f"eviction {self.eviction.name!r} reads single pages, {shares}, or another eviction")
 
     def _check_threshold(self, threshold: Threshold) -> None:
         if self.eviction is None:
             raise ValueError(f"eviction_keep {threshold.label} needs an eviction method, for instance eviction='kvzip'")
-        if self.keep != 1 or self.unit != "fraction":
-            raise ValueError(
-                f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one"
-            )
         own = method_record(self.eviction)
-        if threshold.record is not None and threshold.record.numbers.eviction != own:
-            raise ValueError(
-                f"the threshold {threshold.value:g} was found for eviction {shown(threshold.record.numbers.eviction)}, "
-                f"and this is {shown(own)}; make its own: subtoken-train calibrate threshold"
-            )
+        found = own if threshold.record is None else threshold.record.numbers.eviction
+        refuse(
+            (
+                self.keep != 1 or self.unit != "fraction",
+                f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one",
+            ),
+            (
+                found != own,
+                f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}; "
+                "make its own: subtoken-train calibrate threshold",
+            ),
+        )
         threshold.check(self.eviction)
-        if self.rerotate:
-            raise ValueError(
-                "rerotate needs equally many entries in every head and layer, and a threshold leaves what reaches it; "
-                "leave rerotate out, or give a share, for instance eviction_keep=0.2"
-            )
 
     def _check_rerotation(self) -> None:
-        if self.eviction is None or self.eviction.across_layers:
-            reason = "needs an eviction"
-            if self.eviction is not None:
-                reason = (
-                    f"needs equally many entries in every layer, but eviction {self.eviction.name!r} shares them out"
-                )
-            raise ValueError(f"rerotate {reason}; use streaming_llm, snapkv or h2o, for instance")
-        if self.eviction.reads:
-            raise ValueError(
-                f"rerotate closes gaps that an eviction leaves, but {self.eviction.name!r} evicts nothing; leave "
-                "rerotate out, or use streaming_llm, snapkv or h2o, for instance"
-            )
-        if self.every is not None:
-            raise ValueError(
-                f"rerotate closes gaps in a prompt's positions, but eviction_every={self.every} opens new ones while "
-                "tokens are decoded; leave one out"
-            )
-        if self.key_channels < 1:
-            raise ValueError("rerotate rotates pairs of key channels, but key_channels cuts single ones; leave one out")
-        if self.merging != "none":
-            raise ValueError(
-                f"rerotate rotates a key by its position, but merge {self.merging!r} mixes several; leave one out"
-            )
+        says, threshold = self.said, "" if self.threshold is None else f"eviction_keep {self.threshold.label}"
+        equal, instead = "equally many entries must stay in every", "use streaming_llm, snapkv or h2o"
+        check_together(
+            (says["turns"], threshold, f"{equal} head; give a share, for instance eviction_keep=0.2"),
+            (says["turns"], says["divides"], f"{equal} layer; {instead}"),
+            (says["turns"], says["reads"], f"that evicts nothing and leaves no gap to close; {instead}"),
+            (says["turns"], says["every"], "that opens new gaps while tokens are decoded"),
+            (says["turns"], says["cuts"], "pairs of key channels are rotated, and single ones cut"),
+            (says["turns"], says["merges"], "a key is rotated by its position, and a merged one has several"),
+        )
 
     def _check_chunk(self, chunk: int) -> None:
         if type(chunk) is not int or chunk < 1:
             raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
-        method = self.eviction
+        method, says = self.eviction, self.said
         if method is None:
             return
-        divides = method.across_layers and self.threshold is None
-        if divides or "second_pass" in method.needs:
-            reason = "divides its budget between layers" if divides else "runs a prompt twice"
+        rows, instead = method.observing_rows, "use snapkv, h2o or another method that decides by layer"
+        check_together(
+            (
+                says["chunk"],
+                says["divides"] if self.threshold is None else "",
+                f"it divides its budget between layers, of which each is packed before the next one runs; {instead}",
+            ),
+            (
+                says["chunk"],
+                says["evicts"] if "second_pass" in method.needs else "",
+                f"it runs a prompt twice, of which each layer is packed before the next one runs; {instead}",
+            ),
+            (
+                says["chunk"],
+                says["evicts"] if rows is None else "",
+                "it must cover the rows observed, of which a share says no number; give window as a whole number",
+            ),
+        )
+        if rows is not None and chunk < rows:
             raise ValueError(
-                f"prefill_chunk={chunk}: eviction {method.name!r} {reason}, but in chunks a layer is packed before the "
-                "next one runs; leave prefill_chunk out, or use snapkv, h2o or another method that decides by layer"
-            )
-        if method.observing_rows is None:
-            raise ValueError(
-                f"prefill_chunk={chunk} must cover the rows that eviction {method.name!r} observes, but a share "
-                "of the budget does not say how many; give window as a whole number, or leave prefill_chunk out"
-            )
-        if chunk < method.observing_rows:
-            raise ValueError(
-                f"prefill_chunk={chunk} is smaller than the {method.observing_rows} rows observed by eviction "
-                f"{method.name!r}; use at least {method.observing_rows}"
+                f"prefill_chunk={chunk} is smaller than the {rows} rows observed by eviction {method.name!r}; use at "
+                f"least {rows}"
             )
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        if any(family.windows):
-            self._check_windows(family)
-        if self.rerotate and family.length_dependent:
-            kind = rotary_kind(family.decoder.rotary_emb)
-            raise ValueError(
-                f"rerotate: {family.name} has positions of kind {kind!r}, whose angles depend on a prompt's length; "
-                "leave rerotate out"
-            )
-        if self.rerotate and family.tower_positions == "mrope":
-            raise ValueError(
-                f"rerotate: {family.name} places the tokens of an image in a grid, whose gaps cannot be closed; "
-                "leave rerotate out"
-            )
+        says, sees = self.said, family.image_token_id is not None
+        windows = f"the sliding windows of {family.decoder.config.model_type}" if any(family.windows) else ""
+        angles = rotary_kind(family.decoder.rotary_emb) if family.length_dependent else ""
+        grids = f"the image grids of {family.name}" if family.tower_positions == "mrope" else ""
+        check_together(
+            (
+                says["reads"] or says["turns"] or says["every"],
+                windows,
+                "it needs layers that see the whole cache; use a model without windows",
+            ),
+            (says["turns"], angles and f"positions of kind {angles!r}", "their angles depend on a prompt's length"),
+            (says["turns"], grids, "a grid has gaps that cannot be closed"),
+        )
         width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
         form = FORMATS[self.kv_dtype]
         more = -(-kept // form.per_code) * form.per_code / width
@@ -247,26 +223,17 @@ class Compression:
         check_calibration(self.eviction.calibrated, family)
         check_calibration(None if self.threshold is None else self.threshold.record, family)
         self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
-        if family.image_token_id is not None:
-            return
-        if self.eviction.needs_image:
-            raise ValueError(
+        refuse(
+            (
+                self.eviction.needs_image and not sees,
                 f"eviction {self.eviction.name!r} reads the attention between text and image and {family.name} sees no "
-                "images; use snapkv, h2o, kvcompose or another method for text"
-            )
-        if self.scope == "visual":
-            raise ValueError(f"scope 'visual': {family.name} sees no images; use scope 'context' or 'all'")
-
-    def _check_windows(self, family: Family) -> None:
-        """Refuse what sliding windows do not allow: moving positions, or reading a cache that tokens have grown."""
-        method, kind = self.eviction, family.decoder.config.model_type
-        refused = "rerotate" if self.rerotate else None if self.every is None else "eviction_every"
-        if method is not None and method.reads:
-            refused = f"eviction {method.name!r}"
-        if refused is not None:
-            raise ValueError(
-                f"{refused} does not go with the sliding windows of {kind}; leave it out, or use a model without them"
-            )
+                "images; use snapkv, h2o, kvcompose or another method for text",
+            ),
+            (
+                self.scope == "visual" and not sees,
+                f"scope 'visual': {family.name} sees no images; use scope 'context' or 'all'",
+            ),
+        )
 
     def check_prompts(self, prompts: Batch) -> None:
         """Raise a worded ``ValueError`` where the method needs an image or a question and a prompt has none."""
@@ -398,15 +365,11 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
 def _kind(field: Field[Any]) -> Callable[[str], object]:
     """Return the type of a setting: its default's, or (where that is None) the one its annotation names, else text."""
     if str(field.type) == "int | float":
-        return _whole_or_share
+        return lambda text: int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
     if isinstance(field.default, bool | int | float | tuple):
         return type(field.default)
     named = re.search(r"\b(int|float)\b", str(field.type))
     return str if named is None else {"int": int, "float": float}[named[0]]
-
-
-def _whole_or_share(text: str) -> float:
-    return int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
 
 
 def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
@@ -434,12 +397,20 @@ class CompressionSettings(TypedDict, total=False):
         eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
-        scope: what the eviction chooses among: ``context`` (None: visual tokens, or a text's context) or ``all``.
-        kv_dtype: ``model``, ``int8``, ``int4``, ``int4_rotated``, ``int8_channel``, ``kivi4`` or ``kivi2``.
-        key_channels: share of the channels that stay of the keys in scope; by default all.
-        key_axes: along which they are cut: ``own`` or ``pca``, see ``Compression``.
-        merge: ``none``, ``average``, ``weighted``, ``pivot`` or ``position``; None: what the eviction does of itself.
-        prefill_chunk: rows of a prompt that run through a layer at a time, see ``Compression``; None: all.
+        scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
+            context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
+        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
+            a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
+            balanced and rotated first (``cache/key_basis.py``). ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by
+            channel and values by entry, but not the latest entries (``kernels/formats.py``).
+        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); by
+            default all.
+        key_axes: along which they are cut: ``own``, the channels that the model gives keys; ``pca``, their principal
+            axes, to which the keys of a layer are turned first (RotateK, ``functional/key_axes.py``).
+        merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
+            ``position`` merge them into entries that stay (``functional/merging.py``). None: what the method does.
+        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
+            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
         rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
     """
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.engine.layer_inputs import InputObserver
+from subtoken_train.engine.modes import InputObserver
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.engine.second_pass import TaskRows, task_view
 from subtoken_train.evictions.thresholds import Older, ScoredPrompt, scale_of
@@ -181,7 +181,7 @@ class EvictionPass:
         self.rows: dict[int, Rows] = {}
         self.lasting: dict[int, LastingLayer] = {}
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
-        self._finite: list[Tensor] = []
+        self.finite: list[Tensor] = []  # whether what was observed so far is, on the device
         self._older: list[Older] = []
         self._input: dict[int, Tensor] = {}
 
@@ -196,7 +196,7 @@ class EvictionPass:
         self.rows[layer] = on_device(rows, home)
         if self.compression.every is not None:
             self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
-        self._finite += [are_finite(each) for each in (query, key, value)]
+        self.finite += [are_finite(each) for each in (query, key, value)]
         view = View(
             layer,
             query,
@@ -217,10 +217,6 @@ class EvictionPass:
         )
         with torch.autocast(query.device.type, enabled=False):  # scores are fp32
             self.scores[layer] = on_device(self.method.score(view), home)
-
-    def saw_numbers(self) -> bool:
-        """Return whether all that was observed so far is finite; the device is read."""
-        return all(bool(finite) for finite in self._finite)
 
     def observe_task(self, plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
         """Score what a task is about in one layer again; ``states`` as ``TaskObserver`` has them."""

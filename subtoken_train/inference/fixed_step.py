@@ -1,12 +1,8 @@
 """Decode steps of one shape, whatever the number of tokens: they can be compiled, and captured in a CUDA graph.
 
-A plain step reads a tail that grows, so that every token has tensors of another shape. Here the tail's room is made
-first and read whole, its unwritten places hidden; how many tokens are written is a number on the device, which the step
-counts up itself. Nothing of the host's state is read in between.
-
-What packed storage looks like differs from prompt to prompt, so that a compiled or captured step serves one cache: it
-is worth its making for long answers; as it is, a fixed step reads all of the room and gains nothing. Not served:
-eviction while tokens are decoded, whose storage changes shape.
+The tail's room is made first and read whole, its unwritten places hidden; how many tokens are written is a number on
+the device, which the step counts up itself. Packed storage differs from prompt to prompt, so that a compiled or
+captured step serves one cache: worth its making for long answers. Not served: eviction while tokens are decoded.
 
 Legend: B batch, V vocabulary.
 """
@@ -115,10 +111,7 @@ class FixedStep:
 
     @torch.no_grad()
     def __call__(self, ids_B1: Tensor) -> Tensor:
-        """Append a token of every sample, [B, 1]; logits of the next one, [B, V].
-
-        A captured step writes them where it wrote the last ones.
-        """
+        """Append a token of every sample, [B, 1]; logits of the next one, [B, V]."""
         if not self.left:
             raise ValueError(f"this fixed step was made for {self.tokens} tokens, and has used them; make it for more")
         self.left -= 1

@@ -2,31 +2,274 @@
 
 transformers calls the model's ``forward`` once with the prompt and then with new tokens. While ``compressed`` is
 active that call is ours: the first one runs reducer, routers and eviction and fills the cache, later ones only decode.
+
+Settings come as keyword arguments, in ``generation_config=`` or in the model's own generation configuration, in this
+order of precedence. transformers checks its own; refused here is what a packed cache cannot serve.
+
+Legend: B batch, N positions.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
-from subtoken_train.errors import no_numbers
+from subtoken_train.errors import check_word, no_numbers
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, append_rest, decode, prefill
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS
 from subtoken_train.types import Batch
+
+INPUTS = frozenset({"input_ids", "attention_mask", "regions", *IMAGE_INPUTS})
+"""Inputs that ``SubTokenModel.inputs`` and processors return."""
+_COUNTS = {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences"}
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "use_cache": (True,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "cache_implementation": ("hybrid",),
+    "prefill_chunk_size": (),
+    "token_healing": (False,),
+    "guidance_scale": (1,),
+    "assistant_model": (),
+    "prompt_lookup_num_tokens": (),
+    "assistant_early_exit": (),
+    "speculation_type": (),
+    "use_mtp": (False,),
+    "custom_generate": (),
+    "trust_remote_code": (False,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "num_beam_groups": (1,),
+    "position_ids": (),
+    "cache_position": (),
+    "inputs": (),
+    "inputs_embeds": (),
+    "token_type_ids": (),
+    "labels": (),
+}
+"""Arguments under which the model would be called in another way, or would have to return more, and the values of each
+that change nothing (``hybrid`` transformers leaves out itself)."""
+_KNOWN = INPUTS | vars(GenerationConfig()).keys() | inspect.signature(GenerationMixin.generate).parameters.keys()
+KNOWN = (frozenset(REFUSED) | _KNOWN | {"tokenizer"}) - {"self", "kwargs"}
+"""Everything that ``generate`` may be given."""
+
+
+def drop_silent(given: dict[str, Any]) -> None:
+    """Take ``token_type_ids`` away where they are all 0: a tokenizer writes them for models that read them."""
+    kinds = given.get("token_type_ids")
+    if isinstance(kinds, Tensor) and not bool(kinds.any()):
+        del given["token_type_ids"]
+
+
+def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
+    """Return the settings that transformers will use, each checked: those given, of their configuration, the model's.
+
+    Args:
+        given: keyword arguments of ``generate``; ``generation_config`` may be among them.
+        own: the model's generation configuration.
+    """
+    config = given.get("generation_config")
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ValueError(f"generation_config must be a transformers GenerationConfig, not {type(config).__name__}")
+    whole = {name: value for name, value in vars(own).items() if name[0] != "_"}
+    further = {} if config is None else {k: v for k, v in vars(config).items() if v is not None and k[0] != "_"}
+    # a copy of the model's configuration may hold what its authors wrote
+    asked = {name: value for name, value in further.items() if not _same(value, whole.get(name))}
+    asked |= {name: value for name, value in given.items() if value is not None or name == "use_cache"}
+    for name, value in asked.items():
+        check_word("argument of generate", name, KNOWN)
+        if name in _COUNTS and not isinstance(value, Integral):
+            raise ValueError(f"{name}={value!r} must be a whole number")
+    for name, neutral in REFUSED.items():
+        value = asked.get(name, whole.get(name))
+        if (value is not None or name in asked) and not any(_same(value, each) for each in neutral):
+            shown = f"={value!r}"[:60] if isinstance(value, bool | int | float | str) or value is None else ""
+            raise ValueError(
+                f"{'' if name in asked else 'model.generation_config.'}{name}{shown} does not go with a compressed "
+                "cache, which takes a whole prompt once and then token after token, and returns logits alone; leave "
+                "it out"
+            )
+    return {**whole, **further, **given}
+
+
+def steered_from_outside(own: GenerationConfig) -> GenerationConfig:
+    """Return a copy of a model's configuration without what ends, copies or searches answers on its own account.
+
+    What chooses their tokens stays, as do the ids of special ones.
+    """
+    made = copy.deepcopy(own)
+    for name, neutral in REFUSED.items():
+        if getattr(made, name, None) is not None:
+            setattr(made, name, next(iter(neutral), None))
+    made.max_time = made.stop_strings = made.return_dict_in_generate = None
+    made.num_beams = made.num_return_sequences = 1
+    return made
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """A call of ``generate``: its ids, their mask as it was given, and the settings that transformers will use."""
+
+    ids_BN: Tensor
+    mask: Any
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, given: dict[str, Any], model: Any) -> GenerateCall:
+        """Check the arguments of a call on a model of transformers; what says nothing is taken out of them."""
+        drop_silent(given)
+        settings = settings_used(given, model.generation_config)
+        ids_BN = check_ids(given.get("input_ids"), model.get_input_embeddings().num_embeddings)
+        asked = cls(ids_BN, given.get("attention_mask"), settings)
+        counts = asked._counts
+        if any(type(count) is not int or count < 1 for count in counts):
+            raise ValueError(f"num_beams and num_return_sequences must be whole numbers of at least 1, not {counts}")
+        return asked
+
+    @property
+    def _counts(self) -> list[Any]:
+        found = [self.settings.get(name) for name in ("num_beams", "num_return_sequences")]
+        return [1 if count is None else count for count in found]
+
+    @property
+    def beams(self) -> int:
+        """Running beams of each prompt."""
+        return int(self._counts[0])
+
+    @property
+    def copies(self) -> int:
+        """Rows that transformers makes of each prompt."""
+        return int(max(self._counts))
+
+    def room(self, held: int | None = None) -> int | None:
+        """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown.
+
+        An answer's last one is not appended.
+        """
+        new, whole = self.settings.get("max_new_tokens"), self.settings.get("max_length")
+        if new is None and whole is None:
+            return None
+        given = self.ids_BN.shape[1]
+        last = int(whole if new is None else given + new)
+        return max(0, last - (given if held is None else held) - 1)
+
+    @property
+    def visible(self) -> Tensor:
+        """Real tokens of prompts, bool [B, N]: what the mask says or, without one, what transformers infers.
+
+        It takes padding tokens for padding, unless padding and end of text are one token (then it warns, and so every
+        position is real).
+        """
+        if self.mask is None:
+            pad, end = (_ids(self.settings.get(name)) for name in ("pad_token_id", "eos_token_id"))
+            pad = pad or end[:1]
+            visible = torch.ones_like(self.ids_BN, dtype=torch.bool)
+            if pad and pad[0] not in end:
+                visible = self.ids_BN != pad[0]
+        else:
+            visible = _read_mask(self.mask, tuple(self.ids_BN.shape)).to(self.ids_BN.device)
+        empty = (~visible.any(-1)).nonzero().flatten().tolist()
+        if empty:
+            raise ValueError(f"prompt {empty[0]} is all padding; every row of input_ids needs at least one token")
+        return visible
+
+    def check_turn(self, cached_ids_BN: Tensor, cached: int) -> None:
+        """Raise a worded ``ValueError`` unless the ids go on from a filled cache: all so far, or the new ones alone.
+
+        Args:
+            cached_ids_BN: the prompt of every row of the cache.
+            cached: tokens that the cache has seen.
+        """
+        ids_BN, mask, (rows, prompt) = self.ids_BN, self.mask, cached_ids_BN.shape
+        if self.copies > 1:
+            raise ValueError(
+                "num_beams and num_return_sequences make copies of prompts; with past_key_values the prompts are in "
+                "the cache: leave both out, or start again without past_key_values"
+            )
+        if len(ids_BN) != rows:
+            raise ValueError(
+                f"past_key_values holds {rows} rows and input_ids {len(ids_BN)}; give as many, or choose rows of the "
+                "cache with batch_select_indices"
+            )
+        alone = isinstance(mask, Tensor) and mask.shape[-1:] != ids_BN.shape[-1:]
+        total = cached + ids_BN.shape[1] if alone else ids_BN.shape[1]
+        if mask is not None:
+            _read_mask(mask, (rows, total))
+        if total <= cached:
+            raise ValueError(
+                f"past_key_values has seen {cached} tokens and input_ids end after {total}; give everything so far and "
+                "at least one new token"
+            )
+        if not alone and not torch.equal(ids_BN[:, :prompt].to(cached_ids_BN.device).long(), cached_ids_BN.long()):
+            raise ValueError(
+                "input_ids do not begin with the prompt that past_key_values holds; give everything so far, or start "
+                "again without past_key_values"
+            )
+
+
+def check_ids(ids: Any, vocabulary: int) -> Tensor:
+    """Return token ids, [B, N], once they are checked."""
+    if not isinstance(ids, Tensor) or ids.numel() == 0:
+        raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"input_ids must be whole numbers [batch, tokens], int64 or int32, not {_kind(ids)}; a processor makes "
+            'them with return_tensors="pt"'
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}; use its own "
+            "tokenizer"
+        )
+    return ids
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is not Tensor and type(other) is not Tensor and bool(value == other)
+
+
+def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
+        raise ValueError(
+            f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}; pass the processor's whole "
+            "output"
+        )
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("attention_mask holds other values than 0 (padding) and 1 (tokens)")
+    return mask.bool()
+
+
+def _ids(value: Any) -> list[int]:
+    return [] if value is None else [int(each) for each in torch.as_tensor(value).flatten().tolist()]
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        return f"{list(thing.shape)} of {thing.dtype}".replace("torch.", "")
+    return type(thing).__name__
+
 
 ASKED = 32
 """Decoded tokens between two looks at a GPU for NaN among their logits."""
@@ -63,8 +306,6 @@ def compressed(
     room: int | None = None,
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
-
-    A prompt is run once, however many beams or sequences transformers makes of it.
 
     Args:
         prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
@@ -117,10 +358,7 @@ def compressed(
 
 
 class _LogitWatch:
-    """Notes on the device whether a decoded token's logits were NaN or infinite.
-
-    A step does not wait for a GPU: it is asked every ``ASKED`` steps, and at the end.
-    """
+    """Notes on the device whether a decoded token's logits were NaN or infinite."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -1,19 +1,14 @@
 """Layers of a prompt's pass, from dense keys and values to packed ones: key channels are cut, keys re-rotated.
 
-**Cut key channels** (ThinK): the queries of a prompt's last rows say which channels of each key-value head matter to
-what comes next, together with the keys that stay after an eviction (``functional/key_channels.py``). The keys of the
-entries in scope are cut; those of the last rows, and everything outside of the scope, stay whole. Values are untouched.
-Along *principal axes* (RotateK, ``functional/key_axes.py``) it is the keys of the cut entries themselves, and the
-queries, that say which; all keys of the layer, later ones too, then stand in the basis of these axes.
+**Cut key channels** (ThinK): the queries of a prompt's last rows, with the keys that stay after an eviction, say which
+channels of each key-value head matter (``functional/key_channels.py``). Keys of entries in scope are cut, but for those
+of the last rows. Along *principal axes* (RotateK, ``functional/key_axes.py``) the keys of the cut entries and the
+queries say which; all keys of the layer, later ones too, then stand in the basis of these axes.
 
-**Re-rotation**: a cached key is turned by the position of its token. Re-rotated, the kept keys of every head are turned
-as if they stood at 0, 1, 2, ... in their order, and the next token comes right after them, so that positions in use
-never exceed what is kept and appended: a cache of K entries leaves a model all but K of its positions. Source:
-streaming-llm (Xiao et al., 2024; section 3.2 and ``kv_cache.py``) caches keys unrotated and turns them by their place
-in the cache at every step; kvpress' ``KeyRerotationPress`` turns the kept keys once, after the prompt. This is the
-latter: nothing of the stored keys changes while decoding, and one eviction after the prompt makes both the same. What
-it does not do: the prompt itself runs at its own positions, so it must fit the model's; values and hidden states are
-those of that pass. mRoPE ids (an image is a grid) have no closed-up form, and are refused.
+**Re-rotation**: the kept keys of every head are turned as if they stood at 0, 1, 2, ... in their order, and the next
+token comes right after them: a cache of K entries leaves a model all but K of its positions. As kvpress'
+``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al., 2024) turns keys at every step, which after
+one eviction is the same. The prompt itself runs at its own positions. mRoPE ids (a grid) are refused.
 
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
@@ -30,7 +25,6 @@ from transformers import DynamicCache
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_counts
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
@@ -41,8 +35,7 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS
-from subtoken_train.kernels.storage import Block, RoutedValues
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
 
@@ -200,7 +193,6 @@ class LayerPacker:
             position: position ids of its rows, [B, M] or [3, B, M].
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
-        assert isinstance(packed, PackedLayer)
         keys, values = states.keys, states.values
         states.keys = states.values = None
         here = on_device(kept, keys.device)
@@ -252,7 +244,6 @@ class LayerPacker:
             place = self.rerotation.next_position.to(next_position.device)
         cache.next_position = place
         for layer in cache.layers:
-            assert isinstance(layer, PackedLayer)
             if layer.window is not None:
                 layer.begin_tail(place[:, 0])
         cache.prepare()

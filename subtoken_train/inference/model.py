@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-import torch
 from torch import Tensor
-from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subtoken_train.cache.cache import PackedCache
@@ -30,8 +28,7 @@ from subtoken_train.inference.compressed_context import (
     read_questions,
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, drop_silent
-from subtoken_train.inference.generation import compressed, serving
+from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, serving
 from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
@@ -189,32 +186,13 @@ class SubTokenModel:
         parts += [] if self.compression.label == "-" else [self.compression.label]
         return f"SubTokenModel({', '.join(parts)})"
 
-    @property
-    def device(self) -> torch.device:
-        """The device that prompts are put on."""
-        return self.backbone.family.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the model's weights."""
-        dtype: torch.dtype = self.backbone.model.dtype
-        return dtype
-
-    @property
-    def generation_config(self) -> GenerationConfig:
-        """The backbone's defaults of ``generate``; a pipeline of transformers reads them."""
-        config: GenerationConfig = self.backbone.family.model.generation_config
-        return config
-
-    @property
-    def processor(self) -> Any:
-        """The backbone's processor (language models: its tokenizer)."""
-        return self.backbone.family.processor
-
-    @property
-    def tokenizer(self) -> Any:
-        """The backbone's tokenizer."""
-        return self.backbone.family.tokenizer
+    def __getattr__(self, name: str) -> Any:
+        """The backbone's ``device``, ``processor``, ``tokenizer``; its model's ``dtype``, ``generation_config``."""
+        if name in ("device", "processor", "tokenizer"):
+            return getattr(self.backbone.family, name)
+        if name in ("dtype", "generation_config"):  # which a pipeline of transformers reads
+            return getattr(self.backbone.model, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __call__(
         self,
@@ -422,9 +400,6 @@ class SubTokenModel:
         stream: bool = False,
     ) -> Any:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
-
-        Every question is answered as if it were the only one: what it and its answer add is let go. The compressed
-        context stays (``cache``) until another one takes its place; ``None`` in its place asks on.
 
         A language model with a chat template is asked in it: context and question are one turn of the user, a blank
         line between them unless one of them has a line break there. What the template writes before the context stays

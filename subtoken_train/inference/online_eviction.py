@@ -1,19 +1,14 @@
 """Eviction while tokens are decoded: memory stays bounded, however long an answer grows.
 
 Whenever ``every`` tokens came since the last time, and more follow, each layer's whole cache is looked at: the packed
-entries of the prompt that competed, and what was appended since, all of which competes. The method scores them by the
-queries of the last rows (``View``) and keeps as many per head as the prompt's budget allows; over all layers
-together, where it divides budgets between them. What never competed (a system prompt, the question) stays. So a layer
-holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an entry goes
-that is older than its window and scores below it; nothing bounds how many stay.
+entries of the prompt that competed, and what was appended since. The method scores them by the queries of the last rows
+and keeps as many per head as the prompt's budget allows; what never competed (a system prompt, the question) stays. So
+a layer holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an
+entry goes that is older than its window and scores below it; nothing bounds how many stay.
 
-The tail is packed when something is evicted: kept tokens become whole entries, kept entries of the prompt lie as they
-were stored (``cache/entries.py``). A sample that has nothing to evict keeps its tokens unrounded, whatever its
-neighbours do. What is evicted here is let go; ``merge`` acts on the prompt. Nothing happens in between, but that the
-layers hold on to the queries that the method reads.
-
-One layer is read back at a time. Positions stay what they were. Source of the idea: kvpress's ``DecodingPress``, which
-buffers hidden states and evicts in the middle of a step; here the next step is the first to see it.
+The tail is packed when something is evicted; kept entries of the prompt lie as they were stored (``cache/entries.py``).
+A sample that has nothing to evict keeps its tokens unrounded. ``merge`` acts on the prompt alone, and positions stay.
+Source of the idea: kvpress's ``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
 
 Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h where heads hold entries of their own),
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.

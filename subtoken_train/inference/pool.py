@@ -31,10 +31,7 @@ from subtoken_train.routing.bank import RouterBank
 
 
 def device_of(name: str) -> torch.device:
-    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU.
-
-    (A model that the first GPU does not hold is spread over all of them under ``auto``, see ``ModelPool``.)
-    """
+    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
@@ -176,10 +173,7 @@ def load_backbone(
     device: str | None = None,
     **settings: Any,
 ) -> CompressedBackbone:
-    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``.
-
-    ``settings``: selector, seed, routing and loading, as ``ModelPool.get`` takes them.
-    """
+    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``."""
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)

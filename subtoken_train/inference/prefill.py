@@ -1,10 +1,9 @@
 """Run prompts, compress their cache, pack it, and append to it.
 
-A prompt comes in whole (``query_aware``), or its context first, before the question is seen. ``context_first`` is the
-protocol under which KVCompose reports: reducer, routers and eviction see a prompt's context alone, and the rest of the
-prompt is appended as it is, at the positions that it has in the whole prompt. The context of a model that sees images
-is everything up to and including the last visual token; of a language model, everything up to the end of the CONTEXT
-region. No token is read from the context's last row, so it can be dropped like any other.
+A prompt comes in whole (``query_aware``), or its context first, before the question is seen: ``context_first``, under
+which KVCompose reports. Then reducer, routers and eviction see a prompt's context alone (up to and including the last
+visual token, or the end of the CONTEXT region), and the rest is appended as it is, at its own positions. No token is
+read from the context's last row, so it can be dropped like any other.
 
 Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass, q appended tokens, D model width,
 V vocabulary.
@@ -22,14 +21,13 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import PageReading, with_pages
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.layer_inputs import InputObserver, watching_inputs
+from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
-from subtoken_train.engine.spans import Chunks, PromptObserver
-from subtoken_train.errors import SubTokenWarning, check_word, no_numbers
+from subtoken_train.engine.spans import Chunks
+from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
@@ -44,42 +42,25 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol, Region, before_compressed_ends
 
 
-def check_reading(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where a method that ``reads`` meets what it does not go with."""
-    method = compression.eviction
-    if method is None or not method.reads:
-        return
-    if compression.unit == "bytes":
-        raise ValueError(
-            f"eviction {method.name!r} frees no bytes, so its budget cannot be bytes; eviction_keep says how much a "
-            "step reads: a share such as 0.25, or a number of tokens"
-        )
-    if compression.merging != "none":
-        raise ValueError(f"eviction {method.name!r} drops nothing that could be merged; leave merge out")
-    if compression.key_channels != 1:
-        raise ValueError(f"eviction {method.name!r} reads pages of whole keys; use key_channels=1 with it")
-    if backbone.active_routing is not None:
-        raise ValueError(
-            f"eviction {method.name!r} reads pages of whole values, but the routers keep value groups of each entry; "
-            "use an arm without routing (selector none), or another eviction"
-        )
-
-
-def check_one_budget(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where a byte budget of keys and groups meets another choice of keys."""
-    routing = backbone.active_routing
-    if routing is None or routing.budget != "bytes":
-        return
-    refused = None
-    if compression.eviction is not None:
-        refused = f"eviction {compression.eviction.name!r}"
-    elif compression.key_channels != 1:
-        refused = f"key_channels={compression.key_channels:.6g}"
-    if refused is not None:
-        raise ValueError(
-            f"the routers spend one byte budget on keys and groups (budget bytes), and {refused} would cut keys "
-            "again: leave it out, or use an arm of another budget"
-        )
+def check_choices(backbone: CompressedBackbone, compression: Compression) -> None:
+    """Raise a worded ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
+    says, routing = compression.said, backbone.active_routing
+    spends = "budget 'bytes' of the routers" if routing is not None and routing.budget == "bytes" else ""
+    check_together(
+        (
+            says["reads"],
+            compression.unit == "bytes" and f"eviction_keep={int(compression.keep)} bytes",
+            "it frees no bytes; say how much a step reads, a share such as 0.25 or a number of tokens",
+        ),
+        (says["reads"], says["merges"], "it drops nothing that could be merged"),
+        (says["reads"], says["cuts"], "it reads pages of whole keys"),
+        (
+            says["reads"],
+            "" if routing is None else "value groups",
+            "it reads pages of whole values; use an arm without routing (selector none)",
+        ),
+        (says["evicts"] or says["cuts"], spends, "that chooses among the keys already; use an arm of another budget"),
+    )
 
 
 def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
@@ -92,7 +73,6 @@ def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
 def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
     """Add a page index to the layers of a filled cache of which a step of decoding reads pages."""
     for layer, (packed, kept) in enumerate(zip(cache.layers, plan.layers, strict=True)):
-        assert isinstance(packed, PackedLayer)
         sizes = eviction.method.pages(layer)
         if sizes is not None:
             assert kept.rows_BN is not None
@@ -138,26 +118,23 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
-        if not _are_numbers(eviction, packer):
+        held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
+        finite = [*map(are_finite, held), *(() if eviction is None else eviction.finite)]
+        if not all(map(bool, finite)):
             raise no_numbers(f"for {prompts.record_ids[0][:80]!r}", backbone.model.dtype) from error
         raise
     if eviction is not None:
         eviction.check_threshold(prompts.record_ids)
-    if eviction is not None and compression.every is not None:
-        evict_while_decoding(cache, eviction, plan, prompts.record_ids)
-    if eviction is not None and eviction.method.reads:
-        add_pages(cache, plan, eviction)
+        if compression.every is not None:
+            evict_while_decoding(cache, eviction, plan, prompts.record_ids)
+        if eviction.method.reads:
+            add_pages(cache, plan, eviction)
     packer.make_ready(result.rows.next_position.to(prompts.regions_BN.device))
     visible_BM = result.rows.visible_BM
     last_B1 = (visible_BM * torch.arange(visible_BM.shape[1], device=visible_BM.device)).argmax(-1, keepdim=True)
     logits_BV = next_logits(backbone, take_rows(result.hidden_BMD, last_B1))
     check_logits(logits_BV, prompts.record_ids)
     return Prefill(logits_BV, plan, prompts.regions_BN)
-
-
-def _are_numbers(eviction: EvictionPass | None, packer: LayerPacker) -> bool:
-    held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
-    return all(bool(are_finite(each)) for each in held) and (eviction is None or eviction.saw_numbers())
 
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
@@ -170,8 +147,7 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
     compression.check(family)
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
-    check_reading(backbone, compression)
-    check_one_budget(backbone, compression)
+    check_choices(backbone, compression)
 
 
 def _whole(
@@ -188,9 +164,7 @@ def run_whole(
     family, dense = backbone.family, packer.dense
     if eviction is not None:
         warn_of_tasks(prompts, eviction, family)
-    result = backbone.run(
-        prompts, cache=dense, pad_left=True, observer=_observer(eviction, packer), inputs=_inputs(eviction)
-    )
+    result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
@@ -236,26 +210,19 @@ def _chunked(
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
-    watch, chunks = _observer(eviction, packer), Chunks(size, finished)
-    given: dict[str, Any] = {"observer": watch, "chunks": chunks, "inputs": _inputs(eviction)}
+    given = {"chunks": Chunks(size, finished), **_watching(eviction, packer)}
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
 
 
-def _inputs(eviction: EvictionPass | None) -> InputObserver | None:
-    return None if eviction is None else eviction.inputs
-
-
-def _observer(eviction: EvictionPass | None, packer: LayerPacker) -> PromptObserver | None:
-    """Return an observer of a prompt's pass for all who watch; None where nobody does."""
+def _watching(eviction: EvictionPass | None, packer: LayerPacker) -> dict[str, Any]:
+    """Return the observers of a prompt's pass: of attention for all who watch, of what layers project."""
     observers = [watch.observe for watch in (eviction, packer.key_cut, packer.moments) if watch is not None]
-    if len(observers) < 2:
-        return observers[0] if observers else None
 
     def observe(*layer: Any) -> None:
         for observer in observers:
             observer(*layer)
 
-    return observe
+    return {"observer": observe if observers else None, "inputs": None if eviction is None else eviction.inputs}
 
 
 @torch.no_grad()
@@ -421,10 +388,7 @@ def context_part(regions_BN: Tensor) -> Tensor:
 
 
 def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
-    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have a ranking token.
-
-    All image tokens must be among them.
-    """
+    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have one that does."""
     index_BM, valid_BM = kept_index(part_BN, pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)

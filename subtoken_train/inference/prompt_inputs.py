@@ -42,11 +42,7 @@ IMAGE_INPUTS = (
 
 
 def batch_from_inputs(
-    family: Family,
-    input_ids_BN: Tensor,
-    visible_BN: Tensor,
-    inputs: Mapping[str, Any],
-    context_length: int | None,
+    family: Family, input_ids_BN: Tensor, visible_BN: Tensor, inputs: Mapping[str, Any], context_length: int | None
 ) -> Batch:
     """Mark the regions of prompts, padded on either side.
 
@@ -270,13 +266,11 @@ def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images
     """Return turns in which every picture has an ``<image>``, and nothing else has one."""
     videos = any(isinstance(image, Video) for image in images)
     if isinstance(prompt, str):
-        return _one_mark([Turn(_with_placeholders(as_text(family, prompt, videos), images))], images)
+        text = as_text(family, prompt, videos)
+        front = "" if picture_marks(text) else "<image>\n" * len(images)  # before a prompt that places none
+        return _one_mark([Turn(front + text)], images)
     given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
     return _one_mark([hidden_turn(family, turn, videos) for turn in given], images)
-
-
-def _with_placeholders(prompt: str, images: Sequence[Picture]) -> str:
-    return prompt if picture_marks(prompt) else "<image>\n" * len(images) + prompt
 
 
 def _one_mark(turns: Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:

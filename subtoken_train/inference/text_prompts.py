@@ -83,8 +83,6 @@ def text_frame(
 ) -> tuple[str, int, QuestionFrame]:
     """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
 
-    Context and question are one turn of the user, a blank line between them unless a line break stands there already.
-
     Returns:
         (the text up to the end of the context, its characters before the context, the frame).
     """
@@ -265,9 +263,6 @@ def encode_chat(
 def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
     """Encode a conversation that is to be answered, as the tokenizer's chat template writes it.
 
-    Its regions are those of ``chat_split``. Without a template turns are written as ``Family.render`` writes them, and
-    split as texts.
-
     Args:
         messages: the last one is the user's, or an assistant's that is to be gone on with.
     """
@@ -323,10 +318,7 @@ def text_ids(family: Family, text: str) -> list[int]:
 
 
 def told_ids(family: Family, system: str, text: str) -> tuple[list[int], int]:
-    """Return the ids of a text behind what the system says, a blank line between, and how many begin before the text.
-
-    Nothing begins before a text to which the system says nothing: a BOS is a part of it.
-    """
+    """Return the ids of a text behind what the system says, a blank line between, and how many begin before it."""
     if not system.strip():
         return text_ids(family, text), 0
     told = f"{system.strip()}\n\n"
@@ -388,10 +380,7 @@ def without_middle(
 
 
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
-    """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed.
-
-    A template that can ask a model to think first is told not to: answers have few tokens.
-    """
+    """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed."""
     check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]
     text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)

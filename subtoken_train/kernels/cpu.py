@@ -1,15 +1,13 @@
 """Attention of new tokens on packed storage in pure torch, tuned for CPUs; it runs on every device.
 
-Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is ever
-made. The only index work of a step is to gather the probabilities that meet the stored pieces. Of a short cache the
-calls of operations cost more than what they do, so the tail of all rows is one product, and a block of few rows takes
-views of what belongs to them: rows of unequal counts cost few operations each.
+Keys are read where they lie; of the values only stored pieces are read, and nothing of the values' full size is made.
+Of a short cache the calls of operations cost more than what they do: so the tail of all rows is one product, and a
+block of few rows takes views. Scores have keys first, as a few rows times many columns is slow on a CPU; one query row
+of a head takes a bag of vectors, which is faster than a product with one row.
 
-Scores have keys first: a few rows times many columns is slow on a CPU. One query row of a head takes a bag of vectors,
-which a CPU reads faster than a product with one row. Of rounded payloads the integers are multiplied unscaled, a
-stretch at a time: a product with a vector is that with its integers, times its scale. Two codes of a byte stay beside
-each other's halves: even channels come first, then the odd ones, and what they meet is put in the same order. Formats
-that are not symmetric are read back instead, a stretch at a time, but of pieces all at once.
+Of rounded payloads the integers are multiplied unscaled, a stretch at a time; scales come after. Two codes of a byte
+stay beside each other's halves: even channels first, then the odd ones, and what they meet is put in the same order.
+Formats that are not symmetric are read back instead, a stretch at a time, but of pieces all at once.
 
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
 block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P
@@ -26,8 +24,7 @@ from torch import Tensor
 
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import Payload, Picked, Stored
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, read_pages
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Fill, RoutedValues, Tail, read_pages
 
 
 class Integers:
@@ -60,15 +57,13 @@ def rounded_stretches(payload: Payload) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
     """Return scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
-    thin = query_XGd if block.channels is None else _channels_of(query_XGd, block.channels.flatten(0, 1))
+    thin = query_XGd
+    if block.channels is not None:  # the queries' channels that cut keys keep in each head, [X, G, k]
+        channels_X1k = block.channels.flatten(0, 1).long()[:, None]
+        thin = query_XGd.gather(2, channels_X1k.expand(-1, query_XGd.shape[1], -1))
     return [
         scores for part in block.parts if part.entries for scores in _part_scores(thin if part.cut else query_XGd, part)
     ]
-
-
-def _channels_of(query_XGd: Tensor, channels_Xk: Tensor) -> Tensor:
-    """Take the queries' channels that cut keys keep in each head, [X, G, k]."""
-    return query_XGd.gather(2, channels_Xk.long()[:, None].expand(-1, query_XGd.shape[1], -1))
 
 
 def _part_scores(query_XGd: Tensor, part: BlockPart) -> list[Tensor]:

@@ -18,8 +18,7 @@ from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.native import native_attention, serves
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, unserved
-from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, CacheWindow, Fill, Tail
 
 
 def attend(

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import compiler
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
 
 SOURCE = Path(__file__).with_name("attention.c")
 FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])

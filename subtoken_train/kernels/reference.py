@@ -13,8 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import Block, RoutedValues, dense_keys, dense_values, read_pages
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import (
+    Block,
+    CacheWindow,
+    Fill,
+    RoutedValues,
+    Tail,
+    dense_keys,
+    dense_values,
+    read_pages,
+)
 
 
 def reference_attention(

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.kernels.formats import CHANNELS, FORMATS, Payload
-from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, pack_bits, stored_flags, unpack_bits
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, pack_bits, stored_flags, unpack_bits
 
 
 class Field(IntEnum):

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import CacheWindow, Tail
 from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program
@@ -25,12 +25,7 @@ ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in D
 
 
 def fused_decoding(
-    query_BHqd: Tensor,
-    table: RowTable,
-    tail: Tail,
-    scale: float,
-    reach: CacheWindow | None,
-    workspace: Workspace,
+    query_BHqd: Tensor, table: RowTable, tail: Tail, scale: float, reach: CacheWindow | None, workspace: Workspace
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``.
 
@@ -152,11 +147,7 @@ def entries_of_tile(width: int, dtype: torch.dtype) -> int:
 
 
 def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
-    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``.
-
-    Two of many programs wait less for each other's loads than four or eight of fewer, where they hold a tile: not with
-    scales and zero points by channel (tests/support/kernel_builds.py).
-    """
+    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``."""
     if dtype == torch.float32:
         return 8
     return 2 if width <= 128 and rows <= 16 and not shared else 4

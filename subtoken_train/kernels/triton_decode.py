@@ -2,12 +2,9 @@
 
 Flash-decoding (Dao et al., 2023): every program takes one stretch of one head and leaves unnormalised sums with their
 maximum; a second kernel joins a head's stretches. Of routed entries a program reads whole keys and stored pieces only:
-an entry's flags say which pieces it has, and the count of the flags before it where they lie (each piece of a row is a
-sorted list). Products and sums are in fp32, of operands in the queries' dtype. Two launches for up to 16 tokens.
-
-Not done: pages that a step chooses, heads of more than 256 channels (``row_table.unserved``). Entries of unlike
-precision have launches of their own, and routed and whole ones loops, because a loop that branches for every tile takes
-the registers of both.
+an entry's flags say which pieces it has, and the count of the flags before it where they lie. Products and sums are in
+fp32, of operands in the queries' dtype. Entries of unlike precision have launches of their own, and routed and whole
+ones loops: a loop that branches for every tile takes the registers of both. Not done: see ``row_table.unserved``.
 
 Shapes: r query rows, n entries, m channels, p pieces of w channels.
 """

@@ -2,19 +2,14 @@
 
 A multiply-add counts as two operations. Per row (position) of a decoder layer, W weights of its projections:
 
-* forward 2 W (Kaplan et al. 2020, *Scaling Laws for Neural Language Models*, section 2.1);
-* backward 2 W: frozen weights need the gradient of their input, not their own. Where everything trains it is 4 W, and
-  the sum the usual 6 W;
+* forward 2 W (Kaplan et al. 2020, section 2.1); backward 2 W, the gradient of its input alone, as weights are frozen;
 * a trained adapter of p weights: 2 p forward, 4 p backward;
-* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward.
-  PaLM's formula for model FLOPs utilisation (Chowdhery et al. 2022, appendix B) counts n^2 pairs; causal kernels skip
-  half of them.
+* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward;
+  PaLM's formula (Chowdhery et al. 2022, appendix B) counts n^2 pairs, of which causal kernels skip half.
 
 Layers below the first one that trains run forward only. The head (D V weights) runs on every row, forward and backward.
-
-Not counted, so that utilisation is about the language model alone and rather too low: the vision tower, FastV's scout,
-norms, activations, the recomputation of gradient checkpointing, and the frozen LoRA of stage 2. One thing is counted
-and not done: the first trained layer's input needs no gradient.
+Not counted: the vision tower, FastV's scout, norms, activations, the recomputation of gradient checkpointing, and the
+frozen LoRA of stage 2. Counted and not done: the gradient of the first trained layer's input.
 
 Legend: B batch, D model width, F width of the MLP, H query heads, h key-value heads, d head width, V vocabulary.
 """

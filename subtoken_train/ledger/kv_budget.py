@@ -55,9 +55,6 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
 def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
     """Return the whole tokens that a matched anchor keeps: the fewest with its arm's bytes.
 
-    So two matched arms are less than a token apart. Rounding both from the length instead, one down and one up, would
-    set them up to 1 + ``arm_bytes`` tokens apart.
-
     Args:
         arm_tokens: what the routed arm keeps.
         arm_bytes: what a token takes there, of a whole one; a decimal number that was written may be off by its last
@@ -213,11 +210,7 @@ def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
 
 
 def entry_bytes(shape: KVShape, budget: KVBudget | None = None) -> int:
-    """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value.
-
-    Rounded down, though a group of a real model is a whole number of channels. A byte budget is of many entries, and
-    is not looked at: see ``nominal_ledger``.
-    """
+    """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value."""
     budget = KVBudget() if budget is None else budget
     return key_bytes(shape, budget.key_channels) + int(shape.side_bytes * budget.value_fraction)
 

@@ -31,8 +31,7 @@ from subtoken_train.inference.batched import end_ids, in_batches
 from subtoken_train.inference.cache_report import bytes_by_sample
 from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
-from subtoken_train.inference.generate_arguments import steered_from_outside
-from subtoken_train.inference.generation import ASKED, serving
+from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
 from subtoken_train.serving.context_store import ContextStore

@@ -138,7 +138,6 @@ def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
 
 
 def test_a_packed_side_holds_the_tables_of_its_kernels(monkeypatch):
-    """On CUDA a cache has some, which its report counts."""
     family = text_family("llama")
     prompts = draw_prompts(family, TEXT, 1)
     side = PackedSide("packed", "", family, prompts, WHOLE, None, Compression())

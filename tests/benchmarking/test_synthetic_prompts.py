@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.benchmarking.random_backbones import Shrink, random_family
-from subtoken_train.benchmarking.synthetic_prompts import check_positions, draw_prompts, prompt_parts
+from subtoken_train.benchmarking.synthetic_prompts import (
+    Shrink,
+    check_positions,
+    draw_prompts,
+    prompt_parts,
+    random_family,
+)
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.types import Region
 from tests.support.sampling import sampled

@@ -13,7 +13,6 @@ from tests.support.sampling import sampled
 
 
 def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:
-    """Two layers, and the dense ones they came from."""
     cache, layers = PackedCache(2), [dense(seed, batch, sets=sets, bits=bits) for seed in (1, 2)]
     cache.layers = [state.layer() for state in layers]
     cache.next_position, cache.origin_B = torch.arange(batch)[:, None] + 20, torch.arange(batch)
@@ -22,7 +21,6 @@ def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]
 
 
 def grown(cache: PackedCache, seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append the same random states to all layers."""
     batch = len(cache.origin_B)
     key, value = states(seed, batch, 2, count, 8), states(seed + 1, batch, 2, count, 8)
     for i in range(len(cache.layers)):
@@ -31,7 +29,6 @@ def grown(cache: PackedCache, seed: int, count: int) -> tuple[torch.Tensor, torc
 
 
 def picked(state, samples: torch.Tensor):
-    """The dense layer of the chosen samples."""
     parts = {n: getattr(state, n)[samples] for n in ("key", "value", "keep", "channels")}
     return type(state)(**parts, groups=state.groups[samples], packing=state.packing)
 
@@ -64,7 +61,6 @@ def test_chosen_samples_attend_as_their_dense_ones(sets, order):
 
 @pytest.mark.parametrize("sets", SETS)
 def test_repeated_samples_and_beams_of_one_prompt(sets):
-    """Reordering the beams of a prompt moves the tails and copies no prompt."""
     cache, layers = filled(sets)
     cache.batch_repeat_interleave(2)
     tail, samples = grown(cache, 3, 4), torch.arange(3).repeat_interleave(2)
@@ -201,7 +197,6 @@ def test_samples_that_are_not_there_are_worded():
 
 
 def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
-    """What is inherited acts on dense keys and values; a packed layer has more."""
     inherited = {"supports_early_init", "is_compileable"}
     for name in {*vars(CacheLayerMixin), *vars(DynamicLayer)}:
         if name[0] != "_" and name not in inherited:

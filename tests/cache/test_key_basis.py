@@ -20,7 +20,6 @@ ROTATED = FORMATS["int4_rotated"]
 
 
 def uneven(seed: int, batch: int, heads: int, length: int, width: int) -> torch.Tensor:
-    """Keys with channels of very unlike sizes, and means far from 0."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.logspace(-1.5, 1, width)[torch.randperm(width, generator=generator)]
     drawn = torch.randn(batch, heads, length, width, generator=generator)
@@ -37,7 +36,6 @@ def test_the_rotation_is_orthogonal_and_spreads(width):
 
 
 def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
-    """A basis of marked keys of which half of the channels would stay."""
     rows = torch.arange(key.shape[2]).expand(len(key), -1)
     centre, covariance = key_spread(key, rows, marks)
     return MirroredBasis(centre.half(), *mirrors_of(principal_axes(covariance), -(-key.shape[-1] // 2))[:2])
@@ -111,7 +109,6 @@ def test_autocast_turns_no_key_less_precisely():
 
 
 def layer_of(state, form: Format, key: torch.Tensor, made: str = "balanced") -> PackedLayer:
-    """A layer of a state's plan with other keys, in a basis."""
     basis: KeyBasis = MADE[made](key, torch.ones(len(key), 1, key.shape[2], dtype=torch.bool))
     layer, packing = PackedLayer(), Packing(state.packing.layout, form)
     blocks = pack_layer(basis.keys(key), state.read, layer_plan(state.keep, state.groups), packing)
@@ -175,7 +172,6 @@ def test_uneven_keys_lose_less_than_without_a_basis():
 
 
 def moment(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Mean of q q^T of each key-value head."""
     by_head = query.reshape(len(query), kv_heads, -1, query.shape[-1])
     return by_head.mT @ by_head / by_head.shape[2]
 
@@ -183,7 +179,6 @@ def moment(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [16, 24, 64])
 def test_feedback_loses_less_of_what_queries_see(width, dtype):
-    """Queries of few directions, two for each key; no scale and no byte changes."""
     key, draw = uneven(10, 2, 2, 50, width), torch.Generator().manual_seed(11)
     query = torch.randn(2, 4, 40, 4, generator=draw) @ torch.randn(2, 1, 4, width, generator=draw)
     basis = BalancedBasis.of(key, torch.ones(2, 1, 50, dtype=torch.bool))
@@ -201,7 +196,6 @@ def test_feedback_loses_less_of_what_queries_see(width, dtype):
 
 
 def test_feedback_is_each_heads_own():
-    """Where heads share entries, and where every head is a row."""
     key, draw = uneven(12, 2, 3, 9, 16), torch.Generator().manual_seed(13)
     feedback = torch.eye(16) + torch.randn(2, 3, 16, 16, generator=draw).tril(-1) / 8
     whole = ROTATED.store_keys(key, feedback)

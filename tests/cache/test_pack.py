@@ -76,7 +76,6 @@ def test_a_plan_with_an_entry_removed_packs_one_fewer(sets, num_groups):
 
 
 def stored_keys(blocks) -> set[tuple[float, ...]]:
-    """All keys of heads that are stored."""
     parts = [part for block in blocks for part in block.parts]
     return {tuple(key) for part in parts for key in part.keys.read().flatten(0, -2).tolist()}
 

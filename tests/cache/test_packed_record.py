@@ -31,7 +31,6 @@ CELLS = {
 
 @pytest.fixture(scope="module", params=cells(CELLS, every=2))
 def packed(request):
-    """Record, tensors and shape of a cache of two contexts."""
     model = asking(**CELLS[request.param])
     model.ask(contexts_of(model), [[], []])
     family = model.backbone.family
@@ -155,7 +154,6 @@ def test_pieces_without_an_index_are_stored_by_all_entries_or_by_none():
 
 
 def test_bits_after_the_last_entry_are_not_set():
-    """They would count as stored pieces."""
     index = INDICES["bits"].clone()
     index[0, 0, -1] |= 0x80
     with pytest.raises(ValueError, match="index and offsets disagree"):

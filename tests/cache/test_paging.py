@@ -6,8 +6,7 @@ import torch
 from subtoken_train.cache.by_sample import sample_shares, select_samples
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Block, BlockPart, Tail
 from tests.support.helpers import random_scores
 from tests.support.packing import FORMAT_OF
 
@@ -22,7 +21,6 @@ def only(states):
 
 
 def marks(*spans, length):
-    """Per row the entries from a first to before a last one, bool."""
     places = torch.arange(length)
     return torch.stack([(places >= start) & (places < stop) for start, stop in spans])
 
@@ -98,8 +96,7 @@ def test_several_tokens_at_a_time_read_everything():
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     assert torch.equal(
-        packed_attention(query, [paged], only(tail), 0.5),
-        packed_attention(query, [plain], only(tail), 0.5),
+        packed_attention(query, [paged], only(tail), 0.5), packed_attention(query, [plain], only(tail), 0.5)
     )
     one, tail = query[:, :, :1], tail[:, :, :1]
     read = packed_attention(one, [paged], only(tail), 0.5)

@@ -18,7 +18,6 @@ LAYOUTS = ("contiguous", "per_head")
 
 
 def planned(sets, groups, layout, cut, seed=0):
-    """A layer and its plan; of a cut key every second channel stays."""
     state = dense(seed, 3, 2, 21, 8, groups, 0.4, sets, layout)
     plan = layer_plan(state.keep, state.groups)
     if cut:
@@ -28,7 +27,6 @@ def planned(sets, groups, layout, cut, seed=0):
 
 
 def tensors(blocks):
-    """All that is stored, in order."""
     for block in blocks:
         yield from (block.rows, block.channels)
         for part in block.parts:
@@ -98,7 +96,6 @@ def test_layers_of_one_shape_are_sorted_together():
 
 @pytest.mark.parametrize("joined", [2**24, 1])
 def test_layers_of_several_shapes_keep_their_order(joined, monkeypatch):
-    """Also where all together would be too many marks."""
     monkeypatch.setattr(pack, "JOINED", joined)
     kinds = [("shared", 4, False), ("own", 4, False), ("shared", None, False), ("shared", 4, True)]
     plans = [planned(sets, groups, "contiguous", cut, seed)[1] for seed in range(2) for sets, groups, cut in kinds]

@@ -1,4 +1,4 @@
-"""A layer's bytes, divided among samples: nothing is lost, and a sample's part is what its entries take."""
+"""Bytes of each sample, and entries that are read back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.cache.by_sample import sample_shares
+from subtoken_train.cache.entries import read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
 from tests.support.packing import FORMAT_OF, SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
 
@@ -39,13 +40,31 @@ def test_shares_add_up_and_are_the_samples_own(sets, num_groups, layout, bits):
         whole, routed, channels = counted(state, sample)
         assert share.routed_channels == channels
         assert (share.routed_bytes > 0) == (routed > 0)
-        assert share.total_bytes - share.routed_bytes - whole * whole_slice in (
-            0,
-            8,
-            16,
-        )  # row numbers
+        assert share.total_bytes - share.routed_bytes - whole * whole_slice in (0, 8, 16)  # row numbers
         if bits == 0:
             assert share.index_bytes == share.routed_bytes - routed * VECTOR[0] - 4 * channels
             assert 0 <= share.index_bytes <= 4 * channels + 200
         else:  # keys, a scale for the pieces of each slice, and the pieces
             assert share.index_bytes == share.routed_bytes - routed * (VECTOR[bits] + 2) - channels * bits // 8
+
+
+def by_first(vectors_Md):
+    return vectors_Md[vectors_Md[:, 0].argsort()]
+
+
+@pytest.mark.parametrize("fill", ["none", "mean", "learned"])
+@pytest.mark.parametrize("sets", SETS)
+def test_entries_are_read_back(sets, fill):
+    state = dense(5, sets=sets, fill=fill)
+    layer, heads = state.layer(), state.key.shape[1]
+    rows = len(state.key) * (heads if sets == "own" else 1)
+    keys, values = read_keys(layer.blocks, rows), read_values(layer.blocks, rows, state.fill)
+    for sample, head in torch.cartesian_prod(torch.arange(len(state.key)), torch.arange(heads)).tolist():
+        place = (sample * heads + head, 0) if sets == "own" else (sample, head)
+        keep = state.keep[sample, head if sets == "own" else 0]
+        stored = values[place][: int(keep.sum())]
+        assert torch.equal(by_first(keys[place][: len(stored)]), by_first(state.key[sample, head, keep]))
+        by_key = keys[place][: len(stored), 0].argsort()
+        wanted = state.read[sample, head, keep][state.key[sample, head, keep, 0].argsort()]
+        assert (stored[by_key] - wanted).abs().max() < 1e-6
+        assert not values[place][len(stored) :].any() or fill != "none"

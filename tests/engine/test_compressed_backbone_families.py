@@ -48,7 +48,6 @@ def qwen_logits(family, batch):
 
 
 def onevision_logits(family, batch):
-    """Transformers' own forward, of what its processor would give."""
     shown = {}
     if batch.pixel_values is not None:
         shown = family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)

@@ -46,11 +46,6 @@ def test_visionzip_leaves_newlines_out_until_all_patches_stay(family, records, r
     assert torch.equal(merged.tokens[0][~is_newline[merged.slots[0]]], expected[taken])
 
 
-def test_reducers_that_need_a_class_token_are_refused(family):
-    with pytest.raises(ValueError, match=r"reducer 'fastervlm' ranks by a class token's attention, .* llava_onevision"):
-        compress(family, name="fastervlm", keep_ratio=0.25)
-
-
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
 @torch.no_grad()
 def test_prompts_with_videos_are_the_backbone(family, pictures):

@@ -10,10 +10,8 @@ from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
@@ -24,7 +22,6 @@ ROUTED = RoutingConfig(num_groups=8, kept_groups=2, budget="global", query_condi
 
 
 def only_text(batch: Batch, index: int) -> Batch:
-    """One sample without padding."""
     real = batch.regions_BN[index] != Region.PADDING
     start = int(real.long().argmax())
     return Batch(
@@ -164,25 +161,6 @@ def test_the_region_reading_looks_ahead():
     assert not torch.equal(backbone.logits(backbone.run(batch))[0, :-1], before[0, :-1])
 
 
-@pytest.mark.parametrize("routing", [None, ROUTED])
-@torch.no_grad()
-def test_decoding_equals_a_pass_over_everything(routing):
-    """A cache of routed values and kept pages gives what a pass without cache gives."""
-    family = text_family()
-    backbone = compress(family, routing, **QUEST)
-    prompts = text_batch([(24, 6, 0), (16, 4, 0)], pad_left=True)
-    tokens = generate_greedy(backbone, prompts, 5).token_ids_BT
-    width = prompts.input_ids_BN.shape[1]
-    whole = text_batch([(24, 6, 5), (16, 4, 5)], pad_left=True)
-    whole.input_ids_BN = torch.cat([prompts.input_ids_BN, tokens], dim=1)
-    whole.rank_position_B = prompts.rank_position_B
-    expected = backbone.logits(backbone.run(whole))[:, width - 1 : -1].argmax(-1)
-    ends = (tokens == family.tokenizer.eos_token_id).long()
-    ended = ends.cumsum(-1) - ends
-    assert ((tokens == expected) | (ended > 0)).all()
-    assert (ended == 0).sum() > 4
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_routers_and_lora_get_gradients(checkpointing):
     family = text_family()
@@ -229,7 +207,6 @@ CONTEXT_REDUCERS = ["quest", "compactor", "expected_attention", "kvzip"]
 
 
 def trained_loss(backbone, batch):
-    """The summed loss of a batch and the gradients of all that trains, after it."""
     backbone.zero_grad()
     rows, targets = predicting_rows(batch.labels_BN)
     result = backbone.run(batch)
@@ -257,8 +234,3 @@ def test_samples_without_a_context_are_trained_whole():
     backbone = compress(family, ROUTED, **QUEST)
     real = batch.regions_BN != Region.PADDING
     torch.testing.assert_close(backbone.logits(backbone.run(batch))[real], hf_logits(family, batch)[real])
-
-
-def test_quest_configuration_is_part_of_the_reducer():
-    config = build_reducer(**QUEST)
-    assert (config.page_size, config.window) == (4, 4)

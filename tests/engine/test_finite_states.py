@@ -75,7 +75,6 @@ def refused(kind: str, chunk: int | None = None, **levels: str) -> None:
 
 @sampled("name", [*EVICTIONS, *CHAINS], every=3)
 def test_every_eviction(name):
-    """Of text and of pictures; whole, and in chunks where it goes."""
     method = EVICTIONS.get(name)
     families = ["llava_gqa"] if method is not None and method.needs_image else ["llama", "llava_gqa"]
     for family in families:
@@ -91,7 +90,6 @@ def test_every_eviction(name):
 
 @sampled("level", LEVELS, every=3)
 def test_every_reducer(level):
-    """By a scout, in a layer, and in the tower, whose NaN it would rank."""
     seeing = level not in OF_TEXT
     family = "llava_onevision" if shows_videos(level) else "llava_gqa" if seeing else TEXT[0]
     for kind in ("half", "infinite", *(["tower"] if seeing else [])):
@@ -99,7 +97,6 @@ def test_every_reducer(level):
 
 
 def test_all_reducers_are_among_them():
-    """But the controls, which read no numbers."""
     assert {settings.get("name", "none") for settings in LEVELS.values()} >= set(REDUCERS) - {"random", "uniform"}
 
 
@@ -162,7 +159,6 @@ def test_calibrations(name):
 
 
 def test_what_counts_as_a_number():
-    """-inf for single tokens is how a model never says them."""
     logits_BV = torch.tensor([[1.0, -math.inf], [math.nan, 0], [math.inf, 0], [-math.inf, -math.inf]])
     assert broken_rows(logits_BV).tolist() == [False, True, True, True]
     with pytest.raises(ValueError, match=r"for 'b', computing in float32"):

@@ -7,7 +7,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A model, its answers, and the file of its cache."""
     from tests.inference.test_asking import QUESTIONS, TEXTS, asking
     from tests.support.generation_cells import PLAIN
 
@@ -18,7 +17,6 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """SmolLM2 in fp32, uncompressed."""
     from tests.support.real_models import real_model
 
     return real_model("smollm2")

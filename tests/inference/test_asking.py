@@ -203,10 +203,7 @@ def test_an_answer_ends_where_the_model_says():
 
 
 REFUSED = {
-    "aircache": (
-        {"family": "llava", **PLAIN, "eviction": "aircache"},
-        "'aircache' reads the attention from the question",
-    ),
+    "aircache": ({"family": "llava", **PLAIN, "eviction": "aircache"}, "'aircache' reads the attention from the"),
     "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses by the question"),
     "routers": ({"family": "llama", **PLAIN, "selector": "query"}, "the routers are conditioned on the question"),
 }
@@ -231,8 +228,8 @@ MISTAKES = {
     "half a character": (lambda m: m.ask(TEXTS[0], ["a\ud800"]), "half of a surrogate pair"),
     "empty context": (lambda m: m.ask(" ", ["why ?"]), "a context is empty"),
     "a picture": (lambda m: m.ask(PICTURES[0], ["why ?"]), "reads texts; a context is Image, not text"),
-    "one list": (lambda m: m.ask(TEXTS, ["why ?"]), "several contexts need a list of questions each"),
-    "one context": (lambda m: m.ask(TEXTS[0], [["a"], ["b"]]), "2 lists of questions for one context"),
+    "one list": (lambda m: m.ask(TEXTS, ["why ?"]), "one list of questions for 2 contexts; give a list for each"),
+    "one context": (lambda m: m.ask(TEXTS[0], [["a"], ["b"]]), "2 lists of questions for 1 contexts"),
     "too few": (lambda m: m.ask(TEXTS, [["a"]]), "1 lists of questions for 2 contexts; give a list for each"),
     "other contexts": (lambda m: m.ask(None, [["a"], ["b"]]), "2 lists of questions for 1 contexts"),
     "tokens": (lambda m: m.ask(None, ["a"], max_new_tokens=1.5), "max_new_tokens=1.5 must be a whole number"),
@@ -249,7 +246,6 @@ def test_after_a_mistake_the_model_serves_the_next_call():
 
 
 def test_contexts_take_positions_for_their_own_questions_only():
-    """The longest question goes to the shortest context."""
     model = asking(family="llama", **PLAIN)
     limit, tokenizer = model.backbone.model.config.max_position_embeddings, model.tokenizer
     word = TEXTS[0].split()[0] + " "

@@ -60,7 +60,6 @@ def test_reducers_run_under_autocast(reducer):
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_turns_may_enter_and_leave_autocast(precision, first):
-    """What a prompt left in one dtype is read in another."""
     model = model_of(precision=precision)
     inputs, settings = inputs_of(model), settings_of(model)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
@@ -71,10 +70,3 @@ def test_turns_may_enter_and_leave_autocast(precision, first):
             input_ids=out, attention_mask=mask, past_key_values=model.last.cache, max_new_tokens=3, **settings
         )
     assert more.shape[1] == out.shape[1] + 3
-
-
-def test_beams_and_generate_run_under_autocast():
-    model = model_of()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = model.generate(**inputs_of(model), **settings_of(model), max_new_tokens=4, num_beams=2)
-    assert out.shape[0] == 3

@@ -41,7 +41,6 @@ def name_of(levels):
 
 
 def texts(lengths=LENGTHS, seed=5):
-    """Continuations at random."""
     generator = torch.Generator().manual_seed(seed)
     return [[torch.randint(10, 60, (n,), generator=generator).tolist() for n in row] for row in lengths]
 

@@ -26,7 +26,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
-from tests.inference.test_asking import CELLS, PICTURES, QUESTIONS, TEXTS, asking, contexts_of
+from tests.inference.test_asking import CELLS, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.faults import die, killed, no_room
 from tests.support.generation_cells import PLAIN
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
@@ -170,7 +170,6 @@ def test_how_many_rows_ran_at_a_time_does_not_matter(saved, tmp_path):
 
 
 def test_another_training_of_the_same_adapter_is_refused(tmp_path):
-    """The routers' numbers count, not only their shapes."""
     levels = {"family": "llama", **PLAIN, "selector": "linear"}
     model = asking(**levels)
     model.ask(TEXTS[0], [])
@@ -242,23 +241,7 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_merged_and_a_routed_adapter_are_told_apart(tmp_path):
-    """With real folders: the routed adapter, and the same without its routers (another arm)."""
-    path = str(ROOT / "checkpoints/adapters/tiny_none100_s16k4")
-    model = SubTokenModel.from_pretrained(path)
-    answers = model.ask(PICTURES[0], QUESTIONS, max_new_tokens=4)
-    file = model.cache.save(tmp_path / "a.safetensors")
-    again = SubTokenModel.from_pretrained(path)
-    again.load_cache(file)
-    assert again.ask(None, QUESTIONS, max_new_tokens=4) == answers
-    for other in ("tiny_lora_only", "tiny_fastv25_s16k4"):
-        with pytest.raises(ValueError, match=r"was made with adapter \w{12}, and this model has adapter \w{12}"):
-            SubTokenModel.from_pretrained(str(ROOT / "checkpoints/adapters" / other)).load_cache(file)
-
-
 def test_a_cache_that_could_not_be_read_is_not_written(tmp_path):
-    """Under autocast keys and routed values are of unlike dtypes."""
     model = asking(family="llama", **{**PLAIN, "selector": "linear"})
     with torch.autocast("cpu", torch.bfloat16):
         model.ask(TEXTS[0], [])
@@ -268,7 +251,6 @@ def test_a_cache_that_could_not_be_read_is_not_written(tmp_path):
 
 
 def test_few_pages_of_many_come_back(tmp_path):
-    """A page that is begun may be all that a step reads."""
     model = SubTokenModel.around(
         asking(family="llama", **PLAIN).backbone,
         Compression(build_eviction("quest_steps", page_size=4, least_pages=1), keep=0.05),
@@ -280,7 +262,6 @@ def test_few_pages_of_many_come_back(tmp_path):
 
 
 def pages_read(model, text):
-    """Whole pages that a step reads of the compressed text, in all layers."""
     model.ask(text, [])
     return {block.pages.count for layer in model.cache.packed.layers for block in layer.blocks if block.pages}
 
@@ -307,7 +288,6 @@ def test_settings_that_leave_the_same_cache_are_the_same(saved):
 
 
 def other_tokenizer(change: str):
-    """The tokenizer of the saved cache's model, changed."""
     tokenizer = build_processor().tokenizer
     if change == "added token":
         tokenizer.add_tokens(["zyzzyva"])
@@ -328,21 +308,17 @@ def other_tokenizer(change: str):
 
 @pytest.mark.parametrize("change", ["added token", "special token", "normaliser", "splitting", "two words swapped"])
 def test_another_tokenizer_is_refused(saved, change):
-    """As many tokens and the same model: an id is another word."""
     model, _, path = saved
     family = model.backbone.family
     assert tokenizer_digest(other_tokenizer("none")) == tokenizer_digest(family.tokenizer)
     other = SubTokenModel.around(
         CompressedBackbone(TextFamily(family.model, other_tokenizer(change)), model.backbone.reducer), model.compression
     )
-    with pytest.raises(
-        ValueError, match=r"made with another tokenizer \(.*load the tokenizer that made it, or compress"
-    ):
+    with pytest.raises(ValueError, match=r"made with another tokenizer \(.*load the tokenizer that made it, or"):
         other.load_cache(path)
 
 
 def test_how_a_tokenizer_is_used_does_not_matter(saved, tmp_path):
-    """Padding, truncation, a chat template, another folder: ids mean the same."""
     model, _, path = saved
     tokenizer = model.tokenizer
     before = tokenizer_digest(tokenizer)
@@ -358,7 +334,6 @@ def test_how_a_tokenizer_is_used_does_not_matter(saved, tmp_path):
 
 
 def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
-    """It notes no tokenizer; a file of this version that does not is refused."""
     model, answers, path = saved
     with safe_open(path, "pt") as file:
         record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
@@ -379,7 +354,6 @@ def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
     ("groups", "precision", "read"), [("8/3", "int8", False), ("8/3", "fp32", True), ("8/8", "int8", True)]
 )
 def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups, precision, read, tmp_path):
-    """Without rounded groups the file is as it is today."""
     model = asking(**{**PLAIN, "family": "llama", "selector": "linear", "groups": groups, "precision": precision})
     answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
     path = model.cache.save(tmp_path / "new.safetensors")

@@ -27,7 +27,6 @@ HEADS = 4
 
 
 def live_bytes() -> int:
-    """Bytes of the storages of all tensors that Python holds, each once."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
@@ -64,7 +63,6 @@ def llava():
 
 
 def llama():
-    """A context of 4,096 tokens."""
     family = text_family(layers=2, num_key_value_heads=HEADS, max_position_embeddings=8192)
     return compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
 
@@ -100,7 +98,6 @@ def test_live_tensors_grow_by_what_is_reported(make, own_sets, kv_dtype):
 
 
 def _filled(backbone, batch, cache, compression):
-    """The cache, filled, and its plan, without tensors that would count."""
     return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
 
 

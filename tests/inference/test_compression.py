@@ -34,21 +34,15 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"keep": 10**39, "unit": "bytes"}, "0 bytes must be a whole number of at least 1, and at most"),
         ({"keep": "0.5"}, "eviction_keep='0.5' must be a number; 0.1 keeps"),
         ({"rerotate": "no"}, "rerotate='no' must be true or false"),
-        ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps' evicts nothing; leave rerotate"),
+        ({"rerotate": True, "eviction": build_eviction("quest_steps")}, "'quest_steps': that evicts nothing"),
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
-        ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 cuts channels of a key, and kv_dtype"),
-        (
-            {"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")},
-            "eviction 'quest_steps' reads pages by their keys' channels, and kv_dtype int4_rotated mixes them",
-        ),
-        (
-            {"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")},
-            "eviction 'quest_steps' reads single pages, and in kv_dtype kivi4 the keys of 32 entries share scales; use",
-        ),
+        ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 does not go with kv_dtype int4_rotated"),
+        ({"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")}, "kv_dtype int4_rotated: it mixes"),
+        ({"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")}, "kv_dtype kivi4: there the keys of 32"),
         (
             {"kv_dtype": "kivi2", "eviction": build_eviction("snapkv"), "every": 8, "keep": 16, "unit": "tokens"},
-            "eviction_every=8 lets single entries go, and in kv_dtype kivi2 the keys of 32 entries share scales; use",
+            "eviction_every=8 does not go with kv_dtype kivi2: there the keys of 32 entries share scales, and single",
         ),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
@@ -56,12 +50,9 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
         ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
         ({"key_axes": "pcb", "key_channels": 0.5}, "unknown key_axes 'pcb'. Did you mean 'pca'"),
-        (
-            {"key_axes": "pca"},
-            "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none; give",
-        ),
-        ({"key_axes": "pca", "key_channels": 0.5, "kv_dtype": "int4_rotated"}, "cuts channels of a key, and kv_dtype"),
-        ({"key_axes": "pca", "key_channels": 0.5, "rerotate": True}, "rerotate rotates pairs of key channels, but"),
+        ({"key_axes": "pca"}, "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none;"),
+        ({"key_axes": "pca", "key_channels": 0.5, "kv_dtype": "int4_rotated"}, "it mixes the channels of a key"),
+        ({"key_axes": "pca", "key_channels": 0.5, "rerotate": True}, "pairs of key channels are rotated"),
         ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
         ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
         ({"key_window": 0}, "key_window=0 must be at least 1"),
@@ -69,34 +60,16 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
         ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
         ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
-        (
-            {"prefill_chunk": 63, "eviction": build_eviction("snapkv")},
-            "prefill_chunk=63 is smaller than the 64 rows observed by eviction 'snapkv'; use at least",
-        ),
-        (
-            {"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")},
-            "prefill_chunk=64: eviction 'pyramidkv' divides its budget between layers, but in chunks a layer is packed",
-        ),
-        ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)' divides its budget"),
-        (
-            {"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")},
-            "smaller than the 64 rows observed by",
-        ),
-        (
-            {"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")},
-            "'kvzip' runs a prompt twice",
-        ),
-        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache' divides its budget"),
-        ({"rerotate": True, "merge": "pivot"}, "rerotate rotates a key by its position, but merge 'pivot' mixes"),
-        (
-            {"rerotate": True, "key_channels": 0.5},
-            "rerotate rotates pairs of key channels, but key_channels cuts single",
-        ),
+        ({"prefill_chunk": 63, "eviction": build_eviction("snapkv")}, "prefill_chunk=63 is smaller than the 64 rows"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")}, "prefill_chunk=64 does not go with eviction"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)': it divides"),
+        ({"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")}, "smaller than the 64 rows observed by"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")}, "'kvzip': it runs a prompt twice"),
+        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache': it divides its budget"),
+        ({"rerotate": True, "merge": "pivot"}, "rerotate does not go with merge 'pivot': a key is rotated by its"),
+        ({"rerotate": True, "key_channels": 0.5}, "rerotate does not go with key_channels=0.5: pairs of"),
         ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
-        (
-            {"rerotate": True, "eviction": build_eviction("pyramidkv")},
-            "rerotate needs equally many entries in every layer, but eviction 'pyramidkv' shares them out",
-        ),
+        ({"rerotate": True, "eviction": build_eviction("pyramidkv")}, "equally many entries must stay in every layer"),
     ],
 )
 def test_wrong_settings(settings, words):
@@ -154,13 +127,11 @@ def test_labels(compression, label):
 
 
 def run(backbone, batch, compression):
-    """The plan after a prefill, and its packed cache."""
     cache = PackedCache(backbone.family.shape.num_layers)
     return prefill(backbone, batch, cache, compression).plan, cache
 
 
 def kept_counts(plan, batch, region=None):
-    """Entries per layer and sample."""
     counts = []
     for layer in plan.layers:
         valid = layer.entries_BN >= 0
@@ -206,7 +177,6 @@ def test_only_the_context_competes_unless_all_is_asked_for(tiny_family, name, sc
 @sampled("scope", ["context", "all"], every=2)
 @sampled("name", [name for name in FREEING if not EVICTIONS[name].needs_question], every=4)
 def test_the_last_row_of_a_prompt_stays_inside_the_budget(tiny_family, name, scope):
-    """A prompt that ends with its image: in every head of every layer."""
     batch = make_batch([(1, 6), (1, 6)])
     batch.regions_BN[0, -4:] = int(Region.PADDING)  # the last visual token is at 65
     batch.regions_BN[0, 66:] = int(Region.PADDING)
@@ -278,7 +248,6 @@ def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):
 
 @pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])
 def test_a_share_is_rounded_in_every_layer_or_once(exact, expected):
-    """0.3 of 25 tokens in three layers: 7 each, or 22 of 22.5."""
     method = build_eviction("kvcompose", exact_total=exact)
     batch = text_batch([(25, 4, 0)])
     plan, _ = run(compress(text_family()), batch, Compression(method, 0.3))

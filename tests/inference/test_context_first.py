@@ -13,10 +13,9 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
-from tests.support.reference import recompute, tapped, truths
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of
-from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
+from tests.support.truth_evictions import KV_HEADS, OwnSets
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
@@ -67,38 +66,8 @@ def test_methods_that_read_no_question_do_not_notice(family, reducer, selector):
     assert (runs[0].logits_BV - opened(backbone_for(family), batch, "query_aware")[0].logits_BV).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize(
-    ("family", "reducer", "selector", "eviction"),
-    [
-        ("llava", "fastv_embeds", "linear", OwnSets()),
-        ("llava_gqa", "fastv_decoder", "gated", SharedSet()),
-        ("qwen2_5_vl", "fastv_embeds", "none", build_eviction("snapkv")),
-        ("llama", "none", "value_norm", OwnSets()),
-        ("llama", "none", "none", build_eviction("kvcompose")),
-    ],
-)
-@torch.no_grad()
-def test_what_follows_sees_the_kept_context_only(family, reducer, selector, eviction, pad_left):
-    """Against the masked recompute of the context's pass, with the question as tokens after it."""
-    backbone = backbone_for(family, reducer, selector)
-    KV_HEADS[0] = backbone.family.shape.num_kv_heads
-    batch, compression = prompts(backbone.family, "text", pad_left), Compression(eviction, 0.5)
-    with tapped(backbone) as tap:
-        first, cache = opened(backbone, batch, "context_first", compression)
-    saved = truths(backbone, tap, first.plan, batch)
-    assert (first.plan.layers[0].entries_BN >= 0).sum() < (first.regions_BM != Region.PADDING).sum()
-    continuation = torch.randint(10, 60, (3, 4), generator=torch.Generator().manual_seed(2))
-    further = decode(backbone, continuation, cache)
-    for i, truth in enumerate(saved):
-        expected = recompute(backbone, truth, continuation[i])
-        assert (first.logits_BV[i] - expected[0]).abs().max() < 1e-4
-        assert (further[i] - expected[-1]).abs().max() < 1e-4
-
-
 @torch.no_grad()
 def test_the_last_context_token_ranks():
-    """Another question changes what FastV keeps only where it is seen."""
     backbone = compress(family_of("llava"), RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25)
     batch, other = (prompts(backbone.family, "three", pad_left=True) for _ in range(2))
     asks = batch.regions_BN == Region.QUERY

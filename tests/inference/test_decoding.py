@@ -22,55 +22,12 @@ from tests.support.truth_models import prompts as drawn_prompts
 PROMPTS = [(1, 6), (2, 9), (0, 7)]
 
 
-def extended(prompts: Batch, tokens: torch.Tensor) -> Batch:
-    """The prompts with generated tokens appended as known text (left-padded batches only)."""
-    count = tokens.shape[1]
-    grown = torch.full((len(tokens), count), int(Region.GENERATED))
-    return Batch(
-        torch.cat([prompts.input_ids_BN, tokens], 1),
-        torch.cat([prompts.labels_BN, torch.full_like(tokens, -100)], 1),
-        torch.cat([prompts.regions_BN, grown], 1),
-        prompts.rank_position_B,
-        prompts.pixel_values,
-        prompts.images_per_sample_B,
-        prompts.record_ids,
-        prompts.image_grid_I3,
-    )
-
-
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
-@pytest.mark.parametrize("keep_ratio", [0.25, 1.0])
-@torch.no_grad()
-def test_cached_greedy_equals_full_recompute(tiny_family, stage, keep_ratio):
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=keep_ratio, stage=stage)
-    prompts = make_batch(PROMPTS, pad_left=True)
-    steps = 6
-    tokens = torch.empty(len(PROMPTS), 0, dtype=torch.long)
-    for _ in range(steps):
-        result = backbone.run(extended(prompts, tokens), pad_left=True)
-        tokens = torch.cat([tokens, backbone.logits(result)[:, -1].argmax(-1, keepdim=True)], 1)
-    end = tiny_family.tokenizer.eos_token_id
-    assert not (tokens == end).any()
-    got = generate_greedy(backbone, prompts, steps).token_ids_BT
-    assert torch.equal(got, tokens)
-
-
-@torch.no_grad()
-def test_padding_side_does_not_change_answers(tiny_family):
-    backbone = compress(tiny_family, RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25)
-    left = generate_greedy(backbone, make_batch(PROMPTS, pad_left=True), 5).token_ids_BT
-    right = generate_greedy(backbone, make_batch(PROMPTS), 5).token_ids_BT
-    assert torch.equal(left, right)
-
-
 @torch.no_grad()
 def test_finished_samples_are_padded_and_decoding_stops(tiny_family, monkeypatch):
     backbone = compress(tiny_family)
     calls = []
 
     def scripted(hidden):
-        """Sample 0 ends at the second token, sample 1 at the third."""
         calls.append(hidden.shape[1])
         logits = torch.zeros(2, 1, 70)
         ends = [len(calls) == 2, len(calls) == 3]
@@ -99,7 +56,6 @@ def qwen():
 
 
 def hf_answers(family, prompts: Batch, steps: int) -> torch.Tensor:
-    """Greedy answers by transformers' own ``generate``, mRoPE ids and all."""
     generated = family.model.generate(
         input_ids=prompts.input_ids_BN,
         attention_mask=(prompts.regions_BN != Region.PADDING).long(),
@@ -129,19 +85,6 @@ def test_qwen_decodes_as_transformers_generates(qwen, tmp_path):
     ended = hf_answers(qwen, prompts, 12)
     assert ended[0, 3:].tolist() == [end] + [qwen.tokenizer.pad_token_id] * 8
     assert torch.equal(generate_greedy(compress(qwen), prompts, 12).token_ids_BT, ended)
-
-
-@sampled("reducer", [{"name": "fastv"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}], every=3)
-@torch.no_grad()
-def test_qwen_cached_greedy_equals_full_recompute(qwen, tmp_path, reducer):
-    backbone = compress(qwen, RoutingConfig(num_groups=16, kept_groups=4), keep_ratio=0.5, **reducer)
-    prompts = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True, generation=True)
-    tokens = torch.empty(3, 0, dtype=torch.long)
-    for _ in range(5):
-        logits = backbone.logits(backbone.run(extended(prompts, tokens), pad_left=True))
-        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
-    assert not (tokens == qwen.tokenizer.eos_token_id).any()
-    assert torch.equal(generate_greedy(backbone, prompts, 5).token_ids_BT, tokens)
 
 
 FORCED = {

@@ -30,7 +30,6 @@ COMPRESSIONS = {
 
 
 def filled(family, routing, compression=COMPRESSIONS["none"], reducer=FASTV, batch=None):
-    """(backbone, prompts, prefill, cache)."""
     torch.manual_seed(0)
     backbone, cache = compress(family, routing, **reducer).eval(), PackedCache(family.shape.num_layers)
     batch = make_batch(MIXED) if batch is None else batch

@@ -59,7 +59,6 @@ def test_a_fixed_step_is_a_plain_step(name):
 
 @torch.no_grad()
 def test_a_fixed_step_under_autocast_is_a_plain_step():
-    """Where keys, which rotations leave in fp32, and values differ in precision."""
     with torch.autocast("cpu", torch.bfloat16):
         compare(CELLS["bits"], 3, 0.05)
 
@@ -155,7 +154,6 @@ def test_what_is_not_served_is_one_message():
 @pytest.mark.parametrize("name", SERVED)
 @torch.no_grad()
 def test_a_captured_step_is_a_plain_step(name):
-    """Over the places where a plain tail would grow."""
     compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4, cuda_graph=True)
 
 

@@ -15,7 +15,6 @@ from tests.inference.test_asking import QUESTIONS
 
 
 def test_every_byte_counts(saved, tmp_path):
-    """One bit anywhere: the tensors, the record, the checksum or the header."""
     model, answers, path = saved
     content, draw = path.read_bytes(), torch.Generator().manual_seed(0)
     header = 8 + struct.unpack("<Q", content[:8])[0]
@@ -39,7 +38,6 @@ def parts(path):
 
 
 def forged(path, record, tensors):
-    """A file whose checksum is right."""
     text = json.dumps(record)
     save_file(tensors, path, sealed(text, tensors))
     return path

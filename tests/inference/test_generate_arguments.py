@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-)
+from transformers import GenerationConfig, LogitsProcessorList
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.inference.generate_arguments import REFUSED, settings_used
+from subtoken_train.inference.generation import REFUSED, settings_used
 from tests.support.generation_cells import PLAIN, SERVED_CALLS, inputs_of, model_of
 
 VALUES = {"use_cache": False, "penalty_alpha": 0.6, "guidance_scale": 2.0, "cache_implementation": "static"}

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.cache.cache import PackedCache
@@ -44,16 +44,6 @@ def test_beams_without_compression_are_those_of_transformers(family, returned):
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
-def test_beams_of_a_compressed_prompt_run(family):
-    model = model_of(family=family)
-    out = model.generate(
-        **inputs_of(model), **settings_of(model), max_new_tokens=6, num_beams=3, num_return_sequences=3, do_sample=False
-    )
-    assert out.shape[0] == 9
-    assert model.last.cache.get_seq_length() == out.shape[1] - 1
-
-
 def test_samples_are_those_of_transformers():
     model = model_of(**PLAIN)
     inputs, draw = inputs_of(model), {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 2, "top_k": 5}
@@ -66,7 +56,6 @@ def test_samples_are_those_of_transformers():
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
 @sampled("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"], every=4)
 def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
-    """The first answer and the next question are appended in full, causally."""
     model = model_of(family=family, eviction=eviction)
     inputs = inputs_of(model)
     first = model.generate(**inputs, **settings_of(model), max_new_tokens=5, do_sample=False)
@@ -99,7 +88,6 @@ def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # no length is named
 @pytest.mark.parametrize(("longer", "room"), [(None, SLACK), (9, 8)])
 def test_room_is_made_once_where_it_is_known(longer, room):
-    """By slacks otherwise."""
     model = model_of(family="llama")
     inputs = inputs_of(model)
     settings = {} if longer is None else {"max_length": inputs["input_ids"].shape[1] + longer}
@@ -163,27 +151,6 @@ def test_padded_later_turns_are_refused():
             model.generate(input_ids=turn, attention_mask=padded, past_key_values=model.last.cache, max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"use_cache": False}, "use_cache=False does not go with a compressed cache"),
-        ({"output_attentions": True}, "output_attentions=True does not go"),
-        ({"generation_config": GenerationConfig(output_hidden_states=True)}, "output_hidden_states=True does not go"),
-        ({"prefill_chunk_size": 4}, "prefill_chunk_size=4 does not go with a compressed cache, which takes a whole"),
-        (
-            {"prompt_lookup_num_tokens": 3, "max_new_tokens": 8},
-            "prompt_lookup_num_tokens=3 does not go with a compressed cache",
-        ),
-    ],
-)
-def test_what_a_packed_cache_has_no_answer_to_is_refused(settings, words):
-    model = model_of()
-    inputs = inputs_of(model, "one")
-    with pytest.raises(ValueError, match=words):
-        model.generate(**inputs, **settings)
-    assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[1] == inputs["input_ids"].shape[1] + 2
-
-
 def test_a_generated_image_token_is_a_token_like_others():
     model = model_of()
     inputs = inputs_of(model, "one")
@@ -199,7 +166,6 @@ def compiled(model, forward):
 
 
 def hooked(model, forward):
-    """As accelerate's ``add_hook_to_module`` leaves a model."""
     model._old_forward = forward
 
     def new_forward(module, *args, **kwargs):
@@ -349,18 +315,9 @@ def test_token_types_that_say_nothing_are_dropped():
 
 
 def test_a_window_empties_no_region(recwarn):
-    """What its layers let go, an uncompressed cache would let go as well."""
     model = model_of(family="qwen2_window", **PLAIN)
     model.generate(**inputs_of(model, "one"), max_new_tokens=2, do_sample=False)
     assert not [each for each in recwarn if "nothing is left" in str(each.message)]
-
-
-def test_a_call_within_a_call_is_refused():
-    model = model_of()
-    inputs = inputs_of(model, "one")
-    nested = StoppingCriteriaList([lambda *_: model.generate(**inputs, max_new_tokens=2)])
-    with pytest.raises(ValueError, match="is already generating, and runs one call at a time"):
-        model.generate(**inputs, max_new_tokens=3, stopping_criteria=nested)
 
 
 def test_what_describes_a_prompt_is_small_and_counted():

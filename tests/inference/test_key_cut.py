@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
+from subtoken_train.inference import layer_packer
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.layer_packer import QueryMoments
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.ledger.kv_budget import KVBudget, basis_bytes, kept_channels
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region, in_compressed_region
 from tests.support.helpers import FirstEntries, compress
 from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of, from_truth
 from tests.support.truth_evictions import KV_HEADS, OwnSets
 
 PROMPTS = [(90, 7, 0), (60, 9, 0), (0, 8, 0)]
@@ -143,3 +148,26 @@ def test_a_share_that_rounds_to_all_channels_cuts_nothing(axes):
     assert all(layer.basis is None for layer in cache.layers)
     assert all(plan.cut_keys is None for plan in first.plan.layers)
     assert all(block.channels is None for layer in cache.layers for block in layer.blocks)
+
+
+@pytest.mark.parametrize("block", [4, 100])
+def test_moments_are_those_of_a_heads_visible_queries(block, monkeypatch):
+    monkeypatch.setattr(layer_packer, "BLOCK", block)
+    draw = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 6, 11, 8, generator=draw), torch.randn(2, 3, 11, 8, generator=draw)
+    regions = torch.full((2, 11), int(Region.CONTEXT))
+    regions[1, :4] = int(Region.PADDING)
+    moments = QueryMoments()
+    moments.observe(5, query, key, key, 1.0, SimpleNamespace(regions_BM=regions))
+    for sample, first in ((0, 0), (1, 4)):
+        own = query[sample, :, first:].reshape(3, -1, 8)
+        assert torch.allclose(moments.of[5][sample], own.mT @ own / own.shape[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{"chunk": 16, "eviction": "h2o"}, {"rerotate": "yes", "eviction": "streaming_llm"}])
+@torch.no_grad()
+def test_keys_are_rounded_in_chunks_and_after_rerotation(more):
+    cell = PLAIN_CELL | {"scope": "context", "batch": "three_left", "protocol": "query_aware", "merge": "own"} | more
+    cell |= {"precision": "int4_rotated"}
+    found = from_truth(backbone_of(cell), batch_of(cell), 4, compression_of(cell))
+    assert found.fits("int4_rotated"), found

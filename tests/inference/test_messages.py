@@ -31,7 +31,6 @@ LONG = "the bee and the spider met in the garden . " * 12
 
 
 def chatting(template: str | None = CHATML, **settings) -> SubTokenModel:
-    """A random tiny Llama that ends its turns with ``<|im_end|>``."""
     model, tokenizer = text_family(vocab_size=400).model, byte_level()
     tokenizer.chat_template = template
     model.generation_config.eos_token_id = [2, tokenizer.convert_tokens_to_ids("<|im_end|>")]
@@ -44,7 +43,6 @@ def messages(prompt):
 
 
 def check_as_transformers(model: SubTokenModel, prompt, tokens: int) -> None:
-    """The ids are those of the chat template, the answer is the greedy one."""
     bare, tokenizer = model.backbone.model, model.tokenizer
     wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
     made = model.inputs(prompt)
@@ -67,7 +65,6 @@ def test_a_chat_is_that_of_transformers():
 
 
 def regions(model: SubTokenModel, prompt) -> dict[str, str]:
-    """The text of each region, which stand one after another."""
     made = model.inputs(prompt)
     codes, ids = made["regions"][0], made["input_ids"][0]
     assert codes.tolist() == sorted(codes.tolist())
@@ -137,23 +134,6 @@ def test_questions_about_a_context_share_its_tokens(name, context):
     between = "" if context.endswith("\n") else "\n\n"
     separate = tokenizer.encode(f"{between}Who met?{frame.after}", add_special_tokens=False)
     assert frame.ids(family, "Who met?") == separate
-
-
-def test_ask_keeps_what_the_template_writes_first():
-    model = chatting(eviction="snapkv", eviction_keep=0.25)
-    answers = model.ask(LONG, ["Who met?", "Where?"], max_new_tokens=4)
-    assert answers == [model.ask(LONG, [each], max_new_tokens=4)[0] for each in ("Who met?", "Where?")]
-    system = model.tokenizer.encode("<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n")
-    ledger = model.cache_report().ledger
-    assert ledger is not None
-    dense = chatting()
-    dense.ask(LONG, [])
-    context = len(model.tokenizer.encode(LONG, add_special_tokens=False))
-    token = model.backbone.family.shape.token_bytes
-    assert dense.cache_report().payload_bytes == (len(system) + context) * token
-    assert model.cache_report().payload_bytes == (len(system) + context // 4) * token
-    with pytest.raises(ValueError, match="raw says how to read a context"):
-        model.ask(None, ["x"], raw=True)
 
 
 WORDS = "Answer in one word, and never say <|im_end|>."
@@ -230,7 +210,6 @@ def test_a_raw_prompt_is_the_text_and_is_warned_of():
 
 
 def said_ids(model: SubTokenModel, text: str, monkeypatch) -> None:
-    """Let a model answer every prompt with a text."""
     ids = torch.tensor([model.tokenizer(text, add_special_tokens=False)["input_ids"]])
     monkeypatch.setattr(type(model), "generate", lambda self, input_ids, **settings: torch.cat([input_ids, ids], dim=1))
 
@@ -315,15 +294,6 @@ def test_without_a_template_turns_are_written_as_in_training():
     assert "USER: Answer in one word.\n\nWhat is" in model.tokenizer.decode(told["input_ids"][0])
 
 
-def test_training_writes_the_template():
-    model = chatting()
-    record = Record("r", [], [Turn("What is it?", "A cat.")])
-    sample = encode(record, model.backbone.family, 4096, [])
-    whole = model.tokenizer.apply_chat_template(messages_of(record.turns))["input_ids"]
-    assert sample.input_ids == whole
-    assert model.tokenizer.decode([token for token in sample.labels if token != -100]) == "A cat.<|im_end|>"
-
-
 PICTURE = Image.new("RGB", (40, 40), (200, 40, 40))
 
 
@@ -369,10 +339,7 @@ REFUSED = {
     "part": (said([{"type": "audio", "audio": 3}]), "message 1 has a part .*audio.*; parts are text, image or video"),
     "text part": (said([{"type": "text"}]), "message 1 has a part"),
     "image url": (said([{"type": "image_url", "image_url": {"url": "x"}}]), "message 1 has a part"),
-    "path": (
-        said([{"type": "image", "image": "a.png"}]),
-        "message 1 names the image 'a.png', but files are not opened",
-    ),
+    "path": (said([{"type": "image", "image": "a.png"}]), "message 1 names the image 'a.png', but files are not"),
     "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
     "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
     "unasked": ([{"role": "assistant", "content": "ho"}], "the last message is the assistant's, and nothing is asked"),
@@ -467,10 +434,3 @@ def test_a_line_break_of_the_question_never_takes_the_template_away():
 def test_further_turns_need_a_template():
     with pytest.raises(ValueError, match="the tokenizer has no chat template"):
         further_turns(chatting(None).backbone.family, TALKS[1])
-
-
-def test_a_question_of_a_context_runs_no_beams():
-    model = chatting()
-    model.ask(LONG, [])
-    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question of a context"):
-        model.cache.generate([model.cache.question_ids("Who?")], model.cache.branch(1), num_beams=2, max_new_tokens=2)

@@ -50,7 +50,6 @@ FACTORS = {
 
 
 def cells() -> list[dict[str, str]]:
-    """Every allowed combination, nearly twenty thousand."""
     found = [BASE | dict(zip(FACTORS, levels, strict=True)) for levels in product(*FACTORS.values())]
     for cell in found:
         if cell["selector"] == "none":
@@ -114,7 +113,6 @@ def test_decoding_is_the_truth_everywhere(cell):
 @sampled("eviction", ONLINE, every=5)
 @sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_keys_that_are_cut_along_principal_axes(eviction, protocol):
-    """What the tail holds is evicted, and packed, in their basis."""
     cell = cell_of(eviction=eviction, protocol=protocol, keys="0.5")
     check(cell, key_axes="pca")
 
@@ -168,7 +166,6 @@ def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
 @sampled("eviction", ONLINE, every=3)
 @sampled("kv_dtype", ["model", "int8"], every=4)
 def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
-    """Prompts of unlike lengths begin to evict at unlike times."""
     cell = cell_of(eviction=eviction, family="llama", reducer="none")
     backbone, batch = backbone_of(cell), batch_of(cell)
     compression = compression_of(cell, keep=36, kv_dtype=kv_dtype)
@@ -260,7 +257,6 @@ def test_generate_and_the_report():
 
 
 def test_sampled_sequences_of_a_prompt_are_evicted_each_for_itself():
-    """Greedy copies of a prompt say the same."""
     cell = cell_of(eviction="snapkv", batch="one")
     model = SubTokenModel.around(backbone_of(cell), compression_of(cell))
     batch = batch_of(cell)
@@ -368,9 +364,7 @@ def test_what_is_not_there_is_refused_in_words_and_never_empty(name):
 
 def test_a_share_that_keeps_less_than_every_is_refused_by_the_prompt():
     cell = cell_of(eviction="h2o")
-    with pytest.raises(
-        ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps 3"
-    ):
+    with pytest.raises(ValueError, match=r"eviction_every=7 is more than the budget of 'sample-0', whose prompt keeps"):
         decoded_online(backbone_of(cell), batch_of(cell), 1, compression_of(cell, keep=0.2, unit="fraction", every=7))
     assert compression_of(cell).label == "h2o 10 tokens merge none every 4"
 
@@ -386,7 +380,6 @@ def test_scored_texts_longer_than_every_are_refused():
 
 
 def test_copies_of_a_prompt_change_places_whole():
-    """After an eviction they store unlike entries."""
     backbone, tokens = backbone_of(cell := cell_of(eviction="h2o", batch="one")), torch.arange(10, 30).view(2, 10)
 
     def run(order):

@@ -110,7 +110,6 @@ def test_the_comparison_notices_small_faults(change):
 
 
 def flip_last_bits(cache):
-    """Of one entry's key."""
     codes = cache.layers[0].blocks[0].parts[0].keys.data
     codes[0, :, 0] ^= 1
 

@@ -28,7 +28,6 @@ ROUTING = RoutingConfig(num_groups=4, kept_groups=1, query_conditioned=True, val
 
 
 def write(folder, source, reducer, routing, stage2=None):
-    """An adapter whose LoRA and routers are far from their first values."""
     lora = LoraSettings(rank=2)
     backbone, peft_model = build(source, lora, reducer, routing, stage2)
     with torch.no_grad():

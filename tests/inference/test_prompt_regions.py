@@ -1,4 +1,4 @@
-"""Regions of prompts that come from a processor."""
+"""Regions of prompts that come from a processor, and prompts that end with their context."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.generation_cells import generate_greedy
-from tests.support.helpers import compress, gqa_family, make_batch
+from tests.support.helpers import compress, gqa_family, make_batch, only_sample
 from tests.support.text_families import text_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
+from tests.support.truth_models import family_of, prompts
 
 
 def inputs_of(batch):
-    """A collated batch as a processor would return it."""
     mask = batch.regions_BN != Region.PADDING
     return batch.input_ids_BN, mask, {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_I3}
 
@@ -55,7 +55,6 @@ def test_qwen_regions_and_images(tmp_path, pad_left):
 
 
 def text_ids(lengths, pad_left):
-    """Random token ids of some lengths, and their mask."""
     width = max(lengths)
     ids, mask = torch.full((len(lengths), width), 0), torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, length in enumerate(lengths):
@@ -182,3 +181,49 @@ def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):
     monkeypatch.setattr(type(family.tokenizer), "decode", lambda self, ids: calls.append(len(ids)) or "no blank line")
     assert context_tokens(family, [5] * 4096) == 4096 - 64
     assert len(calls) <= 13
+
+
+A, V, P = int(Region.ANSWER), int(Region.VISUAL), int(Region.PADDING)
+REDUCTIONS = [
+    {"name": "fastv", "stage": "embeds", "layer": 2},
+    {"name": "fastv", "stage": "decoder", "layer": 1},
+    {"name": "visionzip"},
+    {"name": "random"},
+    {"name": "uniform"},
+    {"name": "cdpruner"},
+    {"name": "dart", "stage": "decoder", "layer": 1},
+    {"name": "vispruner"},
+]
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(map(str, r.values())))
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+@torch.no_grad()
+def test_answers_after_an_image_are_predicted_from_its_last_row(name, reduction, pad_left):
+    """In training too: the image's last token stays, inside the budget, and the answer keeps its positions."""
+    family = family_of(name)
+    batch = prompts(family, "last", pad_left)
+    answer = torch.full((3, 2), 11)
+    joined = [torch.cat(pair, 1) for pair in ((batch.input_ids_BN, answer), (batch.regions_BN, torch.full((3, 2), A)))]
+    if not pad_left:  # the answer stands right after the prompt
+        for i, count in enumerate((batch.regions_BN != P).sum(-1).tolist()):
+            for each in joined:
+                each[i] = torch.cat([each[i, :count], each[i, -2:], each[i, count:-2]])
+    batch.input_ids_BN, batch.regions_BN = joined
+    batch.labels_BN = torch.where(batch.regions_BN == A, batch.input_ids_BN, -100)
+    backbone = compress(family, keep_ratio=0.25, **reduction).eval()
+    result = backbone.run(batch, pad_left=pad_left)
+    own, anew = family.positions(batch), name == "llava" and reduction["name"] in ("visionzip", "vispruner")
+    for i in range(3):
+        real = result.rows.visible_BM[i]
+        kept = result.rows.index_BM[i, real]
+        visual = int((batch.regions_BN[i] == V).sum())
+        assert int((batch.regions_BN[i, kept] == V).sum()) == backbone.reducer.kept_tokens(visual) or visual > 16
+        if anew:
+            continue
+        place = kept.tolist().index(int((batch.regions_BN[i] == A).long().argmax()))
+        assert kept[place - 1] == kept[place] - 1
+        assert torch.equal(result.rows.position[..., i, real], own[..., i, kept])
+        alone = backbone.run(only_sample(batch, i))
+        torch.testing.assert_close(alone.hidden_BMD[0], result.hidden_BMD[i, real], rtol=1e-3, atol=1e-4)

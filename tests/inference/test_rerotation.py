@@ -30,7 +30,6 @@ CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precisi
 
 
 def by_hand(vector_d, position, inv_freq):
-    """One vector turned, a pair of channels after another."""
     half = len(vector_d) // 2
     out = vector_d.clone()
     for i in range(half):
@@ -237,7 +236,7 @@ def test_the_basis_of_rounded_keys_is_that_of_the_stored_ones(eviction):
 def test_angles_that_depend_on_the_length_are_refused():
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
-    with pytest.raises(ValueError, match="has positions of kind 'dynamic', whose angles depend on a prompt's length"):
+    with pytest.raises(ValueError, match="positions of kind 'dynamic': their angles depend on a prompt's length"):
         Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
     Compression(build_eviction("knorm"), 0.5).check(family)
 
@@ -245,15 +244,10 @@ def test_angles_that_depend_on_the_length_are_refused():
 @pytest.mark.parametrize(
     ("family", "reducer", "eviction", "words"),
     [
-        ("qwen2_5_vl", "none", "knorm", "places the tokens of an image in a grid, whose gaps cannot be closed"),
+        ("qwen2_5_vl", "none", "knorm", "the image grids of qwen2_5_vl: a grid has gaps that cannot be closed"),
         ("llava_gqa", "fastv_decoder", "knorm", r"keep between \d+ and \d+ entries of a prompt, but what follows"),
         ("llama", "none", "shared_set", r"heads or layers keep between 1\d and 2\d entries"),
-        (
-            "llava_gqa",
-            "none",
-            "own_sets",
-            r"keep between \d+ and \d+ entries of a prompt, but what follows needs one",
-        ),
+        ("llava_gqa", "none", "own_sets", r"keep between \d+ and \d+ entries of a prompt, but what follows needs one"),
     ],
 )
 def test_what_cannot_be_closed_up_is_refused(family, reducer, eviction, words):

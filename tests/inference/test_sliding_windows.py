@@ -16,8 +16,7 @@ from subtoken_train.inference.prefill import append, open_prompts
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.formats import MODEL
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.storage import Block, BlockPart
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family
@@ -134,7 +133,7 @@ def test_a_cropped_cache_sees_again_what_had_left_the_window():
     [
         ({"eviction": build_eviction("quest_steps"), "keep": 0.5}, "eviction 'quest_steps' does not go with"),
         ({"eviction": build_eviction("snapkv"), "keep": 0.5, "rerotate": True}, "rerotate does not go with"),
-        ({"eviction": build_eviction("h2o"), "keep": 64, "unit": "tokens", "every": 8}, "eviction_every does not go"),
+        ({"eviction": build_eviction("h2o"), "keep": 64, "unit": "tokens", "every": 8}, "eviction_every=8 does not go"),
     ],
 )
 def test_what_does_not_go_with_windows_is_refused(settings, words):

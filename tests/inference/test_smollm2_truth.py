@@ -55,7 +55,6 @@ class Case:
 
 
 def numbers_of(method: str):
-    """A calibration's numbers, drawn at random."""
     draw = torch.rand(LAYERS, HEADS, WIDTH, generator=torch.Generator().manual_seed(0)) * 2 - 1
     if method == "duo_attention":
         return HeadAlphas(draw[..., 0].abs().tolist(), sinks=16, recent=32)

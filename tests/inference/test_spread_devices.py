@@ -48,7 +48,6 @@ CASES = {
 
 @torch.no_grad()
 def answered(family, reducer, routing, eviction, further, protocol="query_aware"):
-    """Logits and tokens of some steps, where the caches lie, and what they took."""
     torch.manual_seed(1)
     backbone = compress(family, routing, **REDUCERS[reducer]).eval()
     batch = prompts(family, "three", pad_left=True)
@@ -74,10 +73,7 @@ def answered(family, reducer, routing, eviction, further, protocol="query_aware"
 
 @sampled(
     ("case", "protocol"),
-    [
-        *((case, "query_aware") for case in CASES),
-        ("evicting while decoding", "context_first"),
-    ],
+    [*((case, "query_aware") for case in CASES), ("evicting while decoding", "context_first")],
     every=4,
 )
 def test_two_devices_answer_as_one(case, protocol):

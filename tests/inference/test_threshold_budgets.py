@@ -54,13 +54,6 @@ def test_packed_decoding_is_the_eager_recompute(name, protocol, batch, model):
     assert found.fits("int8" if precision else "fp32"), found
 
 
-@pytest.mark.parametrize("merge", ["weighted", "pivot", "position"])
-def test_what_goes_may_be_merged_into_what_stays(merge):
-    cell = cell_of()
-    found = from_truth(backbone_of(cell), batch_of(cell), 3, compression_of("keydiff", merge=merge))
-    assert found.largest < 1e-4
-
-
 def kept_marks(layer, rows: int, heads: int) -> torch.Tensor:
     """Entries that a layer's plan keeps by head, bool [B, h, N]."""
     valid_BN = layer.entries_BN >= 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from subtoken_train.inference.generate_arguments import GenerateCall, check_ids, settings_used
+from subtoken_train.inference.generation import GenerateCall, check_ids, settings_used
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
 from tests.support.sampling import sampled
 
@@ -130,7 +130,6 @@ def test_a_prompt_of_padding_is_worded():
 
 
 def turn_of(model, inputs, count=3):
-    """The answer to a first call, and a second turn after it with its mask."""
     first = model.generate(**inputs, **settings_of(model), max_new_tokens=3, do_sample=False)
     ids = torch.cat([first, torch.full((len(first), count), 11)], 1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, ids.shape[1] - inputs["input_ids"].shape[1]), value=1)

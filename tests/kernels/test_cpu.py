@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import CacheWindow, Tail
+from subtoken_train.kernels.storage import CacheWindow, Tail
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 
 SHAPES = [
@@ -68,7 +68,6 @@ def test_bf16(sets, query_heads, fill):
 
 
 def test_transposed_queries_as_the_model_makes_them():
-    """Heads and tokens are swapped views there."""
     state = dense(4, sets="own")
     layer = state.layer()
     tail_key, tail_value = states(1, 3, 2, 4, 8), states(2, 3, 2, 4, 8)

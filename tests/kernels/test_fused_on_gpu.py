@@ -5,10 +5,7 @@ import torch
 
 from tests.support.fused_cases import BOUNDS, FusedCell, deviation, layer_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -28,7 +25,6 @@ def test_published_widths_and_long_layers(width, pieces, dtype):
 
 
 def launches(call) -> list[str]:
-    """Names of the kernels that a call launches."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         call()
@@ -40,7 +36,7 @@ def launches(call) -> list[str]:
 def test_a_layer_takes_three_launches_at_most_and_waits_for_nothing(monkeypatch):
     from subtoken_train.kernels.dispatch import attend
     from subtoken_train.kernels.row_table import FusedState
-    from subtoken_train.kernels.tail import Tail
+    from subtoken_train.kernels.storage import Tail
 
     monkeypatch.delenv("SUBTOKEN_KERNEL", raising=False)
     cell = FusedCell.drawn(3, sets="own", keeps="some", entries=50, dtype="bfloat16", window=None, new=1)

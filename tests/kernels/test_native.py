@@ -15,7 +15,7 @@ from subtoken_train.cache import pack
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels import choice, native
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Tail
 from tests.support.packing import SETS, dense, states
 
 needs_compiler = pytest.mark.skipif(choice.compiler() is None, reason="there is no C compiler")
@@ -85,7 +85,6 @@ def test_one_token_attends_as_in_the_reference(
 
 
 def operations(layer, query) -> int:
-    """Count what torch runs for a layer's attention, however nested."""
     with torch.autograd.profiler.profile() as profiled:
         layer.attend(query, 1.0)
     return len(profiled.function_events)
@@ -116,7 +115,6 @@ def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
 
 @pytest.fixture
 def compiled_by(monkeypatch):
-    """Set ``CC``; what was chosen and compiled before is forgotten for the test."""
 
     def use(name: str) -> None:
         monkeypatch.setenv("CC", name)

@@ -179,7 +179,6 @@ def test_a_stored_mean_is_paid_with_groups():
 
 @given(budgets(), st.integers(1, 600))
 def test_equal_groups_are_the_most_that_take_no_more(budget, tokens):
-    """And a fill of zero costs nothing, nor does any where no group is dropped."""
     kept, plain = kept_count(tokens, budget.keep_ratio), budget.exact_total
     assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill="zero").total_of(tokens) == plain
     assert KVBudget(1.0, 16, 16, fill="mean").total_of(tokens) == 1

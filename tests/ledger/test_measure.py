@@ -1,5 +1,7 @@
 """What a plan keeps: counted by loops, and reconciled with the nominal ledger through the tiny model."""
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import get_args
 
@@ -8,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subtoken_train.inference.cache_report import held_rows
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import GroupBudget
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -22,7 +25,6 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 
 
 def totals(*ledgers):
-    """(layer, region, column) -> sum over the ledgers' rows, without zeros."""
     total = Counter()
     for ledger in ledgers:
         for entry in ledger.entries:
@@ -31,7 +33,6 @@ def totals(*ledgers):
 
 
 def nominal_of(batch, family, reducer, budget):
-    """The nominal ledgers of a batch's samples, each from its own token counts."""
     for regions in batch.regions_BN:
         counts = {region.label: int((regions == region).sum()) for region in Region if region != Region.PADDING}
         yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer(family.shape.num_layers))
@@ -90,7 +91,6 @@ def test_every_budget_costs_the_same_payload(tiny_family, stage, num_groups, kep
     grouped=st.booleans(),
 )
 def test_any_plan_equals_the_loops(sizes, num_groups, seed, grouped):
-    """Padding entries anywhere, groups in any number, regions in any order."""
     shape = KVShape(num_layers=1, num_kv_heads=2, head_dim=8, element_bytes=2)
     regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
     stays = random_mask(seed, *sizes) & (regions != Region.PADDING)
@@ -124,3 +124,43 @@ def test_a_region_that_an_eviction_empties_takes_nothing():
     assert (rows["system"].tokens, rows["system"].payload_bytes, rows["system"].index_bytes) == (0, 0, 0)
     assert (rows["visual"].key_bytes, rows["visual"].value_bytes) == (32, 32)
     assert (rows["query"].key_bytes, rows["query"].value_bytes) == (64, 64)
+
+
+REGIONS = torch.tensor([[1, 2, 2, 4], [0, 1, 2, 4], [0, 0, 1, 4]])
+
+HELD = [REGIONS != 0] * 2
+
+
+def test_found_per_sample_and_layer():
+    whole = LayerPlan(torch.tensor([[0, 1, 2, 3], [1, 2, 3, -1], [2, 3, -1, -1]]))
+    blind = LayerPlan(torch.tensor([[0, 3, -1], [1, 2, 3], [3, -1, -1]]))
+    assert emptied_regions(Plan([whole, whole]), REGIONS, HELD) == [{}, {}, {}]
+    assert emptied_regions(Plan([whole, blind]), REGIONS, HELD) == [{"visual": 1}, {}, {"system": 1}]
+    assert emptied_regions(Plan([blind, blind]), REGIONS, HELD) == [{"visual": 2}, {}, {"system": 2}]
+
+
+def test_what_a_window_left_behind_was_not_taken_by_compression():
+    """A window of 3 holds the last two rows: no system row of the first two samples, and one visual row each."""
+    held = held_rows([None, 3], REGIONS)
+    assert torch.equal(held[0], HELD[0])
+    assert held[1].tolist() == [[False, False, True, True]] * 3
+    last = LayerPlan(torch.tensor([[2, 3]] * 3))
+    assert emptied_regions(Plan([last]), REGIONS, held[1:]) == [{}, {}, {}]
+    assert emptied_regions(Plan([last]), REGIONS, held[:1]) == [{"system": 1}, {"system": 1}, {}]
+    text = LayerPlan(torch.tensor([[3]] * 3))
+    assert emptied_regions(Plan([text]), REGIONS, held[1:]) == [{"visual": 1}, {"visual": 1}, {"system": 1}]
+
+
+def test_an_entry_of_one_head_is_something():
+    heads = torch.tensor([[[1, 1], [1, 0], [1, 1]]]).bool()
+    assert emptied_regions(
+        Plan([LayerPlan(torch.tensor([[0, 1, 3]]), heads_BNh=heads)]), REGIONS[:1], [HELD[0][:1]]
+    ) == [{}]
+
+
+def test_words_name_regions_and_prompts():
+    assert emptied_words([{}, {}], "snapkv 0.1") is None
+    words = emptied_words([{"visual": 3}, {"visual": 1, "system": 2}, {}], "snapkv 0.1 all")
+    assert words.startswith("snapkv 0.1 all: nothing is left of a whole region in some layer: visual (2 of 3 prompts),")
+    assert "system (1 of 3 prompts)" in words
+    assert len(words) < 400

@@ -22,8 +22,7 @@ from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, Workspace
-from subtoken_train.kernels.storage import Block
-from subtoken_train.kernels.tail import CacheWindow, Fill, Tail
+from subtoken_train.kernels.storage import Block, CacheWindow, Fill, Tail
 from subtoken_train.types import CutKeys
 
 LEVELS: dict[str, list] = {

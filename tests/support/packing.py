@@ -18,7 +18,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import FORMATS, Kivi
-from subtoken_train.kernels.tail import Fill
+from subtoken_train.kernels.storage import Fill
 
 FORMAT_OF = {each.bits: each for each in FORMATS.values() if not each.rotates and each.run == 1}
 """Formats of keys as they are, by their bits."""

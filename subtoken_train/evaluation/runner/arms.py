@@ -30,7 +30,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.inference.prefill import check_context_first, check_one_budget
+from subtoken_train.inference.prefill import check_choices, check_context_first
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer, matched_reducer
@@ -154,7 +154,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     backbone = load_arm(spec, pool)
     compression, reducer, family = spec.compression(), backbone.reducer, backbone.family
     compression.check(family)
-    check_one_budget(backbone, compression)
+    check_choices(backbone, compression)
     if spec.protocol == "context_first":
         check_context_first(backbone, compression)
     tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()

@@ -9,7 +9,6 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Stretches, tiles and runs so small that short layers have several."""
     from triton.language import constexpr
 
     from subtoken_train.kernels import formats, row_table, triton_attention, triton_decode

@@ -15,7 +15,6 @@ KIVI = {"precision": "kivi4", "groups": "2/1"}
 
 
 def one_layer(**cell: str) -> StepCell:
-    """A small graph's cell."""
     return StepCell(ONE_LAYER | cell, places=False, layers=1)
 
 
@@ -36,10 +35,7 @@ def test_one_graph_with_one_node_a_layer(own):
     backbone, compiled, token_B1 = cell.filled()
     _, plain, _ = cell.filled()
     config = CompileConfig(fullgraph=True, backend=counting, mode=None)
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        FixedStep(backbone, compiled, 4, compile_config=config) as step,
-    ):
+    with torch._dynamo.config.patch(recompile_limit=1), FixedStep(backbone, compiled, 4, compile_config=config) as step:
         for _ in range(4):
             expected = decode(backbone, token_B1, plain)
             assert (step(token_B1) - expected).abs().max() < 1e-4
@@ -77,7 +73,6 @@ def test_a_copied_cache_has_tables_of_its_own():
 
 @torch.no_grad()
 def test_tables_are_there_before_a_step_is_compiled():
-    """Choosing samples lets them go, and a graph cannot make them."""
     backbone, cache, token_B1 = one_layer().filled()
     cache.batch_select_indices(torch.tensor([1, 0]))
     expected = decode(backbone, token_B1[:2], deepcopy(cache))

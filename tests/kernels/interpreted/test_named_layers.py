@@ -5,7 +5,7 @@ import torch
 
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.tail import Tail
+from subtoken_train.kernels.storage import Tail
 from tests.support.fused_cases import FusedCell, deviation, layer_of
 
 
