@@ -20,7 +20,7 @@ from torch import Tensor
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
-from subtoken_train.families.qwen_vl.inputs import QwenInputs
+from subtoken_train.families.qwen_inputs import QwenInputs
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch
 

@@ -131,8 +131,8 @@ class DecoderStack:
     model: Any
     windows: list[int | None]
     """Positions that a row sees in each layer, its own included; None where it sees all before it."""
-    lora_pattern: str
-    """Modules of the q/v LoRA, anchored to the language model; it ends in ``QV``. See ``adapted``."""
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``. See ``adapted``."""
     _length: Tensor | None = None
 
     @property

@@ -132,7 +132,7 @@ def test_adapter_of_another_backbone(written, tmp_path):
     from transformers import LlavaForConditionalGeneration
 
     from checkpoints.tiny_llava import build_processor
-    from subtoken_train.families.llava.model import LlavaFamily
+    from subtoken_train.families.llava import LlavaFamily
 
     folder, backbone = written
     config = backbone.family.model.config

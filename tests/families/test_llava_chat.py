@@ -1,12 +1,13 @@
 """LLaVA's conversation modes as settings of a backbone."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
-from subtoken_train.families.chat import LlavaChat
+from subtoken_train.families.chat import llava_chat
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Turn
@@ -22,7 +23,8 @@ TURNS = [Turn("<image>\nwhat ?", " red "), Turn(" and now ? ", "blue"), Turn("wh
 
 
 def text_of(turns=TURNS, **settings):
-    rendered = LlavaChat(**settings).render(turns, "<image>", "<s>", "</s>")
+    ends = SimpleNamespace(bos_token="<s>", eos_token="</s>")
+    rendered = llava_chat(**settings).render(turns, "<image>", ends)
     return rendered.text, [rendered.text[start:stop] for start, stop in rendered.answer_spans]
 
 

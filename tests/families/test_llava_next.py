@@ -9,7 +9,7 @@ from PIL import Image
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import layer_windows
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava.next import LlavaNextFamily
+from subtoken_train.families.llava_next import LlavaNextFamily
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn

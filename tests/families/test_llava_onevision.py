@@ -9,7 +9,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
+from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn

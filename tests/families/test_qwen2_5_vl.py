@@ -11,7 +11,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from subtoken_train.datasets.collate import encode
-from subtoken_train.families.qwen_vl.model import Qwen25VLFamily, QwenProcessor
+from subtoken_train.families.qwen_vl import Qwen25VLFamily, QwenProcessor
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.tiny.qwen import SIZES, TOKENS, made_as_counted, qwen_batch, qwen_family, qwen_records, qwen_video

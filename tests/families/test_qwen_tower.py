@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.vision_utils import get_vision_window_index
 
-from subtoken_train.families.qwen_vl.model import per_token, tower_with_statistics
+from subtoken_train.families.qwen_vl import per_token, tower_with_statistics
 from subtoken_train.families.towers import received_attention
 from tests.support.golden_cases import near
 from tests.support.helpers import random_scores

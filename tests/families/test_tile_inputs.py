@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.families.llava.tiles import joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
+from subtoken_train.families.tiles import joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
 
 
 def test_tiles_are_padded_with_zeros_and_read_back():

@@ -9,7 +9,7 @@ from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
 from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
-from subtoken_train.families.llava.tiles import TileLayout
+from subtoken_train.families.tiles import TileLayout
 
 NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 ONEVISION = [(384 * high, 384 * wide) for high, wide in product(range(1, 7), repeat=2)]

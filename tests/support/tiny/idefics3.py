@@ -17,8 +17,8 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGe
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.idefics3.model import Idefics3Family, SmolVLMFamily
-from subtoken_train.families.idefics3.model import Idefics3Processor as OwnProcessor
+from subtoken_train.families.idefics3 import Idefics3Family, SmolVLMFamily
+from subtoken_train.families.idefics3 import Idefics3Processor as OwnProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer
 from tests.support.tiny_parts import TOWER, decoder_sizes, records_of

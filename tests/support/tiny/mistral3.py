@@ -16,7 +16,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.mistral3.model import Mistral3Family, Mistral3Processor
+from subtoken_train.families.mistral3 import Mistral3Family, Mistral3Processor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer
 from tests.support.tiny_parts import TOWER, decoder_sizes, records_of

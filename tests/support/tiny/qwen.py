@@ -29,7 +29,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.families.qwen_vl.model import (
+from subtoken_train.families.qwen_vl import (
     Qwen2VLFamily,
     Qwen3VLFamily,
     Qwen3VLMoeFamily,
