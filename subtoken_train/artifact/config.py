@@ -56,17 +56,14 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of ``path``, which must hold the names and shapes of ``expected``, no more and no less.
-
-    Returns:
-        The tensors, in the dtype of ``expected``.
-    """
+    """Read a file's tensors, which must have the names and shapes of ``expected``, no more; in its dtypes."""
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or extra:
+        first = ([name[:80] for name in names[:2]] for names in (missing, extra))
         raise ValueError(
-            f"{path} does not fit this model: {len(missing)} tensors missing {_first(missing)}, "
-            f"{len(extra)} not expected {_first(extra)}"
+            f"{path} does not fit this model: {len(missing)} tensors missing {next(first)}, "
+            f"{len(extra)} not expected {next(first)}"
         )
     for name, shape in shapes.items():
         if 0 in shape or shape != list(expected[name].shape):
@@ -85,10 +82,6 @@ def check_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{place}: tensor {name} holds NaN or infinity; it was damaged, or its training diverged")
-
-
-def _first(names: list[str]) -> list[str]:
-    return [name[:80] for name in names[:2]]
 
 
 def _broken(path: Path, error: SafetensorError) -> ValueError:
@@ -143,13 +136,7 @@ _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package that brought a method of an adapter.
-
-    Attributes:
-        kind: of the method: ``family``, ``reducer``, ``eviction`` (the ranking of a context reducer) or ``selector``.
-        name: of the method.
-        requirement: the package as pip names it, ``package==version``.
-    """
+    """An installed package that brought a method of an adapter; an eviction ranks for a context reducer."""
 
     kind: Literal["family", "reducer", "eviction", "selector"]
     name: str

@@ -11,24 +11,18 @@ from subtoken_train.families.backbone_config import is_hub_id, resolve
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """A model, and the places that have it.
-
-    Attributes:
-        hub_id: on the Hub, in its authors' precision.
-        packages: of the index, whose largest files make one GGUF file, in this order.
-        version: of the packages.
-        sha256: of that GGUF file.
-        megabytes: of the packages.
-        gigabytes: of the folder in fp32.
-        licence: of the weights.
-    """
+    """A model, and the places that have it: the Hub, in its authors' precision, and packages of the index."""
 
     hub_id: str
     packages: tuple[str, ...]
+    """Their largest files make one GGUF file, in this order."""
     version: str
     sha256: str
+    """Of the GGUF file."""
     megabytes: int
+    """Of the packages."""
     gigabytes: float
+    """Of the folder in fp32."""
     licence: str
 
 
@@ -76,8 +70,7 @@ MODELS = {
 def check_fetched(path: str) -> None:
     """Raise ``ValueError`` with the command that fetches a backbone, where it is one of these and its folder is absent.
 
-    Args:
-        path: as given; ``checkpoints/NAME`` reads as a Hub id too, and is none; other ids are left to the Hub.
+    ``checkpoints/NAME`` reads as a Hub id too, and is none; other ids are left to the Hub.
     """
     model, folder = MODELS.get(Path(path).name), Path(resolve(path))
     local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)

@@ -18,21 +18,18 @@ _NAMED = 3  # names in a message
 
 @dataclass(frozen=True)
 class Layout:
-    """The files and folders of one kind of folder, by their paths in it (``/`` between the parts).
-
-    Attributes:
-        files: matches the whole path of every file (or symbolic link) that is ours.
-        folders: the same for folders; what lies in another folder is not looked at and not ours.
-        last: the file that is removed last: what says that the folder is ours.
-        kind: such a folder in words, with its article.
-        made_by: the command that ``last`` must name, where several kinds have the same marker.
-    """
+    """The files and folders of one kind of folder, by their paths in it (``/`` between the parts)."""
 
     files: re.Pattern[str]
+    """Matches the whole path of every file (or symbolic link) that is ours."""
     folders: re.Pattern[str]
+    """The same for folders; what lies in another folder is not looked at and not ours."""
     last: str
+    """The file that is removed last: what says that the folder is ours."""
     kind: str
+    """Such a folder in words, with its article."""
     made_by: str | None = None
+    """The command that ``last`` must name, where several kinds have the same marker."""
 
     def others(self, root: Path) -> list[Path]:
         """Return what in ``root`` is not ours: files, and folders as a whole."""
