@@ -20,8 +20,8 @@ def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side
     ``given`` is the processor's output, padded on ``side``, and ``batch`` what the family makes of it.
     """
     seen = given["attention_mask"].bool()
-    position_ids = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    expected = family.model(**given, position_ids=position_ids).logits[seen]
+    counted = {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    expected = family.model(**given, **({} if family.tower_positions == "mrope" else counted)).logits[seen]
     backbone = compress(family)
     assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
     forced = compress(family, name="fastv", keep_ratio=1.0)

@@ -159,6 +159,7 @@ def qwen_records(folder: Path) -> list[Record]:
     return records_of(folder, SIZES, one, turns, text)
 
 
+ANSWERS = ("there it is", ("left", "on the right"), "a helpful assistant")
 FRAMES = (4, 2.0)
 """Frames of a video, and a second's."""
 
