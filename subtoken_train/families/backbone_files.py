@@ -40,10 +40,13 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     """Read the names, shapes and dtypes of a folder's weights, as tensors on the meta device."""
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        header = _header(path)
-        if twice := found.keys() & header.keys():
+        kinds = read_kinds(path)
+        if twice := found.keys() & kinds.keys():
             raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which is in another file too")
-        found.update(header)
+        for name, (shape, dtype) in kinds.items():
+            if dtype not in _DTYPES:
+                raise ValueError(f"{path.name}: tensor {name[:120]} is of type {dtype}, which is not read")
+            found[name] = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
     return found
 
 
@@ -62,26 +65,21 @@ def weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
 
 
-def _header(path: Path) -> dict[str, Tensor]:
+def read_kinds(path: Path) -> dict[str, tuple[list[int], str]]:
+    """Return the shape and the type (``F32``) of a safetensors file's tensors, by name; only its header is read."""
     size = check_regular(path)
     with path.open("rb") as file:
         begin = file.read(8)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
+    broken = f"{path} is not a whole safetensors file (truncated download?)"
     if not 2 <= length <= min(size - 8, MAX_HEADER):
-        raise ValueError(
-            f"{path.name} is not a safetensors file, or is cut off: a header of {length:,} in {size:,} bytes"
-        )
+        raise ValueError(f"{broken}: a header of {length:,} in {size:,} bytes")
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in list(file.keys())}
-            kinds = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+            return {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
     except SafetensorError as error:
-        raise ValueError(
-            f"{path.name} is not a whole safetensors file (truncated download?): {str(error)[:160]}"
-        ) from None
-    if unknown := [name for name, (_, dtype) in kinds.items() if dtype not in _DTYPES]:
-        raise ValueError(f"{path.name}: tensor {unknown[0][:120]} is of type {kinds[unknown[0]][1]}, which is not read")
-    return {name: torch.empty(shape, dtype=_DTYPES[dtype], device="meta") for name, (shape, dtype) in kinds.items()}
+        raise ValueError(f"{broken}: {str(error)[:160]}") from None
 
 
 def check_whole_numbers(headers: Mapping[str, Tensor], path: str) -> None:

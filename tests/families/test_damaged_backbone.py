@@ -97,11 +97,11 @@ ABSURD = b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046
 UNFIT = {
     "cut off": (
         lambda folder: os.truncate(folder / "model.safetensors", os.path.getsize(folder / "model.safetensors") - 4),
-        "cannot be read: model.safetensors is not a whole safetensors file",
+        "cannot be read: .*model.safetensors is not a whole safetensors file",
     ),
     "empty": (
         _weights(b""),
-        "cannot be read: model.safetensors is not a safetensors file, or is cut off: a header of 0 in 0",
+        r"cannot be read: .*model.safetensors is not a whole safetensors file .*: a header of 0 in 0",
     ),
     "header of exabytes": (_weights(struct.pack("<Q", 2**60) + b"{}"), "a header of 1,152,921,504,606,846,976 in 10 b"),
     "tensor of terabytes": (_weights(struct.pack("<Q", len(ABSURD)) + ABSURD), "is not a whole safetensors file"),
