@@ -26,8 +26,7 @@ from subtoken_train.families.chat import CHATML
 from subtoken_train.families.family import GivenImages, PilProcessor, published_of
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily
-from subtoken_train.families.towers import class_attention, merged_statistics
-from subtoken_train.forks import undoing
+from subtoken_train.families.towers import class_attention, merged_statistics, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 
@@ -122,16 +121,14 @@ class InternVLFamily(MergedTilesFamily):
         """
         if batch.pixel_values is None:
             return None
-        tower, calls = self.model.model.vision_tower, []
+        tower, pixels = self.model.model.vision_tower, batch.pixel_values.to(self.model.dtype)
         last = tower.encoder.layer[-1]
-        hook = last.register_forward_pre_hook(lambda _, args: calls.append(args[0]))
-        with undoing(hook.remove):
-            hidden_INc = tower(batch.pixel_values.to(self.model.dtype)).last_hidden_state
+        hidden_INc, (seen_INc, *_), _ = with_inputs(last, lambda: tower(pixels).last_hidden_state)
         merged_ITC = self.merged(hidden_INc[:, 1:])
         if statistics is None:
             return VisualStates(list(merged_ITC))
         heads = 1 if statistics == "unsplit" else None
-        received_IP, keys_IPd = class_attention(last.attention, last.layernorm_before(calls[0]), heads)
+        received_IP, keys_IPd = class_attention(last.attention, last.layernorm_before(seen_INc), heads)
         return VisualStates(list(merged_ITC), None, *merged_statistics(self.merged, received_IP, keys_IPd))
 
     def merged(self, patches_IPc: Tensor) -> Tensor:

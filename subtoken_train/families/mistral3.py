@@ -32,8 +32,7 @@ from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.family import Family, GivenImages, PilProcessor, published_of
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.tiles import pictures_per_sample
-from subtoken_train.families.towers import received_attention
-from subtoken_train.forks import undoing
+from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 _LONGEST = 1540
@@ -157,17 +156,14 @@ class Mistral3Family(Family):
         model, grid = self.model.model, batch.image_grid_I3.tolist()
         pixels = self._padded(batch.pixel_values.to(self.model.dtype), batch.image_grid_I3)
         sizes = [(rows * self.patch, columns * self.patch) for _, rows, columns in grid]
-        attention, calls = model.vision_tower.transformer.layers[-1].attention, []
-        hook = attention.register_forward_pre_hook(
-            lambda _module, _args, options: calls.append(options), with_kwargs=True
-        )
-        with undoing(hook.remove):
-            features_Pc = model.vision_tower(pixels, image_sizes=sizes).last_hidden_state[0]
+        tower, attention = model.vision_tower, model.vision_tower.transformer.layers[-1].attention
+        made, _, options = with_inputs(attention, lambda: tower(pixels, image_sizes=sizes))
+        features_Pc = made.last_hidden_state[0]
         tokens = self.merged(model.multi_modal_projector.norm(features_Pc), grid)
         if statistics is None:
             return VisualStates(tokens)
         lengths = [rows * columns for _, rows, columns in grid]
-        received_P, keys_Pd = _patch_statistics(attention, lengths, calls[0])
+        received_P, keys_Pd = _patch_statistics(attention, lengths, options)
         received = [token_T4.mean(-1) for token_T4 in self.merged(received_P[:, None], grid)]
         keys = [key_TC.reshape(len(key_TC), keys_Pd.shape[-1], -1).mean(-1) for key_TC in self.merged(keys_Pd, grid)]
         return VisualStates(tokens, None, received, keys)
@@ -209,10 +205,7 @@ class Mistral3Family(Family):
 def _patch_statistics(attention: Any, lengths: list[int], options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Recompute the attention that patches receive in a Pixtral layer, [P], and their turned keys, [P, d], in fp32.
 
-    Args:
-        attention: the layer's module.
-        lengths: patches of each picture, which see each other alone.
-        options: what the module was called with.
+    ``lengths``: patches of each picture, which see each other alone; ``options``: what the layer was called with.
     """
     split = (1, -1, attention.num_heads, attention.head_dim)
     projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))

@@ -23,8 +23,7 @@ from subtoken_train.families.chat import CHATML, joined
 from subtoken_train.families.family import PilProcessor, published_of
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.qwen_inputs import VIDEO, VIDEO_LAYERS, QwenInputs
-from subtoken_train.families.towers import received_attention
-from subtoken_train.forks import undoing
+from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 
@@ -234,13 +233,8 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
             f"visionzip needs a Qwen2.5-VL tower whose last block, {last}, attends to the whole image; this one has "
             f"full attention in blocks {list(tower.fullatt_block_indexes)}"
         )
-    attention, calls = tower.blocks[last].attn, []
-    hook = attention.register_forward_pre_hook(
-        lambda _module, args, options: calls.append((args[0], options)), with_kwargs=True
-    )
-    with undoing(hook.remove):
-        made = tower(patches, grid_thw=grid_I3)
-    ((normed, options),) = calls
+    attention = tower.blocks[last].attn
+    made, (normed, *_), options = with_inputs(attention, lambda: tower(patches, grid_thw=grid_I3))
     query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])
     lengths = options["cu_seqlens"].diff().tolist()

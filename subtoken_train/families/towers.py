@@ -19,6 +19,16 @@ from torch import Tensor
 from subtoken_train.forks import undoing
 
 
+def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Run a tower, and return what it made and the arguments of its one call of a module."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = module.register_forward_pre_hook(lambda _, *given: calls.append(given), with_kwargs=True)
+    with undoing(hook.remove):
+        made = run()
+    ((args, options),) = calls
+    return made, args, options
+
+
 @torch.no_grad()
 def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
     """Recompute the attention that the class token pays to every patch in one layer, and the patches' keys.
@@ -84,13 +94,8 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
 @torch.no_grad()
 def with_statistics(attention: Any, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Run a SigLIP tower and recompute one layer's attention received [I, P] and keys [I, P, d], both in fp32."""
-    inputs: list[Tensor] = []
-    hook = attention.register_forward_pre_hook(
-        lambda _module, _args, options: inputs.append(options["hidden_states"]), with_kwargs=True
-    )
-    with undoing(hook.remove):
-        features = run()
-    (normed_IPC,) = inputs
+    features, _, options = with_inputs(attention, run)
+    normed_IPC = options["hidden_states"]
     tiles, patches = normed_IPC.shape[:2]
     heads = (attention.num_heads, attention.head_dim)
     query_PHd, key_PHd = (part(normed_IPC).reshape(-1, *heads) for part in (attention.q_proj, attention.k_proj))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
+from subtoken_train.resources import resource
 from tests.support.faults import Canary, put
 from tests.support.helpers import save_backbone
 
@@ -192,3 +195,19 @@ def test_what_published_models_write_is_taken(backbone):
     sizes = {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}  # Qwen's, in pixels
     (backbone / "preprocessor_config.json").write_text(json.dumps(sizes))
     layout_family(BackboneConfig(str(backbone)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64])
+def test_weights_of_whole_numbers_are_refused(tmp_path, dtype):
+    folder = tmp_path / "tiny-llama"
+    shutil.copytree(resource("checkpoints/tiny-llama"), folder)
+    config = BackboneConfig(str(folder))
+    check_weights(family_class(config), config)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors")
+    words = f"{name} is of type {str(dtype).removeprefix('torch.')}, but its config.json names no quantisation"
+    with pytest.raises(ValueError, match=words):
+        check_weights(family_class(config), config)
+    content = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in content
