@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers.models.pixtral import modeling_pixtral
 
 from subtoken_train.types import Region
+from tests.support.own_forward import eager_calls
 from tests.support.tiny.mistral3 import GRIDS, mistral3_family, mistral3_records
 from tests.support.tiny_parts import padded
 
@@ -31,18 +31,9 @@ def test_marks_of_rows_are_text_that_stays(family, tmp_path):
 @torch.no_grad()
 def test_a_token_receives_the_mean_of_its_patches(family, tmp_path, monkeypatch):
     batch, tower = padded(family, mistral3_records(tmp_path)), family.model.model.vision_tower
-    states, original, seen = family.visual_states(batch, "received"), modeling_pixtral.eager_attention_forward, []
-
-    def recording(module, query, key, *args, **options):
-        output, weights = original(module, query, key, *args, **options)
-        seen.append((weights[0], key[0]))
-        return output, weights
-
-    monkeypatch.setattr(modeling_pixtral, "eager_attention_forward", recording)
-    tower.set_attn_implementation("eager")
-    family.visual_states(batch)
-    tower.set_attn_implementation("sdpa")
-    weights_HPP, key_HPd = seen[-1]
+    states, attention = family.visual_states(batch, "received"), tower.transformer.layers[-1].attention
+    ((weights, key),) = eager_calls(tower, attention, lambda: family.visual_states(batch), monkeypatch)
+    weights_HPP, key_HPd = weights[0], key[0]
     lengths = [4 * count for count in TOKENS]
     received, keys = weights_HPP.mean(0).sum(0).split(lengths), key_HPd.mean(0).split(lengths)
     for i, (rows, columns) in enumerate(GRIDS):

@@ -1,7 +1,6 @@
 """Attention received and keys of the Qwen2.5-VL tower's last block: the release's golden, eager attention."""
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import random_scores
 from tests.support.host_reads import LargestTensor
+from tests.support.own_forward import eager_calls
 from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.qwen import (
     TOKENS,
@@ -84,28 +84,16 @@ def batch(family, tmp_path):
     return qwen_batch(family, qwen_records(tmp_path))
 
 
-def eager_last_block(family, run, monkeypatch):
-    """Attention matrices [H, n, n] of every image or layer in the last block, by transformers' eager attention."""
-    tower, matrices = family.model.model.visual, []
-    module = import_module(type(tower).__module__)
-    original = module.eager_attention_forward
-
-    def recording(attention, *args, **options):
-        output, weights = original(attention, *args, **options)
-        if attention is tower.blocks[-1].attn:
-            matrices.append(weights[0])
-        return output, weights
-
-    monkeypatch.setattr(module, "eager_attention_forward", recording)
-    tower.set_attn_implementation("eager")
-    run()
-    tower.set_attn_implementation("sdpa")
-    return matrices
+def eager_last_block(family, batch, monkeypatch):
+    """Attention matrices [H, n, n] of every image or layer in the last block."""
+    tower = family.model.model.visual
+    calls = eager_calls(tower, tower.blocks[-1].attn, lambda: family.visual_states(batch), monkeypatch)
+    return [weights[0] for weights, _ in calls]
 
 
 @torch.no_grad()
 def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
-    matrices = eager_last_block(family, lambda: family.visual_states(batch), monkeypatch)
+    matrices = eager_last_block(family, batch, monkeypatch)
     assert [matrix.shape for matrix in matrices] == [(2, 4 * tokens, 4 * tokens) for tokens in TOKENS]
     made, received, keys = tower_with_statistics(family.model.model.visual, batch.pixel_values, batch.image_grid_I3)
     window_index, _ = get_vision_window_index(batch.image_grid_I3, 2, window_size=56, patch_size=14)
@@ -169,7 +157,7 @@ def test_statistics_of_towers_without_windows_are_those_of_eager_attention(build
     inputs = inputs_of(family, "<image> and <video> ?", PICTURES)
     batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
     states, plain = family.visual_states(batch, "received"), family.visual_states(batch)
-    matrices = eager_last_block(family, lambda: family.visual_states(batch), monkeypatch)
+    matrices = eager_last_block(family, batch, monkeypatch)
     layers, high, wide = batch.image_grid_I3[1].tolist()
     assert [len(matrix[0]) for matrix in matrices[1:]] == [high * wide] * layers == [high * wide] * 2
     expected = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)
