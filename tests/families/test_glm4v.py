@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.5V: chat format, marks of pictures, sizes, padded batches, published shapes."""
+"""GLM-4.1V and GLM-4.5V: times of videos, sizes of pictures, experts between packed layers."""
 
 import pytest
 from hypothesis import example, given

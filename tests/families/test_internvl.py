@@ -1,4 +1,4 @@
-"""The InternVL3 family: chat format, tiles, frames, transformers' own inputs, logits and answers."""
+"""The InternVL3 family: tiles of the originals, frames, and what merged tokens receive."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,8 @@ from subtoken_train.families.images import Video
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.helpers import compress
-from tests.support.tiny.internvl import (
-    SIDE,
-    SIZES,
-    TILES,
-    internvl_batch,
-    internvl_family,
-)
+from tests.support.tiny.internvl import SIDE, SIZES, TILES, internvl_family
+from tests.support.tiny_parts import noises, padded, three_records
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +18,9 @@ def family():
     return internvl_family()
 
 
-def batch_of(family, given):
-    return batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+@pytest.fixture(scope="module")
+def images():
+    return noises(SIZES)
 
 
 def published_tiles(image: Image.Image, least: int, most: int) -> list[np.ndarray]:
@@ -60,7 +56,7 @@ def test_a_video_is_a_line_per_frame(family, images):
     assert family.tokenizer.decode(given["input_ids"][0]) == f"{words}<|im_start|>assistant\n"
     whole = family.processor.image_processor(frames, crop_to_patches=False, return_tensors="pt")["pixel_values"]
     assert torch.equal(given["pixel_values"], whole)
-    batch = batch_of(family, given)
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
     assert batch.images_per_sample_B.tolist() == [3]  # frames by frames, as transformers' processor gives them
     expected = family.model.generate(**given, max_new_tokens=5, do_sample=False)
     model = SubTokenModel.around(compress(family))
@@ -68,8 +64,8 @@ def test_a_video_is_a_line_per_frame(family, images):
 
 
 @torch.no_grad()
-def test_a_token_receives_the_mean_of_its_four_patches(family, records):
-    batch = internvl_batch(family, records)
+def test_a_token_receives_the_mean_of_its_four_patches(family, tmp_path):
+    batch = padded(family, three_records(tmp_path, SIZES))
     states, tower = family.visual_states(batch, "received"), family.model.model.vision_tower
     tower.set_attn_implementation("eager")
     seen = tower(batch.pixel_values, output_attentions=True)

@@ -1,4 +1,4 @@
-"""The LLaVA-NeXT family: chat formats, tiles, newlines, transformers' own inputs, logits and answers."""
+"""The LLaVA-NeXT family: newlines, statistics of tiles, and the files of checkpoints."""
 
 import json
 
@@ -10,6 +10,7 @@ from subtoken_train.families.load import load_family
 from subtoken_train.types import Region
 from tests.support.helpers import save_backbone
 from tests.support.tiny.llava_next import SIZES, TOKENS, next_batch, next_family, next_records
+from tests.support.tiny_parts import noises
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +65,13 @@ def test_a_patchs_attention_is_that_of_its_own_tiles_class_token(family, records
     torch.testing.assert_close(states.cls[0][:, :-1], seen.hidden_states[layer + 1][:, 0])
 
 
-def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_path, images):
+def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_path):
     """Their ``preprocessor_config.json`` names the class that needs torchvision, and no patch size."""
     family, folder = next_family(), save_backbone(next_family(), tmp_path / "next")
     own = json.loads((folder / "processor_config.json").read_text())["image_processor"]
     (folder / "processor_config.json").unlink()
     (folder / "preprocessor_config.json").write_text(json.dumps(own | {"processor_class": "LlavaNextProcessor"}))
-    read = load_family(BackboneConfig(str(folder)))
+    read, images = load_family(BackboneConfig(str(folder))), noises(SIZES)
     assert torch.equal(read.process_images(images)[0], family.process_images(images)[0])
 
 

@@ -1,12 +1,12 @@
-"""The Mistral3 family: chat format, rows of a picture's tokens, transformers' own inputs, logits and answers."""
+"""The Mistral3 family: marks between the rows of a picture, and what merged tokens receive."""
 
 import pytest
 import torch
 
 from subtoken_train.types import Region
 from tests.support.own_forward import eager_calls
-from tests.support.tiny.mistral3 import GRIDS, mistral3_family, mistral3_records
-from tests.support.tiny_parts import padded
+from tests.support.tiny.mistral3 import GRIDS, SIZES, mistral3_family
+from tests.support.tiny_parts import padded, three_records
 
 TOKENS = [rows * columns for rows, columns in GRIDS]
 
@@ -17,20 +17,18 @@ def family(request):
 
 
 def test_marks_of_rows_are_text_that_stays(family, tmp_path):
-    batch = padded(family, mistral3_records(tmp_path))
+    batch = padded(family, three_records(tmp_path, SIZES))
     ids, visual = batch.input_ids_BN[0], batch.regions_BN[0] == Region.VISUAL
     first, last = visual.nonzero()[[0, -1], 0].tolist()
     between = ~visual[first : last + 2]
     assert family.tokenizer.decode(ids[first : last + 2][between]) == "[IMG_BREAK][IMG_END]"
     assert between.nonzero()[:, 0].tolist() == [4, 9]
     assert set(batch.regions_BN[0, first : last + 2][between].tolist()) == {int(Region.QUERY)}
-    decoded = [family.tokenizer.decode(row[row != -100]) for row in batch.labels_BN]
-    assert decoded == ["the left</s>", "left</s>right</s>", "there</s>"]
 
 
 @torch.no_grad()
 def test_a_token_receives_the_mean_of_its_patches(family, tmp_path, monkeypatch):
-    batch, tower = padded(family, mistral3_records(tmp_path)), family.model.model.vision_tower
+    batch, tower = padded(family, three_records(tmp_path, SIZES)), family.model.model.vision_tower
     states, attention = family.visual_states(batch, "received"), tower.transformer.layers[-1].attention
     ((weights, key),) = eager_calls(tower, attention, lambda: family.visual_states(batch), monkeypatch)
     weights_HPP, key_HPd = weights[0], key[0]

@@ -263,6 +263,7 @@ def test_published_qwens_have_the_hubs_shapes():
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 900_000, [(2000, 2000)], [33 * 33], None),
         ("zai-org/GLM-4.1V-9B-Thinking", None, [(4000, 4000)], [35 * 35], None),
         ("llava-hf/llava-v1.6-vicuna-7b-hf", None, [(672, 672)], [2928], 5 * 3 * 336**2),
+        ("Qwen/Qwen3-VL-4B-Instruct", None, [(336, 336)], [100], None),
         ("llava-hf/llava-onevision-qwen2-7b-ov-hf", None, [(384, 384)], [729 + 27 * 28], None),
     ],
 )

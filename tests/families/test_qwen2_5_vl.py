@@ -1,4 +1,4 @@
-"""The Qwen2.5-VL family: chat text, image sizes, mRoPE ids, the tower's tokens."""
+"""The Qwen2.5-VL family: image sizes, mRoPE ids, the tower's tokens."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL: its chat format, its deep features through reducers, and its published shapes."""
+"""Qwen3-VL: its deep features through reducers."""
 
 import pytest
 import torch
