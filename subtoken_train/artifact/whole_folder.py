@@ -70,32 +70,21 @@ class Layout:
                 yield item
 
 
-def names_of(items: list[Path], root: Path) -> str:
-    """Name the first few items, as paths in ``root``."""
-    shown = ", ".join(item.relative_to(root).as_posix() for item in items[:_NAMED])
-    return shown if len(items) <= _NAMED else f"{shown} and {len(items) - _NAMED:,} more"
-
-
 CONFIG_FILE = "subtoken_config.json"
 """Layout of an adapter folder."""
 RECIPE_FILE = "recipe.yaml"
 """In an adapter's folder and in a run's."""
 PICTURE_FILE = "training.png"
 """In an adapter's folder: the course of its training."""
-ADAPTER_FILES = (
+_FILES = (
     r"adapter_config\.json|adapter_model\.safetensors|router\.safetensors|subtoken_config\.json|recipe\.yaml"
     r"|training\.png|README\.md|output/(adapter_config\.json|adapter_model\.safetensors|README\.md)"
-)
-_MERGED_FILES = (
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
     r"|tokenizer(_config)?\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
     r"|merges\.txt|((video_)?pre)?processor_config\.json|chat_template\.(jinja|json)|additional_chat_templates/.+\.jinja"
 )
 ADAPTER = Layout(
-    re.compile(f"{ADAPTER_FILES}|{_MERGED_FILES}"),
-    re.compile(r"output|additional_chat_templates"),
-    last=CONFIG_FILE,
-    kind="an adapter folder",
+    re.compile(_FILES), re.compile(r"output|additional_chat_templates"), last=CONFIG_FILE, kind="an adapter folder"
 )
 """An adapter folder, or one with merged weights."""
 DATA_MARKER = ".subtoken-data.json"
@@ -117,9 +106,10 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
             f"{folder} is not {layout.kind} ({layout.last} does not name {layout.made_by!r}), so it is not replaced; "
             "choose another"
         )
-    if others := layout.others(folder):
+    if others := [item.relative_to(folder).as_posix() for item in layout.others(folder)]:
+        names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else "")
         raise ValueError(
-            f"{folder} holds files that do not belong to {layout.kind} ({names_of(others, folder)}), so it is "
+            f"{folder} holds files that do not belong to {layout.kind} ({names}), so it is "
             "not replaced; move them away, or choose another folder"
         )
 
