@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from benchmarks.shaped import llama_config
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import published_config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.text import TextFamily

@@ -13,11 +13,13 @@ or anchor, the text names the new ones.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from subtoken_train.documents import read_text
 
@@ -39,6 +41,18 @@ def resource(relative: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{relative} is missing from this installation (looked in {resource_root()})")
     return path
+
+
+@cache
+def published_models() -> dict[str, Any]:
+    """Return the table of published models: their shapes, by Hub id, as the parts of configurations that they are."""
+    table: dict[str, Any] = json.loads(read_text(_PACKAGE / "published_models.json"))
+    return table
+
+
+def model_type_of(row: dict[str, Any]) -> str:
+    """Return the ``model_type`` of a row of the table."""
+    return str(row.get("own", published_models()["parts"][row["text"]])["model_type"])
 
 
 def recipe_files() -> dict[str, Path]:

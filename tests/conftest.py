@@ -81,7 +81,7 @@ def tiny_family():
     import torch
 
     from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava.model import LlavaFamily
+    from subtoken_train.families.llava import LlavaFamily
 
     torch.manual_seed(0)
     return LlavaFamily(build_model(text_layers=4).eval(), build_processor())

@@ -159,8 +159,6 @@ METHOD_ROOMS = {"routing", "reducers", "evictions"}
 """Rooms of one method a file, each with a ``random.py`` of its own."""
 COMMAND = {"add_arguments", "run", "run_raw", "main"}
 """What the command line calls in a command's file; ``main`` is a program's."""
-FAMILY_FILES = {"model", "inputs"}
-"""What a family's folder holds; the same names in each."""
 
 
 def names_twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
@@ -172,10 +170,9 @@ def names_twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def test_a_file_name_means_one_thing():
-    """Exempt are methods' rooms and protocols (``base``), families' folders, and commands, named for what they make."""
+    """Exempt are methods' rooms and protocols (``base``), and commands, named for what they make."""
     files = [path for path in SOURCES if path.stem not in ("__init__", "__main__", "base")]
-    of_families = {path for path in files if path.parent.parent.name == "families" and path.stem in FAMILY_FILES}
-    elsewhere = [path for path in files if room_of(path) not in METHOD_ROOMS and path not in of_families]
+    elsewhere = [path for path in files if room_of(path) not in METHOD_ROOMS]
     commands = {path for path in elsewhere if path.parent.name == "cli" and "\nHELP = " in path.read_text()}
     assert names_twice((path.stem, label(path)) for path in elsewhere if path not in commands) == {}
 

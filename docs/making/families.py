@@ -11,7 +11,7 @@ from subtoken_train.errors import plain
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.decoder import layer_windows
 from subtoken_train.families.family import Family
-from subtoken_train.families.structure import check_structure
+from subtoken_train.families.proof import check_structure
 from subtoken_train.reducers import REDUCERS
 
 FAMILIES_HEAD = """# Backbone families
@@ -35,7 +35,7 @@ DECODERS_HEAD = """
 
 Any other language model of transformers is looked at, not looked up: `check --offline` and every command that loads one
 say before a weight is read what of it is not served, and a loaded one is run on 24 random tokens, the last six decoded
-from a packed cache, beside transformers' own forward (`families/structure.py`, `families/proof.py`). In fp32 logits
+from a packed cache, beside transformers' own forward (`families/proof.py`). In fp32 logits
 must agree to 1e-4 of the largest one; in bf16 and fp16 to 0.01 and twice what the model's own answer changes by between
 transformers' `sdpa` and `eager`. A sliding layer stores what is in its window, and nothing else of a prompt. These have
 been tested on tiny random models, cell by cell against a full recompute:

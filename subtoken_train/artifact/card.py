@@ -21,20 +21,12 @@ NATS = frozenset({"log_likelihood"})
 
 @dataclass(frozen=True)
 class Score:
-    """The mean score of one kind of questions.
-
-    Attributes:
-        kind: the kind's name, ``all`` for all questions.
-        metric: what is averaged: ``exact_match``, ``f1``, ``score`` where kinds of both are taken together, or the name
-            of a measure beside the score.
-        questions: how many.
-        mean: a fraction, or nats.
-        low: lower end of the 95 % interval.
-        high: its upper end.
-    """
+    """The mean score of one kind of questions, a fraction or nats, and its 95 % interval."""
 
     kind: str
+    """``all`` for all questions."""
     metric: str
+    """``exact_match``, ``f1``, ``score`` where kinds of both are taken together, or a measure beside the score."""
     questions: int
     mean: float
     low: float
@@ -67,14 +59,7 @@ class CardColumn:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Arms that answered the same questions.
-
-    Attributes:
-        data: name of the questions.
-        digest: their SHA-256.
-        own: the arm that the card is about.
-        others: what it is compared with.
-    """
+    """Arms that answered the same questions (``digest``: their SHA-256): the card's own, and others beside it."""
 
     data: str
     digest: str
@@ -192,21 +177,17 @@ Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it agai
 
 @dataclass(frozen=True)
 class CardSections:
-    """Optional sections of a card, besides the contents of ``subtoken_config.json``.
-
-    Attributes:
-        recipe: the resolved recipe, YAML.
-        budget: the ledger of one prompt, Markdown.
-        evaluation: scores of the adapter and what it is compared with.
-        repo_id: the Hub name that it is published under.
-        picture: of the training, a PNG file.
-    """
+    """Optional sections of a card, besides the contents of ``subtoken_config.json``."""
 
     recipe: str | None = None
+    """The resolved recipe, YAML."""
     budget: str | None = None
+    """The ledger of one prompt, Markdown."""
     evaluation: Evaluation | None = None
     repo_id: str | None = None
+    """Hub name that it is published under."""
     picture: bytes | None = None
+    """Of the training, a PNG file."""
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
@@ -233,7 +214,12 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         what=lora if routing is None else f"{lora} and value-group routers",
         base=record["backbone"]["path"],
         title=_title(record),
-        stages="" if stage2 is None else _stages_words(record["training"], output_lora),
+        stages=""
+        if stage2 is None
+        else _STAGES.format(
+            stage1=_plain(record["training"].get("stage1", {})) or "not recorded",
+            parts="routers" if output_lora is None else "routers and a LoRA on `o_proj`",
+        ),
         reducer=f"{reducer['name']}, keep ratio {reducer['keep_ratio']}"
         + (", ranked by the base weights" if reducer.get("ranking") == "frozen" else ""),
         routing=words,
@@ -246,8 +232,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         scores=""
         if scored is None
         else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
-        load=_package_words(record.get("packages", []))
-        + _load_words(sections.repo_id or "this_folder", record["merged"], output_lora is not None),
+        load=_load_words(record, sections.repo_id or "this_folder"),
         licence="see the backbone" if licence is None else licence.name or licence.identifier,
         recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
     )
@@ -293,17 +278,14 @@ def _routing_words(routing: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _package_words(packages: list[dict[str, str]]) -> str:
-    """Say which other packages must be installed first."""
-    return "".join(
+def _load_words(record: dict[str, Any], name: str) -> str:
+    """Say how to load the adapter, and which other packages must be installed first."""
+    words = "".join(
         f"Install `{each['requirement']}` first, which brings its {each['kind']} `{each['name']}`.\n\n"
-        for each in packages
+        for each in record.get("packages", [])
     )
-
-
-def _load_words(name: str, merged: bool, output_lora: bool) -> str:
-    second = _SECOND.format(name=name) if output_lora else ""
-    return _LOAD.format(name=name) + (_MERGED if merged else _PEFT.format(name=name, second=second))
+    second = _SECOND.format(name=name) if record["stage2"] is not None and record["stage2"]["output_lora"] else ""
+    return words + _LOAD.format(name=name) + (_MERGED if record["merged"] else _PEFT.format(name=name, second=second))
 
 
 def _training_words(training: dict[str, Any]) -> str:
@@ -313,11 +295,6 @@ def _training_words(training: dict[str, Any]) -> str:
     if (teacher := training.get("distillation")) is not None:
         words += f"; distilled from the uncompressed backbone ({_plain(teacher)})"
     return words
-
-
-def _stages_words(training: dict[str, Any], output_lora: dict[str, Any] | None) -> str:
-    parts = "routers" if output_lora is None else "routers and a LoRA on `o_proj`"
-    return _STAGES.format(stage1=_plain(training.get("stage1", {})) or "not recorded", parts=parts)
 
 
 def _plain(settings: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
@@ -24,7 +24,7 @@ from subtoken_train.errors import SubTokenWarning, clipped
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
-from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files
+from subtoken_train.families.backbone_files import PEFT_FILE, check_local_files, read_kinds
 from subtoken_train.families.decoder import FUSED, QV
 from subtoken_train.families.load import named_family
 from subtoken_train.families.lora import OUTPUT_ADAPTER, LoraSettings
@@ -42,40 +42,28 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
     """Return the shapes of a file's tensors, by name; only its header is read."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
-    try:
-        with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in list(file.keys())}
-            dtypes = {name: part.get_dtype() for name, part in slices.items()}
-            shapes = {name: list(part.get_shape()) for name, part in slices.items()}
-    except SafetensorError as error:
-        raise _broken(path, error) from error
-    for name, dtype in dtypes.items():
+    kinds = read_kinds(path)
+    for name, (_, dtype) in kinds.items():
         if dtype not in _DTYPES:
             raise ValueError(f"{path}: tensor {name[:120]} is of type {dtype}; allowed: {', '.join(_DTYPES)}")
-    return shapes
+    return {name: shape for name, (shape, _) in kinds.items()}
 
 
 def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of ``path``, which must hold the names and shapes of ``expected``, no more and no less.
-
-    Returns:
-        The tensors, in the dtype of ``expected``.
-    """
+    """Read a file's tensors, which must have the names and shapes of ``expected``, no more; in its dtypes."""
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or extra:
+        first = ([name[:80] for name in names[:2]] for names in (missing, extra))
         raise ValueError(
-            f"{path} does not fit this model: {len(missing)} tensors missing {_first(missing)}, "
-            f"{len(extra)} not expected {_first(extra)}"
+            f"{path} does not fit this model: {len(missing)} tensors missing {next(first)}, "
+            f"{len(extra)} not expected {next(first)}"
         )
     for name, shape in shapes.items():
         if 0 in shape or shape != list(expected[name].shape):
             raise ValueError(f"{path}: tensor {name} has shape {shape}, expected {list(expected[name].shape)}")
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in shapes}
-    except SafetensorError as error:
-        raise _broken(path, error) from error
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in shapes}
     check_finite(tensors, path)
     return {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
 
@@ -85,14 +73,6 @@ def check_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{place}: tensor {name} holds NaN or infinity; it was damaged, or its training diverged")
-
-
-def _first(names: list[str]) -> list[str]:
-    return [name[:80] for name in names[:2]]
-
-
-def _broken(path: Path, error: SafetensorError) -> ValueError:
-    return ValueError(f"{path} is not a whole safetensors file (truncated download?): {str(error)[:160]}")
 
 
 LORA_FILE = "adapter_model.safetensors"
@@ -143,13 +123,7 @@ _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package that brought a method of an adapter.
-
-    Attributes:
-        kind: of the method: ``family``, ``reducer``, ``eviction`` (the ranking of a context reducer) or ``selector``.
-        name: of the method.
-        requirement: the package as pip names it, ``package==version``.
-    """
+    """An installed package that brought a method of an adapter; an eviction ranks for a context reducer."""
 
     kind: Literal["family", "reducer", "eviction", "selector"]
     name: str

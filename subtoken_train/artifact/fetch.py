@@ -40,12 +40,9 @@ _CHUNK = 2**20
 
 
 def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
-    """Make ``folder`` a plain transformers folder of the model ``name``; one that stands is left as it is.
+    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; one that stands is left as it is.
 
-    Args:
-        name: of ``MODELS``.
-        folder: the target; what is fetched lies beside it until it is whole.
-        say: is called with what comes next, its size and its licence.
+    What is fetched lies beside it until it is whole. ``say`` is called with what comes next, its size and its licence.
     """
     model = MODELS[name]
     if os.path.lexists(folder):

@@ -125,7 +125,7 @@ def put_adapter(
         config: what it says of itself, or that with another reducer or another selector.
         family: as ``source`` names it.
         source: where the family is from.
-        routers: load the folder's routers; False where ``config`` was given others.
+        routers: False where ``config`` was given other routers than the folder's.
     """
     peft_model = None if config.merged else add_adapters(family, config.lora, config.stage2)
     check_identity(config.identity, identify(family, source))
@@ -233,13 +233,7 @@ ONE_TOKEN = Fraction(1, 64)
 
 @dataclass(frozen=True)
 class FirstStage:
-    """An adapter folder that a recipe's stage 2 may start from; see ``read_first_stage``.
-
-    Attributes:
-        folder: the adapter.
-        config: its configuration.
-        reading: which of the paper's possible stages 1 it is, one of this file's three.
-    """
+    """An adapter that a recipe's stage 2 may start from; ``reading``: which of the three stages 1 above it is."""
 
     folder: Path
     config: AdapterConfig
@@ -260,11 +254,8 @@ def read_first_stage(
 ) -> FirstStage:
     """Read stage 1's configuration (no weights), check it against stage 2's recipe, and name the reading that it is.
 
-    Args:
-        folder: the token-only adapter, or its run.
-        reducer: the recipe's token reducer.
-        routing: the recipe's routing, whose bytes tell a matched anchor; None: none is recognised.
-        lora: the recipe's LoRA settings, None where it has none; they must be stage 1's.
+    ``folder`` is the token-only adapter, or its run. The recipe's routing tells a matched anchor by its bytes; its LoRA
+    settings, if any, must be stage 1's.
     """
     if not folder.is_dir():
         raise ValueError(f"stage2.adapter {folder} does not exist; train the token-only recipe (routing: null) first")

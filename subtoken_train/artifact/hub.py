@@ -47,14 +47,7 @@ _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PIC
 
 @dataclass(frozen=True)
 class Destination:
-    """Place of a folder on the Hub.
-
-    Attributes:
-        repo_id: ``user/name`` or ``organisation/name``; made where it does not exist.
-        private: whether nobody else may see it.
-        revision: the branch, made where it does not exist; None: the default branch.
-        message: of the commit.
-    """
+    """Place of a folder on the Hub; name and branch (``revision``, None: the default one) are made if need be."""
 
     repo_id: str
     private: bool = False

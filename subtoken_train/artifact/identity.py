@@ -81,8 +81,7 @@ class ModelIdentity:
     Attributes:
         backbone: its identity; the path is for the reader.
         weights: SHA-256 of ``SAMPLED`` numbers of each of the backbone's tensors, evenly spaced, as they are stored
-            (another dtype or quantisation is another model), and of its rotary embedding's settings, windows and
-            the normalisation's epsilon.
+            (another dtype or quantisation is another model), of rotary settings, windows and the norm's epsilon.
         adapter: SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any.
         tokenizer: see ``tokenizer_digest``; None in files of version 0.2, which did not note it.
     """

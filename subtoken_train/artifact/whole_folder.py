@@ -18,21 +18,18 @@ _NAMED = 3  # names in a message
 
 @dataclass(frozen=True)
 class Layout:
-    """The files and folders of one kind of folder, by their paths in it (``/`` between the parts).
-
-    Attributes:
-        files: matches the whole path of every file (or symbolic link) that is ours.
-        folders: the same for folders; what lies in another folder is not looked at and not ours.
-        last: the file that is removed last: what says that the folder is ours.
-        kind: such a folder in words, with its article.
-        made_by: the command that ``last`` must name, where several kinds have the same marker.
-    """
+    """The files and folders of one kind of folder, by their paths in it (``/`` between the parts)."""
 
     files: re.Pattern[str]
+    """Matches the whole path of every file (or symbolic link) that is ours."""
     folders: re.Pattern[str]
+    """The same for folders; what lies in another folder is not looked at and not ours."""
     last: str
+    """The file that is removed last: what says that the folder is ours."""
     kind: str
+    """Such a folder in words, with its article."""
     made_by: str | None = None
+    """The command that ``last`` must name, where several kinds have the same marker."""
 
     def others(self, root: Path) -> list[Path]:
         """Return what in ``root`` is not ours: files, and folders as a whole."""
@@ -73,32 +70,21 @@ class Layout:
                 yield item
 
 
-def names_of(items: list[Path], root: Path) -> str:
-    """Name the first few items, as paths in ``root``."""
-    shown = ", ".join(item.relative_to(root).as_posix() for item in items[:_NAMED])
-    return shown if len(items) <= _NAMED else f"{shown} and {len(items) - _NAMED:,} more"
-
-
 CONFIG_FILE = "subtoken_config.json"
 """Layout of an adapter folder."""
 RECIPE_FILE = "recipe.yaml"
 """In an adapter's folder and in a run's."""
 PICTURE_FILE = "training.png"
 """In an adapter's folder: the course of its training."""
-ADAPTER_FILES = (
+_FILES = (
     r"adapter_config\.json|adapter_model\.safetensors|router\.safetensors|subtoken_config\.json|recipe\.yaml"
     r"|training\.png|README\.md|output/(adapter_config\.json|adapter_model\.safetensors|README\.md)"
-)
-_MERGED_FILES = (
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
     r"|tokenizer(_config)?\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
     r"|merges\.txt|((video_)?pre)?processor_config\.json|chat_template\.(jinja|json)|additional_chat_templates/.+\.jinja"
 )
 ADAPTER = Layout(
-    re.compile(f"{ADAPTER_FILES}|{_MERGED_FILES}"),
-    re.compile(r"output|additional_chat_templates"),
-    last=CONFIG_FILE,
-    kind="an adapter folder",
+    re.compile(_FILES), re.compile(r"output|additional_chat_templates"), last=CONFIG_FILE, kind="an adapter folder"
 )
 """An adapter folder, or one with merged weights."""
 DATA_MARKER = ".subtoken-data.json"
@@ -120,9 +106,10 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
             f"{folder} is not {layout.kind} ({layout.last} does not name {layout.made_by!r}), so it is not replaced; "
             "choose another"
         )
-    if others := layout.others(folder):
+    if others := [item.relative_to(folder).as_posix() for item in layout.others(folder)]:
+        names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else "")
         raise ValueError(
-            f"{folder} holds files that do not belong to {layout.kind} ({names_of(others, folder)}), so it is "
+            f"{folder} holds files that do not belong to {layout.kind} ({names}), so it is "
             "not replaced; move them away, or choose another folder"
         )
 

@@ -26,7 +26,7 @@ from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
-from subtoken_train.families.qwen_vl.inputs import QwenInputs
+from subtoken_train.families.qwen_inputs import QwenInputs
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch
 

@@ -1,4 +1,4 @@
-"""Backbone families, one file or folder each with all that is known of it; loading, quantisation and LoRA."""
+"""Backbone families, a file each with all that is known of it; loading, quantisation and LoRA."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FAMILIES: Registry[Family] = Registry(
     builtin={
         "llava": "llava:LlavaFamily",
         "qwen2_vl": "qwen_vl:Qwen2VLFamily",
-        "llava_next": "llava.next:LlavaNextFamily",
-        "llava_onevision": "llava.onevision:LlavaOnevisionFamily",
+        "llava_next": "llava_next:LlavaNextFamily",
+        "llava_onevision": "llava_onevision:LlavaOnevisionFamily",
         "qwen2_5_vl": "qwen_vl:Qwen25VLFamily",
         "qwen3_vl": "qwen_vl:Qwen3VLFamily",
         "qwen3_vl_moe": "qwen_vl:Qwen3VLMoeFamily",
@@ -37,9 +37,6 @@ FAMILIES: Registry[Family] = Registry(
         "mistral3": "mistral3:Mistral3Family",
         "glm4v": "glm4v:Glm4vFamily",
         "glm4v_moe": "glm4v:Glm4vMoeFamily",
-        "llama": "text:TextFamily",
-        "qwen2": "text:TextFamily",
-        "qwen3": "text:TextFamily",
-        "mistral": "text:TextFamily",
+        **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), "text:TextFamily"),
     },
 )

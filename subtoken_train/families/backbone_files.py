@@ -11,7 +11,6 @@ import struct
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,18 +27,10 @@ MAX_HEADER = 100_000_000
 """Bytes of a header at most; safetensors reads no longer one."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (64, 32, 16)},
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (64, 32, 16, 8)},
+    **{"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **{"U8": torch.uint8, "BOOL": torch.bool},
 }
 _LAYER = re.compile(r"(.*\blayers\.)(\d+)\..+")
 _TOWER = re.compile("vision|visual|tower")
@@ -49,10 +40,13 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     """Read the names, shapes and dtypes of a folder's weights, as tensors on the meta device."""
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        header = _header(path)
-        if twice := found.keys() & header.keys():
+        kinds = read_kinds(path)
+        if twice := found.keys() & kinds.keys():
             raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which is in another file too")
-        found.update(header)
+        for name, (shape, dtype) in kinds.items():
+            if dtype not in _DTYPES:
+                raise ValueError(f"{path.name}: tensor {name[:120]} is of type {dtype}, which is not read")
+            found[name] = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
     return found
 
 
@@ -71,47 +65,41 @@ def weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
 
 
-def _header(path: Path) -> dict[str, Tensor]:
+def read_kinds(path: Path) -> dict[str, tuple[list[int], str]]:
+    """Return the shape and the type (``F32``) of a safetensors file's tensors, by name; only its header is read."""
     size = check_regular(path)
     with path.open("rb") as file:
         begin = file.read(8)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
+    broken = f"{path} is not a whole safetensors file (truncated download?)"
     if not 2 <= length <= min(size - 8, MAX_HEADER):
-        raise ValueError(
-            f"{path.name} is not a safetensors file, or is cut off: a header of {length:,} in {size:,} bytes"
-        )
+        raise ValueError(f"{broken}: a header of {length:,} in {size:,} bytes")
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in list(file.keys())}
-            kinds = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+            return {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
     except SafetensorError as error:
-        raise ValueError(
-            f"{path.name} is not a whole safetensors file (truncated download?): {str(error)[:160]}"
-        ) from None
-    if unknown := [name for name, (_, dtype) in kinds.items() if dtype not in _DTYPES]:
-        raise ValueError(f"{path.name}: tensor {unknown[0][:120]} is of type {kinds[unknown[0]][1]}, which is not read")
-    return {name: torch.empty(shape, dtype=_DTYPES[dtype], device="meta") for name, (shape, dtype) in kinds.items()}
+        raise ValueError(f"{broken}: {str(error)[:160]}") from None
 
 
-def whole_numbers(headers: Mapping[str, Tensor]) -> str | None:
-    """Say which weight or bias of an unquantised model is of whole numbers or booleans; None where none is."""
+def check_whole_numbers(headers: Mapping[str, Tensor], path: str) -> None:
+    """Raise ``ValueError`` if a weight or bias of an unquantised model is of whole numbers or booleans."""
     for name, tensor in sorted(headers.items()):
         if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            return (
-                f"are not usable: {name[:120]} is of type {kind}, but its config.json names no quantisation; "
-                "download the backbone again"
+            raise ValueError(
+                f"the weights of backbone {path!r} are not usable: {name[:120]} is of type "
+                f"{str(tensor.dtype).removeprefix('torch.')}, but its config.json names no quantisation; download the "
+                "backbone again"
             )
-    return None
 
 
-def misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
-    """Say where weights do not fit a configuration; None where they do.
+def check_report(report: Mapping[str, Any], model: Any, path: str) -> None:
+    """Raise ``ValueError`` where weights do not fit a configuration, by what ``from_pretrained`` reports of loading."""
+    if (words := _misfit(report, model.state_dict().keys())) is not None:
+        raise ValueError(f"the weights of backbone {path!r} {words}")
 
-    Args:
-        report: what transformers' ``from_pretrained`` says of loading.
-        own: names of the model's tensors.
-    """
+
+def _misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
     if mismatched := sorted(report["mismatched_keys"], key=str):
         name, theirs, ours = mismatched[0]
         return (
@@ -135,36 +123,28 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def check_finite_weights(model: Any, path: str) -> None:
-    """Raise ``ValueError`` if a parameter of a model holds NaN or infinity, or a buffer NaN.
+    """Raise ``ValueError`` if a parameter of a model holds NaN or infinity, or a buffer NaN; one read of each device.
 
-    One pass over each tensor where it lies, without a copy, and one read of each device. Of a quantised weight its
-    scales are looked at: a NaN makes the scale of its block or row NaN.
-
-    Args:
-        model: with its weights; a tensor that is elsewhere (sharded, device meta) is passed over.
-        path: of the backbone, for the message.
+    Of a quantised weight its scales are looked at: a NaN makes the scale of its block or row NaN. A tensor that is
+    elsewhere (sharded, device meta) is passed over.
     """
-    buffers = ((name, buffer, True) for name, buffer in model.named_buffers())
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
-    weights = ((name, weight, False) for name, weight in model.named_parameters())
-    for name, whole, may_be_infinite in chain(weights, buffers):
+    for name, whole in (parameters | buffers).items():
         for part in _numbers(whole):
             low, high = part.detach().aminmax()  # NaN where any number is
-            broken = low.isnan() if may_be_infinite else ~(low.isfinite() & high.isfinite())
+            broken = low.isnan() if name in buffers else ~(low.isfinite() & high.isfinite())
             found[part.device].append((name, broken))
-    named = {name for of_device in found.values() for name in _marked(of_device)}
+    named = set()
+    for flags in found.values():
+        values = torch.stack([flag for _, flag in flags]).tolist()
+        named |= {name for (name, _), value in zip(flags, values, strict=True) if value}
     if named:
-        first = next(name for name, _ in chain(model.named_parameters(), model.named_buffers()) if name in named)
+        first = next(name for name in parameters | buffers if name in named)
         raise ValueError(
             f"the weights of backbone {path!r} hold NaN or infinity in {len(named)} tensors, first {first}; they were "
             "damaged, or do not fit the dtype they are loaded in: download it again, or choose a wider dtype"
         )
-
-
-def _marked(flags: list[tuple[str, Tensor]]) -> list[str]:
-    """Return the names whose flag is set; the flags of one device are read at once."""
-    values = torch.stack([flag for _, flag in flags]).tolist()
-    return [name for (name, _), value in zip(flags, values, strict=True) if value]
 
 
 def _numbers(weight: Any) -> Iterator[Tensor]:
@@ -179,12 +159,11 @@ def _numbers(weight: Any) -> Iterator[Tensor]:
 
 
 PEFT_FILE = "adapter_config.json"
-_INDEX = "*.index.json"
-_COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
-_MOST_LAYERS = 10_000
-_MOST_SIDE = 2**14
-MAX_PIXELS = 2**28
 GENERATION = "generation_config.json"
+MAX_PIXELS = 2**28
+_MOST_LAYERS, _MOST_SIDE = 10_000, 2**14
+_COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
+_SIDES = ("size", "crop_size")
 _WHOLE = (
     "max_length max_new_tokens min_length min_new_tokens top_k num_beams num_beam_groups num_return_sequences "
     "no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_lookup_num_tokens"
@@ -207,17 +186,20 @@ _KINDS: dict[str, dict[str, Any]] = {
     "tokenizer_config.json": {
         **dict.fromkeys(_TOKENS, str | dict),
         "model_max_length": float,
-        "padding_side": Literal["left", "right"],
-        "truncation_side": Literal["left", "right"],
+        **dict.fromkeys(("padding_side", "truncation_side"), Literal["left", "right"]),
         "chat_template": str | list[dict[str, str]],
         "clean_up_tokenization_spaces": bool,
     },
 }
-"""Types of settings by file; null is none of them. Others are their readers' to check."""
-_RANGES = {"resample": (int, 0, 5), "num_additional_image_tokens": (int, 0, 16), "rescale_factor": (float, 0, 1e6)}
-_CHANNELS = {"image_mean": 0.0, "image_std": 1e-6}
-"""Least values."""
-_SIDES = ("size", "crop_size")
+"""Types of settings that their readers take for granted, by file; null is none of them."""
+_RANGES: dict[str, tuple[Any, float, float]] = {
+    "resample": (int, 0, 5),
+    "num_additional_image_tokens": (int, 0, 16),
+    "rescale_factor": (float, 0, 1e6),
+    "image_mean": (list[float], 0, 1e6),
+    "image_std": (list[float], 1e-6, 1e6),
+}
+"""Types and ranges of a processor's settings; of a list, of each number."""
 
 
 def check_local_files(folder: Path) -> None:
@@ -229,18 +211,14 @@ def check_local_files(folder: Path) -> None:
     for path in sorted(folder.glob("*config.json")):
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
-        content = read_json(path)
+        content = configs[path.name] = read_json(path)
         if not isinstance(content, dict):
             raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
-        _check_numbers(content, str(path))
         check_format(content)
-        _check_settings(content, path)
-        configs[path.name] = content
-        if path.name.endswith("processor_config.json"):
-            _check_pictures(content, str(path))
+        _check_settings(content, str(path), path.name)
     if "config.json" in configs and GENERATION in configs:
         _warn_of_no_end(configs["config.json"], configs[GENERATION], folder / GENERATION)
-    for path in sorted(folder.glob(_INDEX)):
+    for path in sorted(folder.glob("*.index.json")):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(shards, dict) or not shards:
@@ -251,64 +229,42 @@ def check_local_files(folder: Path) -> None:
                 raise ValueError(f"{path} is incomplete: it names {shard[:120]}, which is not beside it")
 
 
-def _check_settings(content: dict[str, Any], path: Path) -> None:
-    """Check that settings of generation and of the tokenizer have the types that their readers take for granted.
+def _check_settings(content: dict[str, Any], place: str, file: str) -> None:
+    """Check types and sizes; libraries build as many layers, and make pictures as large, as they are told.
 
     An id beyond the vocabulary is taken: random models made from a class's defaults have such ones, and transformers
     runs them. ``_warn_of_no_end`` says what that means.
     """
-    kinds = _KINDS.get(path.name, {})
-    for key, value in content.items():
-        if value is None:
-            continue
-        if key in kinds:
-            checked(kinds[key], value, f"{path}: {key}")
-        elif path.name == GENERATION and key.endswith("_token_id"):
-            ids = value if isinstance(value, list) else [value]
-            for one in ids:
-                check_range(f"{path}: {key}", checked(int, one, f"{path}: {key}"), -1, MAX_TOKENS)
-
-
-def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> None:
-    """Warn where a model has an end token and the file that generation reads leaves none that it can say."""
-    inner = config.get("text_config")
-    both = [each for each in (config, inner) if isinstance(each, dict)]
-    size = max([each["vocab_size"] for each in both if type(each.get("vocab_size")) is int], default=MAX_TOKENS)
-    given = generation.get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    if any(0 <= one < size for one in ids) or (not ids and all(each.get("eos_token_id") is None for each in both)):
-        return
-    words = (
-        f"eos_token_id is {shown(given)}, and the vocabulary has {size:,} tokens" if ids else "it has no eos_token_id"
-    )
-    warnings.warn(
-        f"{path}: {words}, so no token ends an answer, and every answer runs to max_new_tokens; set eos_token_id there",
-        SubTokenWarning,
-        stacklevel=1,  # one place, whoever loads
-    )
-
-
-def _check_pictures(content: dict[str, Any], place: str) -> None:
-    """Check that image sizes are within reach, and that channel settings are numbers."""
+    of_pictures, kinds = file.endswith("processor_config.json"), _KINDS.get(file, {})
     for key, value in content.items():
         name = f"{place}: {key}"
-        if isinstance(value, dict) and key not in _SIDES:
-            _check_pictures(value, name)
-        elif value is None:
+        if value is None:
             continue
-        elif key.startswith("do_"):
-            checked(bool, value, name)
-        elif key in _RANGES:
-            kind, least, most = _RANGES[key]
-            check_range(name, checked(kind, value, name), least, most)
-        elif key in _CHANNELS:
-            numbers = checked(list[float], value, name)
-            if len(numbers) not in (1, 3):
-                raise ValueError(f"{name} has {len(numbers)} numbers; it must have one for each of 3 channels")
-            for one in numbers:
-                check_range(name, one, _CHANNELS[key], 1e6)
-        elif key in _SIDES:
-            _check_sides(value, name)
+        if isinstance(value, int) and not isinstance(value, bool) and key.endswith(_COUNTS):
+            check_range(name, value, 0, _MOST_LAYERS if key.endswith("layers") else MAX_TOKENS)
+        if key in kinds:
+            checked(kinds[key], value, name)
+        elif file == GENERATION and key.endswith("_token_id"):
+            for one in value if isinstance(value, list) else [value]:
+                check_range(name, checked(int, one, name), -1, MAX_TOKENS)
+        elif isinstance(value, dict) and not (of_pictures and key in _SIDES):
+            _check_settings(value, name, file if of_pictures else "")
+        elif of_pictures:
+            _check_of_pictures(key, value, name)
+
+
+def _check_of_pictures(key: str, value: Any, name: str) -> None:
+    if key in _SIDES:
+        _check_sides(value, name)
+    elif key.startswith("do_"):
+        checked(bool, value, name)
+    elif key in _RANGES:
+        kind, least, most = _RANGES[key]
+        numbers = checked(kind, value, name)
+        if isinstance(numbers, list) and len(numbers) not in (1, 3):
+            raise ValueError(f"{name} has {len(numbers)} numbers; it must have one for each of 3 channels")
+        for one in numbers if isinstance(numbers, list) else [numbers]:
+            check_range(name, one, least, most)
 
 
 def _check_sides(value: Any, place: str) -> None:
@@ -332,10 +288,19 @@ def check_format(content: Mapping[str, Any]) -> None:
         )
 
 
-def _check_numbers(content: dict[str, Any], place: str) -> None:
-    """Check that no size is beyond what models have: libraries build as many layers as they are told."""
-    for key, value in content.items():
-        if isinstance(value, dict):
-            _check_numbers(value, f"{place}: {key}")
-        elif isinstance(value, int) and not isinstance(value, bool) and key.endswith(_COUNTS):
-            check_range(f"{place}: {key}", value, 0, _MOST_LAYERS if key.endswith("layers") else MAX_TOKENS)
+def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> None:
+    """Warn where a model has an end token and the file that generation reads leaves none that it can say."""
+    both = [each for each in (config, config.get("text_config")) if isinstance(each, dict)]
+    size = max([each["vocab_size"] for each in both if type(each.get("vocab_size")) is int], default=MAX_TOKENS)
+    given = generation.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if any(0 <= one < size for one in ids) or (not ids and all(each.get("eos_token_id") is None for each in both)):
+        return
+    words = (
+        f"eos_token_id is {shown(given)}, and the vocabulary has {size:,} tokens" if ids else "it has no eos_token_id"
+    )
+    warnings.warn(
+        f"{path}: {words}, so no token ends an answer, and every answer runs to max_new_tokens; set eos_token_id there",
+        SubTokenWarning,
+        stacklevel=1,  # one place, whoever loads
+    )

@@ -53,12 +53,7 @@ def messages_of(turns: Iterable[Turn]) -> list[Message]:
 
 
 def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
-    """Return variables for a tokenizer's chat template (``chat_template_kwargs``), as ``enable_thinking``.
-
-    Args:
-        tokenizer: one with a template, or None: texts are not written in one.
-        given: by name; None: none.
-    """
+    """Return variables by name for a tokenizer's chat template (``chat_template_kwargs``), as ``enable_thinking``."""
     if given is None or given == {}:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -85,13 +80,7 @@ def _variables(template: str) -> set[str]:
 
 
 def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    """Return messages as one text in a tokenizer's chat template.
-
-    Args:
-        tokenizer: one with a template.
-        messages: ``role`` and ``content`` each.
-        options: further ones of ``apply_chat_template``.
-    """
+    """Return messages as one text in a tokenizer's chat template; ``options``: of ``apply_chat_template``."""
     with _bounded():
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
         if len(text) > MAX_WRITTEN + 4 * sum(len(each["content"]) for each in messages):
@@ -102,10 +91,7 @@ def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any)
 def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation that is to be answered, with ``system_end`` and ``asked``, and no spans of answers.
 
-    Args:
-        tokenizer: one with a template.
-        messages: the last one is the user's, or an assistant's that is to be gone on with: nothing follows it.
-        variables: given to the template, which may not know them.
+    The last message is the user's, or an assistant's that is to be gone on with: nothing follows it.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] == "user", **variables}
@@ -122,11 +108,7 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
 
 
 def answer_opening(tokenizer: Any) -> str:
-    """Return what a template writes between what the user says and the answer, with thinking off.
-
-    Args:
-        tokenizer: one with a template; it may know no thinking.
-    """
+    """Return what a template writes between what the user says and the answer, with thinking off."""
     said = [{"role": "user", "content": "?"}]
     opening = _after(tokenizer, said, add_generation_prompt=True, enable_thinking=False)
     if opening is None:
@@ -141,11 +123,6 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
     prompt before it ends, if that goes on as the prompt does, and with the message's words if not; and it ends with the
     end of the turn, white space behind it left out. A conversation that ends with a question ends with the opening of
     its answer.
-
-    Args:
-        tokenizer: one with a template.
-        messages: at least one.
-        variables: given to the template, which may not know them.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -167,10 +144,6 @@ def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | 
     """Return what stands before an answer in a conversation and in a prompt, and before which; None where they agree.
 
     An earlier answer, which others follow, is looked at too: some templates open thoughts in the last one alone.
-
-    Args:
-        tokenizer: one with a template.
-        variables: given to the template.
     """
     talk = messages_of([Turn("?", "!"), Turn("?", "!")])
     text = filled_template(tokenizer, talk, **variables)
@@ -187,11 +160,6 @@ def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: 
     """Return a conversation up to its last answer, which alone has a span and stands behind the prompt as it is asked.
 
     Thoughts are kept as the answer has them; a tag that the prompt opens already is not written again.
-
-    Args:
-        tokenizer: one with a template.
-        messages: the last one is the assistant's.
-        variables: given to the template, which may not know them.
     """
     prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
     rendered = rendered_conversation(tokenizer, messages, **variables)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -50,20 +50,14 @@ Side = Literal["q", "k", "v"]
 
 @dataclass(frozen=True)
 class Projection:
-    """A layer's projection to queries, keys or values: a module of its own, or a stretch of a fused one's output.
-
-    Attributes:
-        module: with any LoRA around it.
-        start: first output channel of the stretch.
-        stop: one past its last; None: to the end.
-    """
+    """A layer's projection to queries, keys or values: a module of its own, or channels of a fused one's output."""
 
     module: nn.Module
     start: int = 0
     stop: int | None = None
 
     def of(self, output: Tensor) -> Tensor:
-        """Return the stretch of what the module gave; the same tensor where the module is its own."""
+        """Return the channels of what the module gave; the same tensor where the module is its own."""
         return output if self.start == 0 and self.stop is None else output[..., self.start : self.stop]
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -74,9 +68,7 @@ class Projection:
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
     """Return how many positions a row sees in each layer, its own included; None: all before it.
 
-    Args:
-        config: a model's configuration; what its text model says counts.
-        mrope: whether a row's position is a place in a grid, in which a window has no length.
+    ``mrope``: whether a row's position is a place in a grid, in which a window has no length.
     """
     text = config.get_text_config(decoder=True)
     if getattr(text, "num_hidden_layers", None) is None:
@@ -131,8 +123,8 @@ class DecoderStack:
     model: Any
     windows: list[int | None]
     """Positions that a row sees in each layer, its own included; None where it sees all before it."""
-    lora_pattern: str
-    """Modules of the q/v LoRA, anchored to the language model; it ends in ``QV``. See ``adapted``."""
+    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``. See ``adapted``."""
     _length: Tensor | None = None
 
     @property
@@ -204,13 +196,6 @@ class DecoderStack:
         place = getattr(getattr(table, "_hf_hook", None), "execution_device", None)
         return torch.device(table.weight.device if place is None else place)
 
-    @cached_property
-    def _apply_rotary(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Return how the model turns queries and keys by cos and sin: its own function, where it has one."""
-        module = sys.modules[type(self.decoder.layers[0].self_attn).__module__]
-        found: Callable[..., tuple[Tensor, Tensor]] = getattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
-        return found
-
     def turns(self, layer: int) -> bool:
         """Return whether a layer turns its queries and keys by their positions."""
         if self.decoder.config.model_type in UNTURNED and any(self.windows):
@@ -224,7 +209,9 @@ class DecoderStack:
         if not self.turns(layer):
             return query, key
         cos, sin = (angles.to(query.device) for angles in position_embeddings)
-        return self._apply_rotary(query, key, cos, sin)
+        module = sys.modules[type(self.decoder.layers[0].self_attn).__module__]
+        own: Callable[..., tuple[Tensor, Tensor]] = getattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+        return own(query, key, cos, sin)
 
     def angles(self, layer: int, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of a layer's rotary embedding at position ids, see ``rotary_angles``."""
@@ -244,8 +231,7 @@ class DecoderStack:
     def as_long_as(self, ends: Tensor) -> Iterator[None]:
         """Give all angles inside the block the frequencies of one sequence, of which only parts may run.
 
-        Args:
-            ends: one past the last position of each sample, of any shape; the largest counts.
+        ``ends``: one past the last position of each sample, of any shape; the largest counts.
         """
         with undoing(partial(setattr, self, "_length", self._length)):
             if self.length_dependent:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -17,13 +18,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from subtoken_train.calibrations import Calibration
+from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.decoder import QV, DecoderStack, check_window_runs, layer_windows
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import PositionPolicy, Reducer
+from subtoken_train.resources import model_type_of, published_models
 from subtoken_train.types import Batch, Frames, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
@@ -62,6 +66,26 @@ class GivenImages(NamedTuple):
     seconds_I: Tensor | None = None
 
 
+def published_of(*model_types: str) -> tuple[dict[str, Callable[[], Any]], dict[str, Licence]]:
+    """Return ``published`` and ``licences`` of model types by the table of published models."""
+    rows = {name: row for name, row in published_models()["models"].items() if model_type_of(row) in model_types}
+    licences = {name: Licence(*published_models()["licences"][row["licence"]]) for name, row in rows.items()}
+    return {name: partial(_published_config, row) for name, row in rows.items()}, licences
+
+
+def _published_config(row: Mapping[str, Any]) -> Any:
+    table = published_models()
+    text = {**table["parts"][row["text"]], **dict(zip(table["sizes"], row["sizes"], strict=True))}
+    if "own" not in row:
+        return CONFIG_MAPPING[text["model_type"]](**text)
+    towers = {}
+    if "vision" in row:
+        vision = table["parts"][row["vision"]].items()
+        # a size of the tower may be named after the text's
+        towers["vision_config"] = {key: text[size] if size in table["sizes"] else size for key, size in vision}
+    return CONFIG_MAPPING[row["own"]["model_type"]](text_config=text, **towers, **row["own"])
+
+
 class Family(DecoderStack, ABC):
     """A loaded Hugging Face model behind the interface that reducers, routers and training use.
 
@@ -81,7 +105,7 @@ class Family(DecoderStack, ABC):
     """True where a prompt may show videos."""
     tells_frames: ClassVar[bool] = False
     """True where a batch tells videos from images, and their frames (``picture_frames``)."""
-    unquantised: ClassVar[tuple[str, ...]] = ("lm_head",)
+    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
     auto_processor: Any = AutoProcessor
@@ -95,9 +119,10 @@ class Family(DecoderStack, ABC):
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
     """Text tokens beside the image in the paper's prompt (Table 8), by region."""
+    chat: ChatFormat
+    """Texts around what is said, for a family that does not write its own (``render``)."""
     chooses_chat: ClassVar[bool] = False
     """True where ``choose_chat`` takes names: the family was published with several chat formats."""
-
     may_pad: ClassVar[bool] = False
     """True where ``pad_images`` is a choice: images keep their shape otherwise."""
 
@@ -110,9 +135,8 @@ class Family(DecoderStack, ABC):
     @property
     def output_pattern(self) -> str:
         """Return the modules of the output projection's LoRA: ``lora_pattern``, but for ``o_proj``."""
-        pattern = self.lora_pattern.replace(QV, "o_proj")
-        assert pattern != self.lora_pattern
-        return pattern
+        assert QV in self.lora_pattern
+        return self.lora_pattern.replace(QV, "o_proj")
 
     @property
     def image_token_id(self) -> int | None:
@@ -123,9 +147,9 @@ class Family(DecoderStack, ABC):
         """Return which token ids are placeholders of visual tokens, bool."""
         return torch.zeros_like(ids, dtype=torch.bool) if self.image_token_id is None else ids == self.image_token_id
 
-    @abstractmethod
     def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
         """Write a conversation in the model's chat format, with the spans of its answers."""
+        return self.chat.render(turns, self.processor.image_token, self.tokenizer)
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
@@ -206,9 +230,10 @@ class Family(DecoderStack, ABC):
         """Return the kinds that ``visual_states`` gives for this configuration; none for a language model."""
         return frozenset({"received"} if cls.sees_images else ())
 
-    @abstractmethod
     def project(self, states_TC: Tensor) -> Tensor:
         """Project the tower's output to the language model's width, [T, D]."""
+        features: Tensor = self.model.model.multi_modal_projector(states_TC)
+        return features
 
     def image_bytes(self) -> int:
         """Return the bytes of one nominal image as a batch holds it (fp32); 0 for a language model."""
@@ -229,7 +254,7 @@ class Family(DecoderStack, ABC):
 
     def pad_images(self) -> None:
         """Show images as squares from now on, see ``BackboneConfig.image_aspect_ratio``."""
-        raise AssertionError("refused before the family is built")
+        assert self.may_pad, "refused before the family is built"
 
     def framed(self, image: Image.Image) -> Image.Image:
         """Return an image as it is before the processor scales it: padded to a square, or itself."""
@@ -268,7 +293,7 @@ class Family(DecoderStack, ABC):
     @torch.no_grad()
     def place(self, batch: Batch, features_TD: Tensor | None, keep_BN: Tensor | None = None) -> Tensor:
         """Return embeddings [B, N, D] with ``features`` at the image tokens (of ``keep_BN``, if given), in order."""
-        embeds_BND: Tensor = self.token_states(batch.input_ids_BN)
+        embeds_BND = self.token_states(batch.input_ids_BN)
         if features_TD is None:
             return embeds_BND
         is_image = self.is_visual(batch.input_ids_BN)

@@ -12,7 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def is_gguf(path: str) -> bool:
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is a whole GGUF file of a language model that transformers reads.
 
-    Its header is read, no weight. The package ``gguf`` must be installed.
+    Its header is read, no weight.
     """
     if not path.exists():
         raise ValueError(f"backbone {path} does not exist; check its spelling, and the folder that you are in")
@@ -55,7 +55,8 @@ def check_gguf(path: Path) -> None:
         raise ValueError(f"{path} is a LoRA, not a model; name the model that it is for")
     if parts != 1:
         raise ValueError(f"{path} is one of {parts} parts; join them first with llama.cpp's 'llama-gguf-split --merge'")
-    if not isinstance(architecture, str) or _plain(architecture) not in _architectures():
+    known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
+    if not isinstance(architecture, str) or _plain(architecture) not in map(_plain, known):
         raise ValueError(
             f"{path} is of the architecture {str(architecture)[:60]!r}, which transformers does not read from GGUF; "
             f"{_INSTEAD}"
@@ -105,12 +106,6 @@ def gguf_digest(path: Path) -> str:
 def _plain(architecture: str) -> str:
     """Return a name as both libraries write it: ``gpt-oss`` is ``gpt_oss`` elsewhere."""
     return architecture.replace("-", "").replace("_", "")
-
-
-@cache
-def _architectures() -> frozenset[str]:
-    known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
-    return frozenset(map(_plain, known))
 
 
 def _damaged(path: Path, size: int) -> ValueError:

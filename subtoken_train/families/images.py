@@ -57,10 +57,6 @@ def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
 
     An image that ``ImageOps.exif_transpose`` turned carries no orientation any more and stays as it is, and so does
     what this function returned. One that was turned by hand and still carries it is turned once more.
-
-    Args:
-        image: of PIL's.
-        name: what warnings call it.
     """
     if 0 in image.size:
         raise PixelError("it has no pixels")
@@ -145,10 +141,6 @@ class Video:
     Args:
         frames: images of one size in order, or a uint8 tensor [F, 3, height, width].
         fps: frames a second, as they were taken from the video.
-
-    Attributes:
-        frames: the same as RGB images.
-        fps: the same.
     """
 
     frames: tuple[Image.Image, ...]
@@ -201,14 +193,9 @@ def check_square(height: int, width: int) -> None:
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
-    """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing.
+    """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing; a square is returned.
 
-    Args:
-        image: RGB image of any size, in pixels.
-        fill: colour of the bars, 0..255 per channel (LLaVA: the image processor's mean).
-
-    Returns:
-        The image itself when it is square already, else a new one. An odd bar is one pixel wider on the right/bottom.
+    ``fill``: colour of the bars, 0..255 per channel. An odd bar is one pixel wider on the right or bottom.
     """
     width, height = image.size
     check_square(height, width)

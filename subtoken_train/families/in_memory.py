@@ -19,21 +19,16 @@ from subtoken_train.families.backbone_config import DTYPES
 from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_whole, named_family
-from subtoken_train.families.proof import prove
-from subtoken_train.families.structure import check_structure
+from subtoken_train.families.proof import check_structure, prove
 
 _PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
 _LOADED = "load it by SubTokenModel.from_pretrained"
 
 
 def family_in_memory(model: Any, processor: Any) -> Family:
-    """Return the family of a model object.
+    """Return the family of a transformers model in evaluation mode, with weights, without LoRA and not quantised.
 
-    Args:
-        model: a transformers model with a language-model head, in evaluation mode, its weights on its devices in fp32,
-            fp16 or bf16, without LoRA and not quantised.
-        processor: the one that was published with it: its tokenizer for a language model, its processor (tokenizer and
-            image processor) for a model that sees images.
+    ``processor``: the one that was published with it; for a language model, its tokenizer.
     """
     family = _served(model)
     name = type(model).__name__
@@ -44,7 +39,7 @@ def family_in_memory(model: Any, processor: Any) -> Family:
             f"the {name} is quantised already; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')"
         )
     if model.dtype not in DTYPES.values():
-        raise ValueError(f"the {name} is in {_dtype(model.dtype)}; allowed: {', '.join(DTYPES)}")
+        raise ValueError(f"the {name} is in {str(model.dtype).removeprefix('torch.')}; allowed: {', '.join(DTYPES)}")
     check_whole(model, str(model.config._name_or_path) or name)
     if any(weight.device.type == "meta" for weight in model.parameters()):
         raise ValueError(f"the {name} has no weights (device meta); load them first, with from_pretrained")
@@ -78,19 +73,13 @@ def _served(model: Any) -> type[Family]:
             "model in transformers' format"
         )
     family = named_family(model.config.model_type)
-    wanted = _class_of(family, model)
+    wanted = family.auto_model._model_mapping.get(type(model.config), None)
     if kind is not wanted:
         named = "a class of transformers' own" if wanted is None else wanted.__name__
         raise ValueError(f"model is {_article(kind)}; {model.config.model_type} is supported as {named}")
     if model.config.model_type not in FAMILIES:
         check_structure(model)
     return family
-
-
-def _class_of(family: type[Family], model: PreTrainedModel) -> type | None:
-    """Return the class that transformers loads for the family; None if it knows none."""
-    mapping: Any = family.auto_model._model_mapping
-    return mapping.get(type(model.config), None)  # type: ignore[no-any-return]
 
 
 def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
@@ -106,8 +95,12 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
             raise ValueError(
                 f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor.from_pretrained)"
             )
-        tokenizer = processor.tokenizer
-        _check_image_token(tokenizer, processor.image_token, int(model.config.image_token_id))
+        tokenizer, token, expected = processor.tokenizer, processor.image_token, int(model.config.image_token_id)
+        if (found := tokenizer.convert_tokens_to_ids(token)) != expected:
+            raise ValueError(
+                f"the processor writes {token!r} for an image, token {found}, and the model reads token {expected}; "
+                "give the processor that was published with the model"
+            )
     rows = model.get_input_embeddings().num_embeddings
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise ValueError(
@@ -115,14 +108,6 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
         )
     if family.sees_images:
         _check_pictures(family(model, processor))
-
-
-def _check_image_token(tokenizer: Any, image_token: str, expected: int) -> None:
-    if (found := tokenizer.convert_tokens_to_ids(image_token)) != expected:
-        raise ValueError(
-            f"the processor writes {image_token!r} for an image, token {found}, and the model reads token {expected}; "
-            "give the processor that was published with the model"
-        )
 
 
 def _check_pictures(family: Family) -> None:
@@ -146,7 +131,3 @@ def _check_pictures(family: Family) -> None:
 
 def _article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -85,15 +85,10 @@ def hidden_turn(family: Any, turn: Turn, videos: bool = False) -> Turn:
 
 
 def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
-    """Return a text with stand-ins for what looks like a special token of the tokenizer; see ``tokenise``.
+    """Return a text with stand-ins for what looks like a special token of the tokenizer, but for those ``kept``.
 
     So has what may become one beside other text: the beginning of a token at the end, and the end of one at the
     beginning.
-
-    Args:
-        tokenizer: any.
-        text: what people write.
-        kept: tokens that stay.
     """
     specials = _specials(tokenizer)
     text = specials.pattern.sub(
@@ -117,32 +112,17 @@ def _stand_ins(text: str, far: str = "") -> str:
     return "".join(chr(0xD800 + ord(each) if ord(each) < _NEAR else 0xDF00 + far.index(each)) for each in text)
 
 
-def _written(stand_in: str, far: str) -> str:
-    place = ord(stand_in)
-    return chr(place - 0xD800) if place < 0xDF00 else far[place - 0xDF00]
-
-
 @dataclass(frozen=True)
 class _Specials:
-    """Special tokens of a tokenizer, and added ones that its chat template writes; not two that enclose a part.
+    """Special tokens of a tokenizer, and added ones that its chat template writes; not two that enclose a part."""
 
-    Attributes:
-        places: each with a number of its own.
-        ids: theirs, but for that of unknown text.
-        pattern: finds the longest.
-        beginnings: parts of them, not the whole, from their first character.
-        endings: parts up to their last one.
-        longest: characters of the longest.
-        far: characters of them that are not among Unicode's first.
-    """
-
-    places: dict[str, int]
-    ids: frozenset[int]
-    pattern: re.Pattern[str]
-    beginnings: frozenset[str]
+    places: dict[str, int]  # each with a number of its own
+    ids: frozenset[int]  # but for that of unknown text
+    pattern: re.Pattern[str]  # finds the longest
+    beginnings: frozenset[str]  # parts, not the whole
     endings: frozenset[str]
     longest: int
-    far: str
+    far: str  # characters of them that are not among Unicode's first
 
 
 @lru_cache(maxsize=4)
@@ -174,12 +154,7 @@ def _specials(tokenizer: Any) -> _Specials:
 
 
 def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
-    """Return the token ids of a rendered text, and the character that each begins with; no special token is added.
-
-    Args:
-        tokenizer: a fast one, or one whose characters nobody asks for.
-        text: with placeholders of pictures, and stand-ins for what is text.
-    """
+    """Return the token ids of a rendered text, and (of a fast tokenizer) the character that each begins with."""
     specials = _specials(tokenizer)
     if not _STAND_IN.search(text):
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
@@ -192,9 +167,13 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     if first is None:
         raise ValueError("the prompt holds too many characters of private use; leave them out")
     text = specials.pattern.sub(lambda found: chr(first + specials.places[found[0]]) * len(found[0]), text)
-    text = _STAND_IN.sub(lambda found: _written(found[0], specials.far), text)
+    text = _STAND_IN.sub(lambda found: _character(ord(found[0]), specials.far), text)
     encoded = _renaming(tokenizer, first).encode(text, add_special_tokens=False)
     return encoded.ids, [start for start, _ in encoded.offsets]
+
+
+def _character(stand_in: int, far: str) -> str:
+    return chr(stand_in - 0xD800) if stand_in < 0xDF00 else far[stand_in - 0xDF00]
 
 
 @lru_cache(maxsize=4)

@@ -33,17 +33,16 @@ from subtoken_train.families.backbone_files import (
     check_finite_weights,
     check_format,
     check_local_files,
-    misfit,
+    check_report,
+    check_whole_numbers,
     read_headers,
-    whole_numbers,
 )
 from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family, check_served
 from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
 from subtoken_train.families.online import hub_asked, silence
-from subtoken_train.families.proof import prove
+from subtoken_train.families.proof import check_structure, prove
 from subtoken_train.families.quantize import prepare_quantised, quantization_config
-from subtoken_train.families.structure import check_structure
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.typed import shown
@@ -55,14 +54,14 @@ BYTES = {"nf4": 0.53, "int8": 1.01}
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
-    """Return the bytes of weights that each GPU may take; None if the first one holds all of them.
-
-    Args:
-        layout: the backbone without weights.
-        config: how it will be loaded.
-        free: free bytes of each GPU.
-    """
-    needed, room = _weight_bytes(layout, config), [int(WEIGHTS * each) for each in free]
+    """Return the bytes of weights that each GPU may take, from their free ones; None if the first one holds all."""
+    inside = {id(part.weight) for part in layout.decoder.modules() if isinstance(part, torch.nn.Linear)}
+    quantised = BYTES.get(config.quantization)
+    each = (
+        part.numel() * (part.element_size() if quantised is None or id(part) not in inside else quantised)
+        for part in layout.model.parameters()
+    )
+    needed, room = int(sum(each)), [int(WEIGHTS * bytes_) for bytes_ in free]
     if len(room) < 2 or needed <= room[0]:
         return None
     if needed > sum(room):
@@ -105,24 +104,10 @@ def check_on_one_device(model: Any, what: str) -> None:
         )
 
 
-def _weight_bytes(layout: Family, config: BackboneConfig) -> int:
-    inside = {id(part.weight) for part in layout.decoder.modules() if isinstance(part, torch.nn.Linear)}
-    quantised = BYTES.get(config.quantization)
-    each = (
-        part.numel() * (part.element_size() if quantised is None or id(part) not in inside else quantised)
-        for part in layout.model.parameters()
-    )
-    return int(sum(each))
-
-
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
-    """Load weights and processor. No code that they bring is run.
+    """Load weights and processor, and check that a reducer serves them. No code that they bring is run.
 
-    Args:
-        config: what to load.
-        reducer: what will act on it.
-        memory: bytes of weights that each GPU may take, to spread the layers over several
-            (``spread_memory``); None: the whole is loaded on one device.
+    ``memory``: bytes of weights that each GPU may take (``spread_memory``); None: all are loaded on one device.
     """
     check_backbone(config)
     with _asked(config):
@@ -168,7 +153,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     if from_gguf is not None:
         model.config.name_or_path = config.path
     check_whole(model, config.path)
-    _check_report(report, model, config)
+    check_report(report, model, config.path)
     check_finite_weights(model, config.path)
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
@@ -176,12 +161,9 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
 
 
 def check_weights(family: type[Family], config: BackboneConfig) -> Any:
-    """Check that a folder's weights are whole and fit its configuration; their headers alone are read.
+    """Return the configuration; check that a folder's weights are whole and fit it, by their headers.
 
     Weights of the Hub are checked when they are loaded; of a GGUF file, whether it is whole.
-
-    Returns:
-        The configuration.
     """
     model_config, folder = _read_config(config), Path(resolve(config.path))
     if not folder.is_dir():
@@ -206,9 +188,8 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
                 )
         except Exception as error:  # sizes that do not fit each other
             raise _unreadable("the configuration", config, error) from error
-        _check_report(report, model, config)
-        if (words := whole_numbers(headers)) is not None:
-            raise ValueError(f"the weights of backbone {config.path!r} {words}")
+        check_report(report, model, config.path)
+        check_whole_numbers(headers, config.path)
     return model_config
 
 
@@ -223,29 +204,17 @@ def _outside_zero3() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = held
 
 
-def _check_report(report: dict[str, Any], model: Any, config: BackboneConfig) -> None:
-    if (words := misfit(report, model.state_dict().keys())) is not None:
-        raise ValueError(f"the weights of backbone {config.path!r} {words}")
-
-
 def layout_family(
     config: BackboneConfig, change: Callable[[Any], None] | None = None, device: str | torch.device = "meta"
 ) -> Family:
-    """Lay out a backbone without weights: names, shapes and counts; no network for known Hub ids.
-
-    Its weights have the shapes of the unquantised ones.
+    """Lay out a backbone without weights: names, shapes (unquantised) and counts; no network for known Hub ids.
 
     Args:
         config: which one.
-        change: what is changed in its configuration first; None: nothing.
-        device: where it is laid out; on another one than ``meta`` weights are drawn at random.
+        change: changes its configuration first.
+        device: on another one than ``meta`` weights are drawn at random.
     """
-    check_backbone(config)
-    model_config = published_config(config.path)
-    if model_config is None:
-        with _asked(config):
-            model_config = _read_config(config)
-    family = _family_of(model_config, config)
+    model_config, family = _known(config)
     if change is not None:
         change(model_config)
     model = _lay_out(family, model_config, config, device)
@@ -258,7 +227,6 @@ def layout_family(
 def _lay_out(
     family: type[Family], model_config: Any, config: BackboneConfig, device: str | torch.device = "meta"
 ) -> Any:
-    """Make a model of a configuration, with no weights or random ones."""
     try:
         with torch.device(device):
             return family.auto_model.from_config(model_config, dtype=dtype_of(config))
@@ -270,12 +238,17 @@ def _lay_out(
 
 def family_class(config: BackboneConfig) -> type[Family]:
     """Return the family of a backbone, by its configuration alone."""
+    return _known(config)[1]
+
+
+def _known(config: BackboneConfig) -> tuple[Any, type[Family]]:
+    """Return a backbone's configuration and family; the Hub is not asked for what is published."""
     check_backbone(config)
-    known = published_config(config.path)
-    if known is not None:
-        return _family_of(known, config)
-    with _asked(config):
-        return _family_of(_read_config(config), config)
+    model_config = published_config(config.path)
+    if model_config is None:
+        with _asked(config):
+            model_config = _read_config(config)
+    return model_config, _family_of(model_config, config)
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
@@ -288,8 +261,7 @@ def published_config(name: str) -> Any | None:
     """Return the configuration of a Hub id that a family knows, without network; None for any other name."""
     if not is_hub_id(name):
         return None
-    known = (family.published[name] for family in FAMILIES.values() if name in family.published)
-    return next((make() for make in known), None)
+    return next((family.published[name]() for family in FAMILIES.values() if name in family.published), None)
 
 
 def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
@@ -308,11 +280,6 @@ def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
         yield source, {"revision": config.revision}
 
 
-def _silence(config: BackboneConfig) -> str | None:
-    """Return why the Hub gave nothing, if it was asked for this backbone."""
-    return silence() if is_hub_id(config.path) else None
-
-
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
     try:
         with _files(config) as (source, further):
@@ -322,7 +289,8 @@ def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
 
 
 def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
-    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {_silence(config) or _words(error)}")
+    why = (silence() if is_hub_id(config.path) else None) or _words(error)
+    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {why}")
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
@@ -369,7 +337,7 @@ def _read_config(config: BackboneConfig) -> Any:
     except OSError as error:
         raise ValueError(
             f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
-            + (_silence(config) or f"check the name, the network or HF_HOME ({type(error).__name__})")
+            + ((is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
         if (advice := _original_format(source, config.revision)) is not None:

@@ -42,10 +42,8 @@ class LoraSettings:
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
 
-    Where one module projects to queries, keys and values, its LoRA is one, and adapts the keys too.
-
-    Returns:
-        The ``PeftModel`` around ``family.model`` (which keeps working, adapters included).
+    Where one module projects to queries, keys and values, its LoRA is one, and adapts the keys too. ``family.model``
+    keeps working inside the ``PeftModel``, adapters included.
     """
     config = _peft_config(settings, family.adapted)
     family.model.requires_grad_(False)
@@ -54,9 +52,7 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
         peft_model = get_peft_model(family.model, config)
     modules, where = (1, "fused q, k and v") if family.fused else (2, "q and v")
-    _as_asked(peft_model, MAIN_ADAPTER, family.adapted)
-    _check_matches(family, MAIN_ADAPTER, modules * family.shape.num_layers, where)
-    _trained_in_fp32(family)
+    _settle(family, peft_model, MAIN_ADAPTER, family.adapted, modules, where)
     return peft_model
 
 
@@ -66,13 +62,11 @@ def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSetting
     Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
     """
     peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
-    _as_asked(peft_model, OUTPUT_ADAPTER, family.output_pattern)
     # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
     peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
     for name, parameter in family.model.named_parameters():
         parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
-    _check_matches(family, OUTPUT_ADAPTER, family.shape.num_layers, "o_proj")
-    _trained_in_fp32(family)
+    _settle(family, peft_model, OUTPUT_ADAPTER, family.output_pattern, 1, "o_proj")
 
 
 def remove_lora(family: Family) -> None:
@@ -97,22 +91,18 @@ def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
     )
 
 
-def _as_asked(peft_model: PeftModel, adapter: str, pattern: str) -> None:
-    """Put back what an adapter's file says: of a model of experts peft rewrites it, as it does when it reads one."""
-    config = peft_model.peft_config[adapter]
+def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, modules: int, where: str) -> None:
+    """Check how many modules of a layer an adapter sits on; what trains is in fp32."""
+    config = model.peft_config[adapter]
+    # of a model of experts peft rewrites what an adapter's file says, as it does when it reads one
     config.target_modules, config.target_parameters = pattern, None
-
-
-def _check_matches(family: Family, adapter: str, expected: int, where: str) -> None:
     matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
-    if len(matched) != expected:
+    if len(matched) != modules * family.shape.num_layers:
         raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {expected} ({where} of {family.shape.num_layers} "
-            f"language-model layers): this transformers version names them differently ({matched[:2]} ...)"
+            f"LoRA matched {len(matched)} modules, expected {modules * family.shape.num_layers} ({where} of "
+            f"{family.shape.num_layers} language-model layers): this transformers version names them differently "
+            f"({matched[:2]} ...)"
         )
-
-
-def _trained_in_fp32(family: Family) -> None:
     for parameter in family.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

@@ -23,17 +23,9 @@ _PATIENCE, _ATTEMPTS, _PAUSE = 5.0, 2, 0.5  # seconds, tries, seconds
 
 @dataclass
 class _Answer:
-    """Outcome of asking the Hub.
-
-    Attributes:
-        asked: whether anybody has.
-        reason: why there is no answer; None where there is one, or where the user said not to ask.
-        said: whether the user knows.
-    """
-
     asked: bool = False
-    reason: str | None = None
-    said: bool = False
+    reason: str | None = None  # there is no answer; None too where the user said not to ask
+    said: bool = False  # to the user
 
 
 _answer = _Answer()

@@ -32,11 +32,7 @@ _UNSCALED = ("default", "mrope", "proportional", "axial")
 
 
 def position_bound(config: Any) -> int | None:
-    """Return how many positions a model was made for, None where its configuration does not say.
-
-    Args:
-        config: of a model, or of its language model alone.
-    """
+    """Return how many positions a model was made for, None where its configuration does not say."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     named: int | None = getattr(text, "max_position_embeddings", None)
     if named is None:
@@ -65,10 +61,7 @@ def _extended(scaling: Mapping[str, Any], text: Any, named: int) -> int:
 def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
     """Warn where a sequence passes the positions that a model was made for; it goes on, as in transformers.
 
-    Args:
-        config: of the model.
-        positions: of the sequence.
-        before: those that it had when this was asked last; what was past the bound then is not said again.
+    ``before``: positions that it had when this was asked last; what was past the bound then is not said again.
     """
     bound = position_bound(config)
     if bound is not None and before <= bound < positions:
@@ -97,8 +90,7 @@ def rotary_angles(
         rotary: transformers' module, which is left as it was.
         like: gives dtype and device.
         position_ids: [B, N], or [3, B, N] under mRoPE.
-        length: of the whole sequence, where these are a part of it, a scalar; None: up to the largest of them. It
-            counts for ``LENGTH_DEPENDENT`` kinds alone.
+        length: of the whole sequence, a scalar, for ``LENGTH_DEPENDENT`` kinds; None: up to the largest position.
         layer_type: the kind of layer, where each has frequencies of its own; none of them may depend on a length.
     """
     kind = rotary_kind(rotary)

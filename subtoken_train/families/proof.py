@@ -1,11 +1,15 @@
-"""Prove on random tokens, once a model is loaded, that decoding it from a packed cache is what transformers computes.
+"""Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-A model that no test here knows may do anything between its projections and its logits. So a few tokens run twice: as
-the model's own ``forward`` runs them, and as they run here, the last ones from a packed cache. Every layer's queries,
-keys and values are compared with what ``DecoderStack`` makes of the layer's input, which evictions and reducers rank
-by. Windows are narrowed for it, so that they are seen to act in the layers that are believed to have them.
+Served is what transformers builds on its attention interface: a stack with ``layers``, ``norm`` and ``rotary_emb``; in
+every layer a ``self_attn`` with ``q_proj``, ``k_proj`` and ``v_proj`` (or one ``qkv_proj``, in that order) and
+``o_proj``; queries and keys turned before the cache; one cache layer a layer. ``check_structure`` looks at that and
+reads no weight.
 
-Two passes over 24 tokens, three where the model rounds; nothing is changed.
+Such a model may still do anything between its projections and its logits. So ``prove`` runs a few tokens twice: as the
+model's own ``forward`` runs them, and as they run here, the last ones from a packed cache. Every layer's queries, keys
+and values are compared with what ``DecoderStack`` makes of the layer's input, which evictions and reducers rank by.
+Windows are narrowed for it, so that they are seen to act in the layers that are believed to have them. Two passes over
+24 tokens, three where the model rounds; nothing is changed.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -25,11 +29,83 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.families.decoder import DecoderStack
-from subtoken_train.families.structure import refusal
+from subtoken_train.families.decoder import FUSED, DecoderStack
+from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_kind
 from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.types import LayerPlan
+
+_STACK = ("layers", "norm", "rotary_emb")
+_OWN = ("q_proj", "k_proj", "v_proj")
+
+
+def check_structure(model: Any) -> None:
+    """Raise ``ValueError`` unless a causal language model without LoRA is built of the parts that are served."""
+    stack: Any = getattr(model, "model", None)
+    if missing := [part for part in _STACK if not hasattr(stack, part)]:
+        raise refusal(model, f"its decoder (model.model) has no {' and no '.join(missing)}")
+    for why in _of_the_whole(model, stack.config):
+        raise refusal(model, why)
+    for number, layer in enumerate(stack.layers):
+        for why in _of_a_layer(layer, number, stack.config):
+            raise refusal(model, f"in layer {number} {why}")
+
+
+def refusal(model: Any, why: str) -> ValueError:
+    """Return the error for a model that is not served."""
+    return ValueError(
+        f"{model.config.model_type} ({type(model).__name__}) is not supported: {why}; use another backbone"
+    )
+
+
+def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
+    """Say what of a model is not served."""
+    if not getattr(model, "_supports_attention_backend", False):
+        yield "its attention does not go through transformers' attention interface, so it cannot read a packed cache"
+    if getattr(config, "num_kv_shared_layers", 0):
+        yield "some of its layers read the keys and values of others, and a cache layer belongs to one layer here"
+    if getattr(config, "attn_logit_softcapping", None):
+        yield "it caps attention scores (attn_logit_softcapping), which the kernels here cannot do"
+    if getattr(config, "use_bidirectional_attention", False):
+        yield "it attends in both directions, and what is decoded here sees what came before"
+    attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in model.model.layers]
+    widths = sorted({int(each.head_dim) for each in attentions if hasattr(each, "head_dim")})
+    if len(widths) > 1:
+        several = " and ".join(map(str, widths))
+        yield f"its layers have heads of {several} channels, and a packed cache has heads of one width"
+    kinds = rotary_kind(model.model.rotary_emb).split(" and ")
+    if len(kinds) > 1 and (found := set(kinds) & set(LENGTH_DEPENDENT)):
+        yield f"the rotary frequencies of some layers depend on a sequence's length ({', '.join(found)})"
+
+
+def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
+    """Say what of a layer is not served."""
+    attention = getattr(layer, "self_attn", None)
+    if attention is None:
+        parts = ", ".join(name for name, _ in layer.named_children())
+        yield f"there is no self_attn: {type(layer).__name__} is of {parts}"
+        return
+    fused = hasattr(attention, FUSED)
+    missing = [part for part in (*(() if fused else _OWN), "o_proj") if getattr(attention, part, None) is None]
+    if missing or not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
+        parts = ", ".join(name for name, _ in attention.named_children())
+        yield f"self_attn is of {parts}; expected are q_proj, k_proj, v_proj (or one qkv_proj) and o_proj"
+        return
+    if hasattr(attention, "sinks"):
+        yield "heads have sinks, a share of every softmax that goes nowhere, which the kernels here do not support"
+    if getattr(attention, "layer_idx", None) != number:
+        yield f"self_attn writes to cache layer {getattr(attention, 'layer_idx', None)}"
+    width, kv_heads = attention.head_dim, config.num_key_value_heads
+    queries, values = config.num_attention_heads * width, kv_heads * width
+    wanted = {FUSED: queries + 2 * values} if fused else dict(zip(_OWN, (queries, values, values), strict=True))
+    for part, channels in wanted.items():
+        found = getattr(attention, part).out_features
+        if found != channels:
+            yield (
+                f"{part} gives {found} channels, where {config.num_attention_heads} query heads and {kv_heads} "
+                f"key-value heads of width {width} need {channels}"
+            )
+
 
 NAME = "subtoken_proof"
 """Name of the attention function in transformers' table."""
@@ -54,9 +130,6 @@ def prove(family: DecoderStack) -> None:
     """Raise ``ValueError`` unless a loaded language model decodes from a packed cache as it does from its own.
 
     Nothing is done where the weights are not all here (device meta, sharded).
-
-    Args:
-        family: in evaluation mode, without LoRA.
     """
     model = family.model
     if any(weight.is_meta or not weight.numel() or hasattr(weight, "ds_shape") for weight in model.parameters()):
@@ -132,9 +205,9 @@ class _Notes:
         self.inputs: dict[int, Tensor] = {}
         self.wrong: str | None = None
 
-    def note(self, layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note a layer's input, as a hook."""
-        self.inputs[layer] = args[0]
+    def found(self, wrong: str) -> None:
+        """Note what is wrong, if it is the first."""
+        self.wrong = self.wrong or wrong
 
     def attend(self, layer: int, states: tuple[Tensor, Tensor, Tensor], scale: float, options: Any) -> Tensor:
         """Return a layer's attention, [1, H, N, d], and compare its states with those that are made here."""
@@ -145,19 +218,21 @@ class _Notes:
         value = family.projection(layer, "v")(normed_BND).reshape(1, key.shape[2], -1, key.shape[3]).transpose(1, 2)
         for name, own, given in zip(("queries", "keys", "values"), (query, key, value), states, strict=True):
             alike = own.shape == given.shape and float((own - given).norm()) <= ALIKE * float(given.norm())
-            if not alike and self.wrong is None:
-                self.wrong = (
+            if not alike:
+                self.found(
                     f"the {name} of layer {layer} are not those of its projection, its norm and its rotary embedding"
                 )
         own_scale = float(family.decoder.layers[layer].self_attn.scaling)
-        if abs(own_scale - scale) > 1e-6 * abs(scale) and self.wrong is None:
-            self.wrong = f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}"
+        if abs(own_scale - scale) > 1e-6 * abs(scale):
+            self.found(f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}")
         unknown = sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
-        if unknown and self.wrong is None:
-            self.wrong = (
-                f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support"
-            )
+        if unknown:
+            self.found(f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support")
         return causal_attention(*states, Seen(None, family.window(layer, position_BN)), scale, PROMPT)
+
+
+def _note(inputs: dict[int, Tensor], layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+    inputs[layer] = args[0]
 
 
 _active: list[_Notes] = []
@@ -185,7 +260,8 @@ def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
     with ExitStack() as stack:
         stack.enter_context(_attention_of(config, NAME))
         for number, layer in enumerate(family.decoder.layers):
-            stack.callback(layer.register_forward_pre_hook(partial(notes.note, number)).remove)
+            hook = layer.register_forward_pre_hook(partial(_note, notes.inputs, number))
+            stack.callback(hook.remove)
         stack.callback(_active.clear)
         _active.append(notes)
         yield notes

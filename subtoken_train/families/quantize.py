@@ -25,10 +25,7 @@ from subtoken_train.functional.quantized import Quantization, dense_weight, is_q
 def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[str, ...]) -> Any | None:
     """Return what ``from_pretrained`` takes as ``quantization_config``; None for ``none``.
 
-    Args:
-        kind: ``none``, ``nf4`` (with double quantisation) or ``int8``.
-        dtype: of the products, and of what is not quantised.
-        skipped: modules whose linear layers stay as they are.
+    ``dtype``: of the products, and of what is not quantised (``skipped`` modules).
     """
     check_quantization(kind)
     if kind == "none":

@@ -19,6 +19,16 @@ from torch import Tensor
 from subtoken_train.forks import undoing
 
 
+def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Run a tower, and return what it made and the arguments of its one call of a module."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = module.register_forward_pre_hook(lambda _, *given: calls.append(given), with_kwargs=True)
+    with undoing(hook.remove):
+        made = run()
+    ((args, options),) = calls
+    return made, args, options
+
+
 @torch.no_grad()
 def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
     """Recompute the attention that the class token pays to every patch in one layer, and the patches' keys.
@@ -29,7 +39,7 @@ def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None
         heads: number of parts to split queries and keys into; None: the layer's own number.
 
     Returns:
-        (received [I, P], summed over heads; keys [I, P, d], raw, averaged over heads), both in fp32.
+        (received [I, P], summed over heads; keys [I, P, d], averaged over heads), both in fp32.
     """
     query_IC, keys_INC = attention.q_proj(normed_INC[:, 0]), attention.k_proj(normed_INC)
     if hasattr(attention, "q_norm"):
@@ -44,13 +54,8 @@ def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None
 def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
     """Return the attention each patch receives from its own image, summed over queries, averaged over heads, [P].
 
-    It is computed in fp32, one head of one image at a time: no tensor is larger than n x n for an image of n patches.
-
-    Args:
-        query_PHd: queries.
-        key_PHd: keys, as many heads.
-        lengths: patches of each image.
-        scale: what the products are multiplied by before the softmax.
+    It is computed in fp32, one head of one image at a time: no tensor is larger than n x n for an image of n patches
+    (``lengths``).
     """
     queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
     received = []
@@ -65,12 +70,9 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
 
 @torch.no_grad()
 def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
-    """Return hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
+    """Return a SigLIP tower's hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
 
-    Args:
-        tower: a ``SiglipVisionModel``.
-        pixels: its input, [I, 3, height, width].
-        layers: as transformers counts them, 0 being the embeddings; negative ones from the last.
+    ``layers``: as transformers counts them, 0 being the embeddings; negative ones from the last.
     """
     states = tower(pixels, output_hidden_states=layers).hidden_states
     return torch.cat([states[layer] for layer in layers], -1)
@@ -78,11 +80,7 @@ def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
 
 @torch.no_grad()
 def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``patch_features`` with the attention and keys of the layer that made them (of several, the last named).
-
-    Returns:
-        (features [I, P, C], attention received [I, P], keys [I, P, d]), the last two in fp32.
-    """
+    """Return ``patch_features`` and ``with_statistics`` of the layer that made them (of several, the last named)."""
     depth = len(tower.encoder.layers)
     made_by = layers[-1] % (depth + 1) - 1
     if made_by < 0:
@@ -95,22 +93,9 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
 
 @torch.no_grad()
 def with_statistics(attention: Any, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a SigLIP tower and recompute the attention and keys of one layer.
-
-    Args:
-        attention: that layer's module.
-        run: runs the tower and returns its features.
-
-    Returns:
-        (what ``run`` returned, attention received [I, P], keys [I, P, d]), the last two in fp32.
-    """
-    inputs: list[Tensor] = []
-    hook = attention.register_forward_pre_hook(
-        lambda _module, _args, options: inputs.append(options["hidden_states"]), with_kwargs=True
-    )
-    with undoing(hook.remove):
-        features = run()
-    (normed_IPC,) = inputs
+    """Run a SigLIP tower and recompute one layer's attention received [I, P] and keys [I, P, d], both in fp32."""
+    features, _, options = with_inputs(attention, run)
+    normed_IPC = options["hidden_states"]
     tiles, patches = normed_IPC.shape[:2]
     heads = (attention.num_heads, attention.head_dim)
     query_PHd, key_PHd = (part(normed_IPC).reshape(-1, *heads) for part in (attention.q_proj, attention.k_proj))
@@ -124,12 +109,8 @@ def merged_statistics(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return what merged tokens receive, [T] of each tile, and their keys, [T, d]: the means over their patches.
 
-    Our reading, as of Qwen's merge groups.
-
-    Args:
-        merge: puts the channels of a token's patches side by side, [I, P, c] to [I, T, n * c].
-        received_IP: of the patches.
-        keys_IPd: of the patches.
+    Our reading, as of Qwen's merge groups. ``merge``: puts the channels of a token's patches side by side, [I, P, c] to
+    [I, T, n * c].
     """
     merged_ITC = merge(keys_IPd)
     keys_ITd = merged_ITC.view(*merged_ITC.shape[:2], -1, keys_IPd.shape[-1]).mean(-2)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import get_args
 
 from subtoken_train.errors import check_word
+from subtoken_train.resources import published_models
 from subtoken_train.types import EntryCosts, Fill, KeyAxes
 
 WRITTEN = Fraction(1, 10**9)
@@ -270,25 +271,16 @@ def index_bytes(num_groups: int, kept_groups: int) -> int:
     return 0 if kept_groups == num_groups else math.ceil(num_groups / 8)
 
 
-GEOMETRIES = {
-    "llava-1.5-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
-    "llava-1.5-13b": KVShape(num_layers=40, num_kv_heads=40, head_dim=128),
-    "llama-2-7b": KVShape(num_layers=32, num_kv_heads=32, head_dim=128),
-    "mistral-7b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
-    "llama-3.1-8b": KVShape(num_layers=32, num_kv_heads=8, head_dim=128),
-    "llava-onevision-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
-    "qwen2.5-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
-    "qwen3-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
-    "qwen3-14b": KVShape(num_layers=40, num_kv_heads=8, head_dim=128),
-    "qwen2-vl-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
-    "qwen2.5-vl-3b": KVShape(num_layers=36, num_kv_heads=2, head_dim=128),
-    "qwen2.5-vl-7b": KVShape(num_layers=28, num_kv_heads=4, head_dim=128),
-    "qwen3-vl-4b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
-    "qwen3-vl-8b": KVShape(num_layers=36, num_kv_heads=8, head_dim=128),
-    "mistral-small-24b": KVShape(num_layers=40, num_kv_heads=8, head_dim=128),
-    "glm-4.1v-9b": KVShape(num_layers=40, num_kv_heads=2, head_dim=128),
-    "smolvlm2-500m": KVShape(num_layers=32, num_kv_heads=5, head_dim=64),
-}
+def _geometries() -> Iterator[tuple[str, KVShape]]:
+    table = published_models()
+    for row in table["models"].values():
+        if "short" in row:
+            sizes = {**table["parts"][row["text"]], **dict(zip(table["sizes"], row["sizes"], strict=True))}
+            width = sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+            yield row["short"], KVShape(sizes["num_hidden_layers"], sizes["num_key_value_heads"], width)
+
+
+GEOMETRIES = dict(_geometries())
 """Geometries of well-known models in bf16, so that budgets need neither weights nor a network."""
 
 

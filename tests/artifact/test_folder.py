@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from subtoken_train.artifact.folder import read_adapter, write_adapter
-from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
@@ -109,52 +107,10 @@ def test_tensor_files_are_exact(written, name, change, words):
         read_adapter(folder)
 
 
-@sampled("name", ["adapter_model.safetensors", "router.safetensors"], every=2)
-def test_truncated_or_missing_files(written, name):
-    folder, _ = written
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
-        read_adapter(folder)
-    path.unlink()
-    with pytest.raises(ValueError, match="incomplete"):
-        read_adapter(folder)
-
-
 def test_stray_router_file(tmp_path, saved):
     folder, _ = write(tmp_path / "adapter", saved, None)
     save_file({"a": torch.ones(1)}, folder / "router.safetensors")
     with pytest.raises(ValueError, match="disagree"):
-        read_adapter(folder)
-
-
-def test_adapter_of_another_backbone(written, tmp_path):
-    from transformers import LlavaForConditionalGeneration
-
-    from checkpoints.tiny_llava import build_processor
-    from subtoken_train.families.llava.model import LlavaFamily
-
-    folder, backbone = written
-    config = backbone.family.model.config
-    config.text_config.vocab_size += 1
-    other = LlavaFamily(LlavaForConditionalGeneration(config), build_processor())
-    path = save_backbone(other, tmp_path / "other")
-    with pytest.raises(ValueError, match="was trained on"):
-        read_adapter(folder, BackboneConfig(path=str(path)))
-
-
-def test_config_errors(written):
-    folder, _ = written
-    path = folder / "subtoken_config.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "schema_version": 99}))
-    with pytest.raises(ValueError, match="schema 99"):
-        read_adapter(folder)
-    path.write_text(json.dumps({key: value for key, value in record.items() if key != "lora"}))
-    with pytest.raises(ValueError, match="lora is missing"):
-        read_adapter(folder)
-    path.unlink()
-    with pytest.raises(ValueError, match="not an adapter folder"):
         read_adapter(folder)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
+import httpx2
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.datasets.scene_files import write_scenes
 from tests.support.hub_server import Hub
 from tests.support.hub_session import Session
@@ -304,3 +308,43 @@ def test_a_model_is_fetched_from_the_hub_and_then_from_its_cache(hub, session, h
     assert (cached.code, "asking" in cached.out) == (0, False), cached
     for name in ("model.safetensors", "config.json", "tokenizer.json", "fetched.json"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+
+
+def answered(status, message=None):
+    response = httpx2.Response(status, request=httpx2.Request("GET", "https://huggingface.co/api/x"))
+    return HfHubHTTPError(f"{status} Error\n\n for url", response=response, server_message=message)
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (answered(401), "the Hub does not know this token (401)"),
+        (answered(403, "no rights"), "this token may not write to user/name (403: no rights)"),
+        (answered(429), "the Hub cannot serve this now (429); try again later"),
+        (answered(503, "busy"), "the Hub cannot serve this now (503: busy); try again later"),
+        (answered(409), "the Hub refused user/name: 409 Error for url"),
+        (httpx2.ConnectError("refused"), "(ConnectError: refused); check the network"),
+        (OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"),
+        (
+            caused(LocalEntryNotFoundError("no"), httpx2.ConnectError("down")),
+            "user/name@v1 is not in the local cache (",
+        ),
+        (caused(RuntimeError("thread"), answered(403)), "this token may not write to user/name (403)"),
+        (caused(RuntimeError("thread"), OSError("No space left on device")), "user/name: No space left on device"),
+        (ConnectionError("transfer broke off"), "user/name: transfer broke off"),
+    ],
+)
+def test_wording(error, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as raised, hub_errors("user/name", "v1"):
+        raise error
+    assert "\n" not in str(raised.value)
+
+
+def test_our_own_mistakes_pass():
+    with pytest.raises(KeyError), hub_errors("user/name"):
+        raise KeyError("x")

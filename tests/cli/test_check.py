@@ -11,7 +11,7 @@ from PIL import Image
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
-from subtoken_train.families.qwen_vl.model import Qwen25VLFamily
+from subtoken_train.families.qwen_vl import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer
 from tests.support.check_command import checked, refused
 from tests.support.helpers import save_backbone

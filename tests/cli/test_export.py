@@ -52,7 +52,7 @@ def train(root, name, *extra):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava.model import LlavaFamily
+    from subtoken_train.families.llava import LlavaFamily
 
     folder = tmp_path_factory.mktemp("export")
     torch.manual_seed(0)

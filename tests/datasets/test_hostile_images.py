@@ -20,7 +20,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.row_files import scan_records
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.reducers import build_reducer
 
 

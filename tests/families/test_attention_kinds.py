@@ -19,7 +19,7 @@ from transformers import (
 from checkpoints.tiny_llava import build_model
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import layer_windows
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import layout_family, load_family
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}

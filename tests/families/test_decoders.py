@@ -11,8 +11,7 @@ import transformers
 
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.families.proof import prove
-from subtoken_train.families.structure import check_structure
+from subtoken_train.families.proof import check_structure, prove
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, KINDS, text_family
 from tests.support.truth_cells import PLAIN_CELL, difference

@@ -4,32 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.types import Region, Turn
+from subtoken_train.types import Region
 from tests.support.helpers import make_batch
-
-
-def test_one_turn_to_be_answered(tiny_family):
-    rendered = tiny_family.render([Turn("<image>\nwhat is left ?")])
-    assert rendered.text == "<s>USER: <image>\nwhat is left ? ASSISTANT:"
-    assert rendered.answer_spans == []
-    assert rendered.image_marker == "<image>"
-
-
-def test_several_turns_and_images(tiny_family):
-    """Markers go to the front of their turn; answer spans hold the end-of-turn token."""
-    turns = [Turn("compare <image> with <image>", " red "), Turn("and now ?", "blue"), Turn("last <image>")]
-    rendered = tiny_family.render(turns)
-    assert rendered.text == (
-        "<s>USER: <image>\n<image>\ncompare  with ASSISTANT: red</s>"
-        "USER: and now ? ASSISTANT: blue</s>"
-        "USER: <image>\nlast ASSISTANT:"
-    )
-    assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == [" red</s>", " blue</s>"]
-
-
-def test_a_text_only_conversation_has_no_marker(tiny_family):
-    rendered = tiny_family.render([Turn("what is left ?", "red")])
-    assert rendered.text == "<s>USER: what is left ? ASSISTANT: red</s>"
 
 
 @pytest.mark.parametrize(("strategy", "tokens"), [("default", 64), ("full", 65)])

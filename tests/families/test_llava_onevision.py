@@ -9,7 +9,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava.onevision import LlavaOnevisionFamily
+from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
@@ -36,21 +36,6 @@ def family():
 
 def video(frames, seed=0, size=(30, 44)):
     return Video(tuple(noise(*size, seed=seed + i) for i in range(frames)))
-
-
-def test_one_turn_to_be_answered_as_transformers_test_has_it(family):
-    rendered = family.render([Turn("<image>\nWhat is shown in this image?")])
-    expected = "<|im_start|>user\n<image>\nWhat is shown in this image?<|im_end|>\n<|im_start|>assistant\n"
-    assert (rendered.text, rendered.answer_spans, rendered.image_marker) == (expected, [], "<image>")
-
-
-def test_pictures_go_to_the_front_of_their_turn(family):
-    rendered = family.render([Turn("compare <image> with <image> .", " red "), Turn("and <image>", "blue")])
-    assert rendered.text == (
-        "<|im_start|>user\n<image>\n<image>\ncompare  with  .<|im_end|>\n<|im_start|>assistant\nred<|im_end|>\n"
-        "<|im_start|>user\n<image>\nand<|im_end|>\n<|im_start|>assistant\nblue<|im_end|>\n"
-    )
-    assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == ["red<|im_end|>", "blue<|im_end|>"]
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import torch
 from subtoken_train.engine.build import assemble
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import layout_family, load_family, with_processor
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.families.qwen_vl.model import Qwen25VLFamily
+from subtoken_train.families.qwen_vl import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import make_batch, save_backbone

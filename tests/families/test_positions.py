@@ -13,8 +13,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen2VLConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.decoder import CACHE
+from subtoken_train.families.load import published_config
 from subtoken_train.families.positions import position_bound
-from subtoken_train.families.text import llama31_config, mistral_config, qwen25_config
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
@@ -63,9 +63,9 @@ BOUNDS = {
         ),
         131072,
     ),
-    "Llama 3.1": (llama31_config(), 131072),
-    "Qwen2.5": (qwen25_config(), 131072),
-    "Mistral": (mistral_config(), 32768),
+    "Llama 3.1": (published_config("meta-llama/Llama-3.1-8B"), 131072),
+    "Qwen2.5": (published_config("Qwen/Qwen2.5-7B"), 131072),
+    "Mistral": (published_config("mistralai/Mistral-7B-v0.1"), 32768),
     "longrope without a factor": (
         LlamaConfig(
             max_position_embeddings=131072,

@@ -1,12 +1,11 @@
-"""Qwen3-VL: its chat format, its deep features through reducers, and its published shapes."""
+"""Qwen3-VL: its deep features through reducers."""
 
 import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.families.load import published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from subtoken_train.types import Region, Turn
+from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.tiny.qwen import qwen3_family, qwen_video
 
@@ -21,27 +20,6 @@ def family():
 def batch_with(family, *pictures):
     inputs = inputs_of(family, "first " + "<image> then " * len(pictures) + "where ?", pictures)
     return batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
-
-
-def test_there_is_no_default_system_text(family):
-    text = family.render([Turn("<image>\nwhat ?", "red"), Turn("and ?")]).text
-    picture = "<|vision_start|><|image_pad|><|vision_end|>"
-    assert text == (
-        f"<|im_start|>user\n{picture}what ?<|im_end|>\n<|im_start|>assistant\nred<|im_end|>\n"
-        "<|im_start|>user\nand ?<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_published_models_have_the_hubs_shapes(family):
-    small, large = (published_config(f"Qwen/Qwen3-VL-{size}-Instruct") for size in ("4B", "8B"))
-    assert (small.text_config.hidden_size, small.vision_config.hidden_size) == (2560, 1024)
-    assert list(small.vision_config.deepstack_visual_indexes) == [5, 11, 17]
-    assert (large.text_config.hidden_size, large.vision_config.hidden_size) == (4096, 1152)
-    assert list(large.vision_config.deepstack_visual_indexes) == [8, 16, 24]
-    for config in (small, large):
-        assert (config.text_config.num_hidden_layers, config.text_config.head_dim) == (36, 128)
-        assert config.text_config.num_key_value_heads == 8
-    assert family.visual_tokens() == 100
 
 
 def test_text_between_the_layers_of_a_video_is_no_visual_row(family):

@@ -1,17 +1,30 @@
 """Attention received and keys of the Qwen2.5-VL tower's last block: the release's golden, eager attention."""
 
+from functools import partial
+
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.vision_utils import get_vision_window_index
 
-from subtoken_train.families.qwen_vl.model import per_token, tower_with_statistics
+from subtoken_train.families.qwen_vl import per_token, tower_with_statistics
 from subtoken_train.families.towers import received_attention
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import random_scores
 from tests.support.host_reads import LargestTensor
-from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
+from tests.support.own_forward import eager_calls
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.qwen import (
+    TOKENS,
+    qwen2_family,
+    qwen3_family,
+    qwen_batch,
+    qwen_family,
+    qwen_records,
+    qwen_video,
+)
 
 
 def test_golden_of_the_qwen_release(shared):
@@ -72,21 +85,10 @@ def batch(family, tmp_path):
 
 
 def eager_last_block(family, batch, monkeypatch):
-    """Attention matrices [H, n, n] of every image in the last block, by transformers' eager attention."""
-    tower, matrices = family.model.model.visual, []
-    original = modeling_qwen2_5_vl.eager_attention_forward
-
-    def recording(module, *args, **options):
-        output, weights = original(module, *args, **options)
-        if module is tower.blocks[-1].attn:
-            matrices.append(weights[0])
-        return output, weights
-
-    monkeypatch.setattr(modeling_qwen2_5_vl, "eager_attention_forward", recording)
-    tower.set_attn_implementation("eager")
-    tower(batch.pixel_values, grid_thw=batch.image_grid_I3)
-    tower.set_attn_implementation("sdpa")
-    return matrices
+    """Attention matrices [H, n, n] of every image or layer in the last block."""
+    tower = family.model.model.visual
+    calls = eager_calls(tower, tower.blocks[-1].attn, lambda: family.visual_states(batch), monkeypatch)
+    return [weights[0] for weights, _ in calls]
 
 
 @torch.no_grad()
@@ -142,3 +144,23 @@ def test_a_last_block_with_windows_is_refused(family, batch):
 def test_nothing_stays_hooked(family, batch):
     family.visual_states(batch, "received")
     assert not family.model.model.visual.blocks[-1].attn._forward_pre_hooks
+
+
+PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [qwen2_family, qwen3_family, glm_family, partial(glm_family, experts=True)])
+def test_statistics_of_towers_without_windows_are_those_of_eager_attention(build, monkeypatch):
+    """Frame by frame: the second picture has two layers."""
+    family = build()
+    inputs = inputs_of(family, "<image> and <video> ?", PICTURES)
+    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
+    states, plain = family.visual_states(batch, "received"), family.visual_states(batch)
+    matrices = eager_last_block(family, batch, monkeypatch)
+    layers, high, wide = batch.image_grid_I3[1].tolist()
+    assert [len(matrix[0]) for matrix in matrices[1:]] == [high * wide] * layers == [high * wide] * 2
+    expected = torch.cat([matrix.mean(0).sum(0) for matrix in matrices]).view(-1, 4).mean(1)
+    torch.testing.assert_close(torch.cat(states.received), expected, rtol=1e-4, atol=1e-5)
+    assert [len(tokens) for tokens in states.tokens] == [len(keys) for keys in states.keys]
+    assert all(torch.equal(a, b) for a, b in zip(states.tokens, plain.tokens, strict=True))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers.models.siglip import modeling_siglip
 
 from subtoken_train.families.towers import features_with_statistics, patch_features
+from tests.support.own_forward import eager_calls
 from tests.support.tiny.llava_onevision import SIDE, onevision_family
 
 
@@ -17,22 +17,6 @@ def pixels(tiles, seed=0):
     return torch.randn(tiles, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
 
 
-def eager(tower, tiles, layer, monkeypatch):
-    """Attention matrices [I, H, P, P] and keys [I, H, P, d] of one layer, by transformers' eager attention."""
-    original, seen = modeling_siglip.eager_attention_forward, []
-
-    def recording(module, query, key, *args, **options):
-        output, weights = original(module, query, key, *args, **options)
-        if module is tower.encoder.layers[layer].self_attn:
-            seen.append((weights, key))
-        return output, weights
-
-    monkeypatch.setattr(modeling_siglip, "eager_attention_forward", recording)
-    tower.set_attn_implementation("eager")
-    tower(tiles)
-    return seen[0]
-
-
 @pytest.mark.parametrize(("layers", "made_by"), [([-1], 2), ([3], 2), ([-2], 1), ([-1, 1], 0)])
 @torch.no_grad()
 def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeypatch, layers, made_by):
@@ -40,7 +24,8 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeyp
     features, received, keys = features_with_statistics(tower, tiles, layers)
     states = tower(tiles, output_hidden_states=True).hidden_states
     assert torch.equal(features, torch.cat([states[layer] for layer in layers], -1))
-    weights, key = eager(tower, tiles, made_by, monkeypatch)
+    attention = tower.encoder.layers[made_by].self_attn
+    ((weights, key),) = eager_calls(tower, attention, lambda: tower(tiles), monkeypatch)
     torch.testing.assert_close(received, weights.mean(1).sum(1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(keys, key.mean(1), rtol=1e-4, atol=1e-5)
     assert received.dtype == keys.dtype == torch.float32

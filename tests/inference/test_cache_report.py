@@ -11,7 +11,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill

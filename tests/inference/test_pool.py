@@ -12,7 +12,7 @@ from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_ad
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import load_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.batched import generate_batch

@@ -15,7 +15,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.families import FAMILIES as REGISTERED
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
-from subtoken_train.families.qwen_vl.model import Qwen2VLFamily
+from subtoken_train.families.qwen_vl import Qwen2VLFamily
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer

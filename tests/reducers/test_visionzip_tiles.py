@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.families.llava.tiles import TileLayout
+from subtoken_train.families.tiles import TileLayout
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_tokens, tile_shares, zipped, zipped_tiles

@@ -24,7 +24,7 @@ from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer

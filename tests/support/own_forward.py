@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +22,8 @@ def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side
     ``given`` is the processor's output, padded on ``side``, and ``batch`` what the family makes of it.
     """
     seen = given["attention_mask"].bool()
-    position_ids = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    expected = family.model(**given, position_ids=position_ids).logits[seen]
+    counted = {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    expected = family.model(**given, **({} if family.tower_positions == "mrope" else counted)).logits[seen]
     backbone = compress(family)
     assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
     forced = compress(family, name="fastv", keep_ratio=1.0)
@@ -34,3 +36,21 @@ def check_answers(family: Family, given: Mapping[str, Tensor], **settings: int) 
     asked = {**given, "max_new_tokens": 8, "do_sample": False, **settings}
     expected = family.model.generate(**asked)
     assert torch.equal(SubTokenModel.around(compress(family)).generate(**asked), expected)
+
+
+def eager_calls(tower: Any, attention: Any, run: Callable[[], Any], monkeypatch: Any) -> list[tuple[Tensor, Tensor]]:
+    """Weights and keys of each call of a tower's attention module, by transformers' eager attention."""
+    module, seen = import_module(type(attention).__module__), []
+    original = module.eager_attention_forward
+
+    def recording(own, query, key, *args, **options):
+        output, weights = original(own, query, key, *args, **options)
+        if own is attention:
+            seen.append((weights, key))
+        return output, weights
+
+    monkeypatch.setattr(module, "eager_attention_forward", recording)
+    tower.set_attn_implementation("eager")
+    run()
+    tower.set_attn_implementation("sdpa")
+    return seen

@@ -50,6 +50,12 @@ def records_of(
     return [Record("one", [paths[alone]], [Turn(*one)]), several, Record("text", [], [Turn(*text)])]
 
 
+def three_records(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
+    return records_of(folder, sizes, ("<image>\nwhere is it?", "the left"), turns, ("where is it?", "there"))
+
+
 def padded(family: Family, records: list[Record], pad_left: bool = False, generation: bool = False) -> Batch:
     """The records as a padded batch."""
     return Collator(family, 1024, "left" if pad_left else "right", generation)(records)

@@ -126,7 +126,7 @@ def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
     elif kind == "mistral3":
         assert backbone.family.longest == 32
     elif kind == "llava_next":
-        assert backbone.family.chat.template == "mistral_instruct"
+        assert backbone.family.chat.asked == "[INST] {} [/INST]"
 
 
 def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):

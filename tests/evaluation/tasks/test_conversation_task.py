@@ -1,8 +1,10 @@
 """What a task asks, within LLaVA's conversation modes: the reference's own words."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from subtoken_train.families.chat import LlavaChat
+from subtoken_train.families.chat import llava_chat
 from subtoken_train.types import Turn
 from tests.support.vqa_cases import reference_cases
 
@@ -30,8 +32,9 @@ def test_reference_conversations(shared, tiny_family, mode):
     for case in cases:
         said = case.get("turns") or [case["user_text"], None]
         turns = [Turn(prompt, answer) for prompt, answer in zip(said[::2], said[1::2], strict=True)]
-        chat = LlavaChat(mode, "vicuna_v1" if mode == "vicuna_v1" else "none")
-        assert chat.render(turns, "<image>", "", "</s>").text == case["prompt"]
+        chat = llava_chat(mode, "vicuna_v1" if mode == "vicuna_v1" else "none")
+        ends = SimpleNamespace(bos_token="", eos_token="</s>")
+        assert chat.render(turns, "<image>", ends).text == case["prompt"]
         if mode == "vicuna_v1":
             expected = case["prompt"].removeprefix(SYSTEM)
             assert expected != case["prompt"]

@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
-from subtoken_train.families.glm4v.model import Glm4vFamily, Glm4vMoeFamily, GlmProcessor
+from subtoken_train.families.glm4v import Glm4vFamily, Glm4vMoeFamily, GlmProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import BLOCKS, EXPERTS, qwen_tokenizer
 from tests.support.tiny_parts import decoder_sizes

@@ -6,7 +6,6 @@ Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens; the longer side 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +14,12 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.modeling_idefics3 import Idefics3ForConditionalGeneration
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGeneration
 
-from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.idefics3.model import Idefics3Family, SmolVLMFamily
-from subtoken_train.families.idefics3.model import Idefics3Processor as OwnProcessor
+from subtoken_train.families.idefics3 import Idefics3Family, SmolVLMFamily
+from subtoken_train.families.idefics3 import Idefics3Processor as OwnProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
+from tests.support.tiny_parts import TOWER, decoder_sizes
 
 SIDE, LONGEST = 32, 96
 SPECIAL = (
@@ -36,14 +34,6 @@ KINDS: dict[str, tuple[Any, Any, type[Idefics3Family]]] = {
     "idefics3": (Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Family),
     "smolvlm": (SmolVLMConfig, SmolVLMForConditionalGeneration, SmolVLMFamily),
 }
-TEMPLATE = (
-    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
-    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
-    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-"""As the checkpoints have it."""
 
 
 def idefics_tokenizer():
@@ -86,14 +76,7 @@ def tiler(**settings: object) -> Idefics3ImageProcessorPil:
 
 def transformers_processor() -> Idefics3Processor:
     """Of the tiny model; SmolVLM's, which writes the same of images, needs a further package."""
-    return Idefics3Processor(tiler(), idefics_tokenizer(), image_seq_len=4, chat_template=TEMPLATE)
-
-
-def idefics_records(folder: Path) -> list[Record]:
-    """One image; three of different sizes in two turns; text only."""
-    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
-    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
-    return records_of(folder, SIZES, one, turns, text)
+    return Idefics3Processor(tiler(), idefics_tokenizer(), image_seq_len=4)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -5,36 +5,22 @@ Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from PIL import Image
 from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.internvl.model import InternVLFamily
-from subtoken_train.families.internvl.model import InternVLProcessor as OwnProcessor
+from subtoken_train.families.internvl import InternVLFamily
+from subtoken_train.families.internvl import InternVLProcessor as OwnProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
-
-internvl_batch = padded
+from tests.support.tiny_parts import TOWER, decoder_sizes
 
 SIDE = 32
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 SIZES = ((30, 70), (40, 20), (33, 31), (64, 66))
 """(height, width) of the test images in pixels."""
 TILES = (3, 3, 1, 5)
-TEMPLATE = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' %}"
-    "{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'video' %}{{ '<video>\n' }}{% elif content['type'] == 'text' %}"
-    "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{'<|im_end|>\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n' }}{% endif %}"
-)
-"""As transformers' conversion of the checkpoints writes it, with the image token that its processor looks for."""
 
 
 def internvl_tokenizer():
@@ -91,20 +77,8 @@ def transformers_processor() -> InternVLProcessor:
     made = InternVLProcessor.__new__(InternVLProcessor)
     made.attributes = ["image_processor", "tokenizer"]
     made.get_attributes = lambda: ["image_processor", "tokenizer"]
-    InternVLProcessor.__init__(made, tiler(), internvl_tokenizer(), image_seq_length=4, chat_template=TEMPLATE)
+    InternVLProcessor.__init__(made, tiler(), internvl_tokenizer(), image_seq_length=4)
     return made
-
-
-def internvl_images() -> list[Image.Image]:
-    """Noise of the test sizes."""
-    return noises(SIZES)
-
-
-def internvl_records(folder: Path) -> list[Record]:
-    """One image; three of different sizes in two turns; text only."""
-    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
-    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
-    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -9,7 +9,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava.model import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny_parts import TOWER, decoder_sizes
 

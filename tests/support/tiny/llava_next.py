@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from PIL import Image
 from transformers import (
     CLIPVisionConfig,
     LlamaConfig,
@@ -22,9 +21,9 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from checkpoints.tiny_llava import build_tokenizer
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava.next import LlavaNextFamily
+from subtoken_train.families.llava_next import LlavaNextFamily
 from tests.support.tiny import TinyFamily, TinyPicture
-from tests.support.tiny_parts import TOWER, decoder_sizes, noises, padded, records_of
+from tests.support.tiny_parts import TOWER, decoder_sizes, padded, records_of
 
 next_batch = padded
 SIDE, PATCH = 24, 8
@@ -32,16 +31,9 @@ RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
 SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
 """(height, width) of the test images in pixels."""
 TOKENS = (37, 45, 39, 51)
-MISTRAL_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' }}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
-    "{{ ' [/INST]' }}{% else %}{{ ' ' + message['content'][0]['text'] + '</s> ' }}{% endif %}{% endfor %}"
-)
-"""As llava-v1.6-mistral-7b-hf publishes it (the tokenizer adds <s> there)."""
 
 
-def next_processor(template: str | None = None) -> LlavaNextProcessor:
+def next_processor() -> LlavaNextProcessor:
     """transformers' processor with the PIL image processor."""
     image_processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
@@ -53,7 +45,6 @@ def next_processor(template: str | None = None) -> LlavaNextProcessor:
         vision_feature_select_strategy="default",
         image_token="<image>",
         num_additional_image_tokens=1,
-        chat_template=template,
     )
 
 
@@ -68,12 +59,7 @@ def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **setti
     config = LlavaNextConfig(
         vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
     )
-    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor(MISTRAL_TEMPLATE))
-
-
-def next_images() -> list[Image.Image]:
-    """Noise of the test sizes."""
-    return noises(SIZES)
+    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor())
 
 
 def next_records(folder: Path) -> list[Record]:

@@ -22,7 +22,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Video
-from subtoken_train.families.llava.onevision import LlavaOnevisionFamily, OnevisionProcessor
+from subtoken_train.families.llava_onevision import LlavaOnevisionFamily, OnevisionProcessor
 from tests.support import tiny_parts
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer

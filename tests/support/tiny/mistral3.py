@@ -6,7 +6,6 @@ Its processor, and its inputs as transformers makes them. Patches of 8 x 8 pixel
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from PIL import Image
@@ -14,12 +13,11 @@ from transformers import BatchFeature, Mistral3Config
 from transformers.models.mistral3.modeling_mistral3 import Mistral3ForConditionalGeneration
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.mistral3.model import Mistral3Family, Mistral3Processor
+from subtoken_train.families.mistral3 import Mistral3Family, Mistral3Processor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
+from tests.support.tiny_parts import TOWER, decoder_sizes
 
 PATCH, UNIT, LONGEST = 8, 16, 224
 SPECIAL = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -69,13 +67,6 @@ def their_inputs(family: Mistral3Family, texts: list[str], images: list[Image.Im
     family.tokenizer.padding_side = side
     ids = family.tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
     return BatchFeature({"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"], **shown})
-
-
-def mistral3_records(folder: Path) -> list[Record]:
-    """One image; three of different sizes in two turns; text only."""
-    turns = ("<image>\nwhere is the 7?", "left"), ("<image><image>\nand now?", "right")
-    one, text = ("<image>\nwhere is it?", "the left"), ("where is it?", "there")
-    return records_of(folder, SIZES, one, turns, text)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -29,7 +29,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.images import Video
-from subtoken_train.families.qwen_vl.model import (
+from subtoken_train.families.qwen_vl import (
     Qwen2VLFamily,
     Qwen3VLFamily,
     Qwen3VLMoeFamily,
@@ -159,6 +159,7 @@ def qwen_records(folder: Path) -> list[Record]:
     return records_of(folder, SIZES, one, turns, text)
 
 
+ANSWERS = ("there it is", ("left", "on the right"), "a helpful assistant")
 FRAMES = (4, 2.0)
 """Frames of a video, and a second's."""
 

@@ -25,7 +25,7 @@ def _mixed_kinds(monkeypatch):
 def arena(tmp_path_factory) -> Arena:
     """Random tiny LLaVA of three layers; 22 records with an image and, at the end of batches, 22 of text only."""
     from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava.model import LlavaFamily
+    from subtoken_train.families.llava import LlavaFamily
 
     folder = tmp_path_factory.mktemp("arena")
     torch.manual_seed(0)

@@ -15,22 +15,24 @@ Legend: B batch, N positions, D model width, I tiles and frames of all pictures,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import LlavaOnevisionConfig
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.chat import CHATML, pictures_first
+from subtoken_train.families.family import Family, GivenImages, PilProcessor, published_of
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, copied_bytes
-from subtoken_train.families.llava.tiles import TileLayout, ordered_pictures, padded_tiles
+from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
-from subtoken_train.types import APACHE, Batch, Frames, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.types import Batch, Frames, TowerStatistics, VisualStates
 
 IMAGE, VIDEO = 1, 2
-Row = tuple[int, int, int]
+Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
+"""Tiles or frames of each picture, and its row of ``image_grid_I3``."""
 
 
 class OnevisionProcessor(PilProcessor):
@@ -40,8 +42,8 @@ class OnevisionProcessor(PilProcessor):
     here, as the whole of a picture does; that the video processor gives the same pixels is not proven.
     """
 
-    image_reader: ClassVar[Any] = LlavaOnevisionImageProcessorPil
-    image_token: ClassVar[str] = "<image>"
+    image_reader = LlavaOnevisionImageProcessorPil
+    image_token = "<image>"
     video_token: ClassVar[str] = "<video>"
 
 
@@ -52,26 +54,12 @@ class LlavaOnevisionFamily(Family):
     auto_processor = OnevisionProcessor
     takes_videos = tells_frames = True
     in_tiles = True
-    # Anchored: the SigLIP tower has q_proj and v_proj too.
-    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
-    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
-    image_inputs: ClassVar[tuple[str, ...]] = (
-        "pixel_values",
-        "image_sizes",
-        "batch_num_images",
-        "pixel_values_videos",
-    )
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": lambda: _published(896, 4864, 24, 14, 2, 152000, True),
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf": lambda: _published(3584, 18944, 28, 28, 4, 152128, False),
-    }
-    licences: ClassVar[dict[str, Licence]] = {
-        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": APACHE,
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf": APACHE,
-    }
+    image_inputs = ("pixel_values", "image_sizes", "batch_num_images", "pixel_values_videos")
+    published, licences = published_of("llava_onevision")
     # four tiles and the whole: 3,645 patches and 54 newlines; this chat format makes 15 of a question of six tokens
     nominal_image = (768, 768)
     paper_text: ClassVar[dict[str, int]] = {"system": 3, "query": 12}
+    chat = replace(CHATML, words=pictures_first)
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
@@ -89,27 +77,7 @@ class LlavaOnevisionFamily(Family):
         return (self.processor.image_token, self.processor.video_token)
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        """Return which ids are placeholders of images or videos."""
         return (ids == self.image_token_id) | self._is_video(ids)
-
-    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""Write Qwen's ChatML without a system text, pictures before their turn, as the checkpoints' template does.
-
-        ``<|im_start|>user\n<image>\nquestion<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. An
-        answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
-        """
-        marker = self.processor.image_token
-        text, spans = "", []
-        for turn in turns:
-            shown = f"{marker}\n" * turn.prompt.count("<image>")
-            words = turn.prompt.replace("<image>", "").strip()
-            text += f"<|im_start|>user\n{shown}{words}<|im_end|>\n<|im_start|>assistant\n"
-            if turn.answer is not None:
-                start = len(text)
-                text += f"{turn.answer.strip()}<|im_end|>"
-                spans.append((start, len(text)))
-                text += "\n"
-        return RenderedPrompt(text, spans, marker)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Count one image's patches and newlines; among several images, its whole and one newline."""
@@ -118,14 +86,11 @@ class LlavaOnevisionFamily(Family):
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Refuse a cap: pictures are scaled to the resolutions of the configuration."""
         raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return placeholders; a video has its own kind."""
         if isinstance(picture, Video):
-            video_token: str = self.processor.video_token
-            return video_token * self.visual_rows((len(picture.frames), 0, 0))
+            return str(self.processor.video_token) * self.frames_of(len(picture.frames)).total
         return super().picture_text(picture, marker, together)
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -144,17 +109,43 @@ class LlavaOnevisionFamily(Family):
         return torch.cat(pixels), torch.tensor(grid)
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Read tiles and frames in the prompts' order, without padding; ``given`` has ``input_ids`` too."""
+        """Read tiles and frames in the prompts' order, without padding; ``given`` has ``input_ids`` too.
+
+        The processor pads images to the largest one's tiles (``pixel_values``, [images, tiles, 3, side, side], with
+        ``image_sizes``), says how many images each prompt with images has (``batch_num_images``; where it is missing
+        each image is its prompt's only one, as for transformers' model), and stacks videos of equal length
+        (``pixel_values_videos``, [videos, frames, 3, side, side]).
+        """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
-        return read_pictures(given, kind_BN, self.layout, self.visual_rows)
+        pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
+        tokens = {kind: [self.visual_rows(row) for row in rows] for kind, (_, rows) in pictures.items()}
+        samples = ordered_pictures(kind_BN, tokens)
+        order = [each for shown in samples for each in shown]
+        counts_B = torch.tensor([len(shown) for shown in samples], device=kind_BN.device)
+        if not order:
+            return GivenImages(None, None, counts_B)
+        grid_I3 = torch.tensor([pictures[kind][1][number] for kind, number in order], device=kind_BN.device)
+        return GivenImages(torch.cat([pictures[kind][0][number] for kind, number in order]), grid_I3, counts_B)
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return them by the names of LLaVA-OneVision's processor."""
+        """Return one prompt's pictures by the names of LLaVA-OneVision's processor."""
         assert grid_I3 is not None
-        return written_pictures(pixels, grid_I3)
+        rows, made = grid_I3.tolist(), {}
+        shown = list(zip(torch.split(pixels, [count for count, _, _ in rows]), rows, strict=True))
+        images = [(own, row) for own, row in shown if row[1]]
+        videos = [own for own, row in shown if not row[1]]
+        if images:
+            made["pixel_values"] = padded_tiles(torch.cat([own for own, _ in images]), [len(own) for own, _ in images])
+            made["image_sizes"] = torch.tensor([row[1:] for _, row in images])
+            made["batch_num_images"] = torch.tensor([len(images)])
+        if len(lengths := {len(own) for own in videos}) > 1:
+            raise ValueError(
+                f"videos of {' and '.join(map(str, sorted(lengths)))} frames in one prompt; LLaVA-OneVision takes "
+                "videos of equally many frames, so sample as many of each"
+            )
+        return made | ({"pixel_values_videos": torch.stack(videos)} if videos else {})
 
     def image_bytes(self) -> int:
-        """Return the bytes of the nominal image's tiles, fp32."""
         return self.layout.tiles(self.nominal_image) * self._tile_bytes()
 
     def tower_bytes(self, pixel_bytes: int) -> int:
@@ -207,16 +198,13 @@ class LlavaOnevisionFamily(Family):
     def visual_rows(self, row: Sequence[int]) -> int:
         """Count the visual tokens of a picture, by its row of ``image_grid_I3``."""
         count, height, width = row
-        if not height:
-            return self.frames_of(count).total
-        return self.layout.placeholders((height, width), cut=count > 1)
+        return self.layout.placeholders((height, width), cut=count > 1) if height else self.frames_of(count).total
 
     def frames_of(self, number: int) -> Frames:
         """Return the tokens of a video of as many frames: pooled patches, and a newline behind the last one."""
         return Frames(number, ((self.layout.patches + 1) // 2) ** 2, after=1)
 
     def picture_frames(self, batch: Batch) -> list[Frames | None]:
-        """Return the tokens of videos, by the rows of their grid."""
         rows = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
         return [None if height else self.frames_of(count) for count, height, _ in rows]
 
@@ -239,58 +227,7 @@ class LlavaOnevisionFamily(Family):
         return packed
 
 
-def read_pictures(
-    given: Mapping[str, Tensor], kind_BN: Tensor, layout: TileLayout, tokens: Callable[[Row], int]
-) -> GivenImages:
-    """Turn a processor's output into a batch's pictures.
-
-    The processor pads images to the largest one's tiles (``pixel_values``, [images, tiles, 3, side, side], with
-    ``image_sizes``), says how many images each prompt with images has (``batch_num_images``; where it is missing each
-    image is its prompt's only one, as for transformers' model), and stacks videos of equal length
-    (``pixel_values_videos``, [videos, frames, 3, side, side]). A batch holds tiles and frames of all pictures one after
-    another, in the order of the prompts, and a row of ``image_grid_I3`` for each picture.
-
-    Args:
-        given: the processor's output; some of the names may be missing.
-        kind_BN: IMAGE and VIDEO at their placeholders, 0 elsewhere.
-        layout: how images are cut.
-        tokens: visual tokens of a picture, by its row.
-    """
-    images, image_rows = _images(given, layout)
-    videos, video_rows = _videos(given, layout)
-    pictures, rows = {IMAGE: images, VIDEO: videos}, {IMAGE: image_rows, VIDEO: video_rows}
-    samples = ordered_pictures(kind_BN, {kind: [tokens(row) for row in own] for kind, own in rows.items()})
-    order = [each for shown in samples for each in shown]
-    counts_B = torch.tensor([len(shown) for shown in samples], device=kind_BN.device)
-    if not order:
-        return GivenImages(None, None, counts_B)
-    grid_I3 = torch.tensor([rows[kind][number] for kind, number in order], device=kind_BN.device)
-    return GivenImages(torch.cat([pictures[kind][number] for kind, number in order]), grid_I3, counts_B)
-
-
-def written_pictures(pixels_T3HW: Tensor, grid_I3: Tensor) -> dict[str, Tensor]:
-    """Return one prompt's pictures by the processor's names: the inverse of ``read_pictures``."""
-    rows = grid_I3.tolist()
-    shown = list(zip(torch.split(pixels_T3HW, [count for count, _, _ in rows]), rows, strict=True))
-    images = [(own, row) for own, row in shown if row[1]]
-    videos = [own for own, row in shown if not row[1]]
-    made = {}
-    if images:
-        tiles = [len(own) for own, _ in images]
-        made["pixel_values"] = padded_tiles(torch.cat([own for own, _ in images]), tiles)
-        made["image_sizes"] = torch.tensor([row[1:] for _, row in images])
-        made["batch_num_images"] = torch.tensor([len(images)])
-    if videos:
-        if len(lengths := {len(own) for own in videos}) > 1:
-            raise ValueError(
-                f"videos of {' and '.join(map(str, sorted(lengths)))} frames in one prompt; LLaVA-OneVision takes "
-                "videos of equally many frames, so sample as many of each"
-            )
-        made["pixel_values_videos"] = torch.stack(videos)
-    return made
-
-
-def _images(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tensor], list[Row]]:
+def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
     """Return every image's own tiles, and its row."""
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
@@ -316,7 +253,7 @@ def _are_sizes(sizes: Tensor) -> bool:
     return whole and bool((sizes > 0).all())
 
 
-def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tensor], list[Row]]:
+def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
     """Return every video's frames, and its row."""
     pixels = given.get("pixel_values_videos")
     if pixels is None:
@@ -327,26 +264,3 @@ def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> tuple[list[Tenso
             "the processor's whole output"
         )
     return list(pixels), [(pixels.shape[1], 0, 0)] * len(pixels)
-
-
-def _published(
-    width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
-) -> LlavaOnevisionConfig:
-    """Return a configuration whose tower and tiles are the class's defaults, on a Qwen2.
-
-    Its vocabulary is Qwen2's with two placeholders, padded to a multiple of 64, by transformers' conversion script.
-    """
-    text = {
-        "model_type": "qwen2",
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "tie_word_embeddings": tied,
-    }
-    return LlavaOnevisionConfig(text_config=text, tie_word_embeddings=tied)

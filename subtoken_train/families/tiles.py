@@ -1,11 +1,10 @@
-"""Pictures of any resolution as tiles, as LLaVA-NeXT and LLaVA-OneVision cut, pad and order them.
+"""Pictures of any resolution as tiles: as LLaVA-NeXT and OneVision cut, pad and order them, and as runs of one length.
 
-A picture is scaled and padded to the best of a list of resolutions and cut into square tiles; before them stands the
-whole picture, scaled to one tile. Of the tiles' patches, those that show padding alone are cropped; each row that is
-left ends with the newline embedding. So a picture's placeholders are the whole's patches, then row after row of patches
-and a newline each. OneVision also scales a crop of too many patches down.
-
-Choice, crop and count are transformers' own functions, so placeholders and features cannot disagree.
+LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles; before them
+stands the whole picture, scaled to one tile. Of the tiles' patches, those that show padding alone are cropped; each row
+that is left ends with the newline embedding. So a picture's placeholders are the whole's patches, then row after row of
+patches and a newline each. OneVision also scales a crop of too many patches down. Choice, crop and count are
+transformers' own functions, so placeholders and features cannot disagree.
 
 Legend: B batch, N positions; of one picture: I tiles (the whole first), P patches of a tile, C channels, T
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +25,9 @@ from transformers.models.llava_next.modeling_llava_next import (
     image_size_to_num_patches,
     unpad_image,
 )
+
+from subtoken_train.families.family import Family
+from subtoken_train.families.images import FP32_BYTES, copied_bytes
 
 
 def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
@@ -46,20 +48,23 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
         tokens: visual tokens of every picture of a kind, in order.
     """
     following = dict.fromkeys(tokens, 0)
-    samples = []
+    samples, fit = [], True
     for row in kind_BN.tolist():
-        shown, kinds, place = [], [kind for kind in row if kind], 0
-        while place < len(kinds):
-            kind = kinds[place]
+        shown, kinds = [], [kind for kind in row if kind]
+        while kinds and fit:
+            kind = kinds[0]
             number, own = following[kind], tokens[kind]
             count = own[number] if number < len(own) else 0
-            if not count or kinds[place : place + count] != [kind] * count:
-                raise _other_pictures(kind_BN, tokens)
+            fit = count > 0 and kinds[:count] == [kind] * count
             shown.append((kind, number))
-            following[kind], place = number + 1, place + count
+            following[kind], kinds = number + 1, kinds[count:]
         samples.append(shown)
-    if any(following[kind] < len(own) for kind, own in tokens.items()):
-        raise _other_pictures(kind_BN, tokens)
+    if not fit or any(following[kind] < len(own) for kind, own in tokens.items()):
+        counts = [count for own in tokens.values() for count in own]
+        raise ValueError(
+            f"pictures of {counts} visual tokens but prompts of {(kind_BN != 0).sum(-1).tolist()} placeholders; pass "
+            "the processor's whole output, made with the same images"
+        )
     return samples
 
 
@@ -67,14 +72,6 @@ def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
     """Count each sample's pictures, int64 [B], if all are of one kind, see ``ordered_pictures``."""
     samples = ordered_pictures(visual_BN.long(), {1: tokens})
     return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
-
-
-def _other_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> ValueError:
-    counts = [count for own in tokens.values() for count in own]
-    return ValueError(
-        f"pictures of {counts} visual tokens but prompts of {(kind_BN != 0).sum(-1).tolist()} placeholders; pass the "
-        "processor's whole output, made with the same images"
-    )
 
 
 _TOO_MANY = 1.1
@@ -111,7 +108,7 @@ class TileLayout:
 
     def tiles(self, size: Sequence[int]) -> int:
         """Count the tiles of a picture of (height, width) pixels, the whole among them."""
-        return int(image_size_to_num_patches(tuple(size), self._resolutions, self.side))
+        return int(image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
 
     def crop(self, size: Sequence[int]) -> tuple[int, int]:
         """Return the rows and columns of patches left of a picture of (height, width) pixels; newlines end the rows."""
@@ -145,13 +142,9 @@ class TileLayout:
         ends_Ch1 = newline_C[:, None, None].expand(-1, shape[0], 1)
         return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])
 
-    @property
-    def _resolutions(self) -> list[tuple[int, int]]:
-        return list(self.resolutions)
-
     def _grid(self, size: Sequence[int]) -> tuple[int, int]:
         """Return rows and columns of tiles."""
-        rows, columns = get_anyres_image_grid_shape(tuple(size), self._resolutions, self.side)
+        rows, columns = get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:
@@ -160,3 +153,62 @@ class TileLayout:
             return high, wide
         ratio = math.sqrt(high * wide / (self.most_tiles * self.whole))
         return (int(high // ratio), int(wide // ratio)) if ratio > _TOO_MANY else (high, wide)
+
+
+class MergedTilesFamily(Family):
+    """A family whose pictures are tiles of equally many merged patches; pixel values are the tiles of all pictures.
+
+    The tiles are those of transformers' PIL image processor. A prompt shows tiles and not where a picture ends, so a
+    tower reducer's choice is made tile by tile.
+    """
+
+    in_tiles = True
+    side: int
+    """Pixels of a tile's side."""
+    high: int
+    """Patches of a tile's side."""
+    merge: int
+    """Patches of a visual token's side."""
+    class_tokens: ClassVar[int] = 0
+    """Tokens of a tile's tower beside its patches."""
+
+    @property
+    def tile_tokens(self) -> int:
+        """Return the visual tokens of a tile."""
+        return (self.high // self.merge) ** 2
+
+    def most_pixels(self, max_pixels: int) -> int:
+        """Return the cap of an image, which must hold a tile; the whole picture beside its tiles is not counted."""
+        if max_pixels < self.side**2:
+            raise ValueError(f"max_pixels={max_pixels} is below one tile of {self.name}, {self.side**2} pixels")
+        return max_pixels
+
+    def image_bytes(self) -> int:
+        return FP32_BYTES * 3 * self.side**2 * (self.visual_tokens() // self.tile_tokens)
+
+    def tower_bytes(self, pixel_bytes: int) -> int:
+        """Return the peak bytes for all tiles: the pixels in the tower's dtype and a layer's MLP at work.
+
+        That is three states of a patch (the layer's input, the stream after attention, normed), and what goes into the
+        GELU and comes out.
+        """
+        vision, element = self.model.config.vision_config, self.shape.element_bytes
+        patches = (self.high**2 + self.class_tokens) * (pixel_bytes // (FP32_BYTES * 3 * self.side**2))
+        states = 3 * vision.hidden_size + 2 * vision.intermediate_size
+        return int(copied_bytes(pixel_bytes, element) + patches * element * states)
+
+    def check_tiles(self, pixels: Tensor) -> None:
+        """Raise ``ValueError`` unless pixels are tiles of the model's size."""
+        if tuple(pixels.shape[1:]) != (3, self.side, self.side):
+            raise ValueError(
+                f"tiles of {list(pixels.shape[1:])}: this {self.name} takes {[3, self.side, self.side]}; use the "
+                "processor of the same checkpoint, and pass its whole output"
+            )
+
+    def check_count(self, tiles: int, tokens: int) -> None:
+        """Raise ``ValueError`` unless as many tiles take as many image tokens."""
+        if tiles * self.tile_tokens != tokens:
+            raise ValueError(
+                f"{tokens} image tokens for {tiles} tiles: {self.name} takes {self.tile_tokens} for each tile; pass "
+                "the processor's whole output, made with the same images"
+            )

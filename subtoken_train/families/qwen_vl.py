@@ -8,36 +8,34 @@ features of their own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig, Qwen3VLMoeConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
 
-from subtoken_train.families.family import PilProcessor
+from subtoken_train.families.chat import CHATML, joined
+from subtoken_train.families.family import PilProcessor, published_of
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
-from subtoken_train.families.qwen_vl.inputs import VIDEO, VIDEO_LAYERS, QwenInputs
-from subtoken_train.families.towers import received_attention
-from subtoken_train.forks import undoing
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.families.qwen_inputs import VIDEO, VIDEO_LAYERS, QwenInputs
+from subtoken_train.families.towers import received_attention, with_inputs
+from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 
 class QwenProcessor(PilProcessor):
     """Tokenizer and PIL image processor, to which frames of videos are images."""
 
-    image_reader: ClassVar[Any] = Qwen2VLImageProcessorPil
-    image_token: ClassVar[str] = "<|image_pad|>"
+    image_reader = Qwen2VLImageProcessorPil
+    image_token = "<|image_pad|>"
     video_token: ClassVar[str] = "<|video_pad|>"
 
 
-HUB = "https://huggingface.co/Qwen"
-_LARGE_TOWER = (1152, 4304, 27, (8, 16, 24))
-"""Width, MLP, blocks and deep blocks of the tower of Qwen3-VL's 8B and larger."""
+_CHAT = replace(CHATML, words=lambda prompt, picture: joined(prompt, f"<|vision_start|>{picture}<|vision_end|>"))
 
 
 class QwenVLFamily(QwenInputs):
@@ -47,31 +45,12 @@ class QwenVLFamily(QwenInputs):
     between calls.
     """
 
-    system_text: ClassVar[str] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    """System text that its template writes where a conversation has none."""
     auto_processor: Any = QwenProcessor
-    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
-    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.visual")
-
-    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        r"""Write Qwen's ChatML with its default system text, if any; pictures stand where the prompt has them.
-
-        ``<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|>
-        <|vision_end|>question<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n``, in one piece. White space beside
-        a picture is dropped. An answer's span ends with its ``<|im_end|>``; the newline after it carries no loss.
-        """
-        marker = self.processor.image_token
-        picture = f"<|vision_start|>{marker}<|vision_end|>"
-        text, spans = self.system_text, []
-        for turn in turns:
-            words = picture.join(part.strip() for part in turn.prompt.split("<image>"))
-            text += f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
-            if turn.answer is not None:
-                start = len(text)
-                text += f"{turn.answer.strip()}<|im_end|>"
-                spans.append((start, len(text)))
-                text += "\n"
-        return RenderedPrompt(text, spans, marker)
+    unquantised = ("lm_head", "model.visual")
+    # with the system text that the template writes where a conversation has none
+    chat = replace(_CHAT, begin="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
+    # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
+    paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
@@ -100,7 +79,6 @@ class QwenVLFamily(QwenInputs):
         return states_TC
 
     def image_bytes(self) -> int:
-        """Return the bytes of the nominal image's flattened patches, fp32."""
         return int(self.visual_tokens() * self.vision.spatial_merge_size**2 * self._patch_bytes())
 
     def tower_bytes(self, pixel_bytes: int) -> int:
@@ -131,13 +109,7 @@ class Qwen2VLFamily(QwenVLFamily):
 
     name = "qwen2_vl"
     title = "Qwen2-VL"
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "Qwen/Qwen2-VL-2B-Instruct": lambda: _qwen2(1536, 8960, 28, 12, 2, 151936, True),
-        "Qwen/Qwen2-VL-7B-Instruct": lambda: _qwen2(3584, 18944, 28, 28, 4, 152064, False),
-    }
-    licences: ClassVar[dict[str, Licence]] = {"Qwen/Qwen2-VL-2B-Instruct": APACHE, "Qwen/Qwen2-VL-7B-Instruct": APACHE}
-    # as Qwen2.5-VL's, whose chat format it has
-    paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
+    published, licences = published_of("qwen2_vl")
 
     def block_bytes(self, element: int) -> int:
         """Return an attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
@@ -145,39 +117,13 @@ class Qwen2VLFamily(QwenVLFamily):
         return int(max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio)))
 
 
-def _qwen2(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> Qwen2VLConfig:
-    text = {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    }
-    return Qwen2VLConfig(text_config=text, vision_config={"hidden_size": width}, tie_word_embeddings=tied)
-
-
 class Qwen25VLFamily(QwenVLFamily):
     """Qwen2.5-VL (3B, 7B): a tower with windows, mRoPE whose time counts seconds."""
 
     name = "qwen2_5_vl"
     title = "Qwen2.5-VL"
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "Qwen/Qwen2.5-VL-3B-Instruct": lambda: _qwen25(2048, 11008, 36, 16, 2, 151936, True),
-        "Qwen/Qwen2.5-VL-7B-Instruct": lambda: _qwen25(3584, 18944, 28, 28, 4, 152064, False),
-    }
-    licences: ClassVar[dict[str, Licence]] = {
-        "Qwen/Qwen2.5-VL-3B-Instruct": Licence(
-            "other", "qwen-research", f"{HUB}/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"
-        ),
-        "Qwen/Qwen2.5-VL-7B-Instruct": APACHE,
-    }
-    image_inputs: ClassVar[tuple[str, ...]] = (*QwenVLFamily.image_inputs, "second_per_grid_ts")
-    # 171 = 27 + 144: a 336 x 336 image; this chat format makes 27 of a six-token question, 15 of them before the image
-    paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
+    published, licences = published_of("qwen2_5_vl")
+    image_inputs = (*QwenVLFamily.image_inputs, "second_per_grid_ts")
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
         """Return the seconds of a video's layer; None without a video."""
@@ -199,26 +145,7 @@ class Qwen25VLFamily(QwenVLFamily):
         return torch.tensor([next(seconds_V) if kind == VIDEO else 0.0 for kind in kinds])
 
     def block_bytes(self, element: int) -> int:
-        """Return an attention's."""
         return self.attention_bytes(self.vision.hidden_size, element)
-
-
-def _qwen25(
-    width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
-) -> Qwen2_5_VLConfig:
-    text = {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 128000,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    }
-    vision = {"hidden_size": 1280, "out_hidden_size": width, "tokens_per_second": 2}
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
 class TimedVLFamily(QwenVLFamily):
@@ -226,7 +153,7 @@ class TimedVLFamily(QwenVLFamily):
 
     def frame_size(self, video: Video) -> tuple[int, int]:
         """Return (height, width) in pixels, by the rule of its video processor: all frames together are bounded."""
-        self._check_aspect(*video.size)
+        self.check_aspect(*video.size)
         depth = int(self.vision.temporal_patch_size)
         frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
         least = self.counted * self.min_pixels
@@ -253,13 +180,9 @@ class Qwen3VLFamily(TimedVLFamily):
 
     name = "qwen3_vl"
     title = "Qwen3-VL"
-    system_text = ""
     least_pixels = 256 * 256
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "Qwen/Qwen3-VL-4B-Instruct": lambda: _qwen3(2560, 9728, 36, True, (1024, 4096, 24, (5, 11, 17))),
-        "Qwen/Qwen3-VL-8B-Instruct": lambda: _qwen3(4096, 12288, 36, False, _LARGE_TOWER),
-    }
-    licences: ClassVar[dict[str, Licence]] = {"Qwen/Qwen3-VL-4B-Instruct": APACHE, "Qwen/Qwen3-VL-8B-Instruct": APACHE}
+    published, licences = published_of("qwen3_vl")
+    chat = _CHAT
     # 336 x 336 scaled to 320 x 320 is 100 tokens; the same six-token question, and no system text
     paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 12}
 
@@ -283,50 +206,7 @@ class Qwen3VLMoeFamily(Qwen3VLFamily):
     """Qwen3-VL with experts (30B-A3B, 235B-A22B): all else is Qwen3-VL's."""
 
     name = "qwen3_vl_moe"
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "Qwen/Qwen3-VL-30B-A3B-Instruct": lambda: _qwen3_moe(2048, 6144, 768, 48, 32),
-        "Qwen/Qwen3-VL-235B-A22B-Instruct": lambda: _qwen3_moe(4096, 12288, 1536, 94, 64),
-    }
-    licences: ClassVar[dict[str, Licence]] = dict.fromkeys(published, APACHE)
-
-
-def _qwen3(
-    width: int, mlp: int, layers: int, tied: bool, tower: tuple[int, int, int, tuple[int, ...]], **own: int
-) -> Qwen3VLConfig:
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 5e6,
-            "mrope_section": [24, 20, 20],
-            "mrope_interleaved": True,
-        },
-        **own,
-    }
-    vision_width, vision_mlp, depth, deep = tower
-    vision = {
-        "hidden_size": vision_width,
-        "intermediate_size": vision_mlp,
-        "depth": depth,
-        "deepstack_visual_indexes": list(deep),
-        "out_hidden_size": width,
-    }
-    made = Qwen3VLMoeConfig if own else Qwen3VLConfig
-    return made(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-
-
-def _qwen3_moe(width: int, mlp: int, expert: int, layers: int, heads: int) -> Qwen3VLConfig:
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert}
-    own = {"num_attention_heads": heads, "num_key_value_heads": 4, **experts}
-    return _qwen3(width, mlp, layers, False, _LARGE_TOWER, **own)
+    published, licences = published_of("qwen3_vl_moe")
 
 
 @torch.no_grad()
@@ -353,13 +233,8 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
             f"visionzip needs a Qwen2.5-VL tower whose last block, {last}, attends to the whole image; this one has "
             f"full attention in blocks {list(tower.fullatt_block_indexes)}"
         )
-    attention, calls = tower.blocks[last].attn, []
-    hook = attention.register_forward_pre_hook(
-        lambda _module, args, options: calls.append((args[0], options)), with_kwargs=True
-    )
-    with undoing(hook.remove):
-        made = tower(patches, grid_thw=grid_I3)
-    ((normed, options),) = calls
+    attention = tower.blocks[last].attn
+    made, (normed, *_), options = with_inputs(attention, lambda: tower(patches, grid_thw=grid_I3))
     query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])
     lengths = options["cu_seqlens"].diff().tolist()

@@ -3,7 +3,8 @@
 A picture whose longer side has more than 1,540 pixels is scaled down, and its sides are rounded up to whole tokens of
 28 x 28 pixels. In a prompt ``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows
 of text, as in the models, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask
-keeps them apart and has the square of its patches.
+keeps them apart and has the square of its patches. The template's own system text names the day of the call: who wants
+it gives it as a system message.
 
 Pixels are held as flattened patches, as Qwen's, and put back to the padded pictures that the tower takes.
 
@@ -14,13 +15,12 @@ Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Mistral3Config
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
@@ -28,42 +28,22 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 )
 from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
 
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.chat import ChatFormat
+from subtoken_train.families.family import Family, GivenImages, PilProcessor, published_of
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
-from subtoken_train.families.llava.tiles import pictures_per_sample
-from subtoken_train.families.towers import received_attention
-from subtoken_train.forks import undoing
-from subtoken_train.types import APACHE, Batch, Licence, RenderedPrompt, TowerStatistics, Turn, VisualStates
+from subtoken_train.families.tiles import pictures_per_sample
+from subtoken_train.families.towers import received_attention, with_inputs
+from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 _LONGEST = 1540
 """Pixels of a picture's longer side at most, as published."""
 
 
-def _published() -> Mistral3Config:
-    text = {
-        "model_type": "mistral",
-        "vocab_size": 131072,
-        "hidden_size": 5120,
-        "intermediate_size": 32768,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
-        "tie_word_embeddings": False,
-    }
-    vision = {"model_type": "pixtral", "image_size": _LONGEST, "patch_size": 14}
-    return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
-
-
 class Mistral3Processor(PilProcessor):
     """Tokenizer and PIL image processor."""
 
-    image_reader: ClassVar[Any] = PixtralImageProcessorPil
-    image_token: ClassVar[str] = "[IMG]"
+    image_reader = PixtralImageProcessorPil
+    image_token = "[IMG]"
 
 
 class Mistral3Family(Family):
@@ -71,19 +51,13 @@ class Mistral3Family(Family):
 
     name = "mistral3"
     auto_processor = Mistral3Processor
-    # Anchored: the Pixtral tower has q_proj and v_proj too.
-    lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
-    unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
-    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _published,
-        "mistralai/Mistral-Small-3.2-24B-Instruct-2506": _published,
-    }
-    licences: ClassVar[dict[str, Licence]] = dict.fromkeys(published, APACHE)
+    image_inputs = ("pixel_values", "image_sizes")
+    published, licences = published_of("mistral3")
     # a photograph: 24 x 32 visual tokens
     nominal_image = (672, 896)
     # our reading, of a question of six tokens: <s>[INST]; the marks of 24 rows and [/INST]
     paper_text: ClassVar[dict[str, int]] = {"system": 2, "query": 31}
+    chat = ChatFormat("[INST]{}[/INST]", "{}{eos}", "{bos}")
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
@@ -94,35 +68,14 @@ class Mistral3Family(Family):
                 f"mistral3 with vision_feature_layer {config.vision_feature_layer} is not supported; -1 is, as "
                 "published"
             )
+        self.unit = self.patch * self.merge  # pixels of a visual token's side
         self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
-
-    @property
-    def unit(self) -> int:
-        """Return the side of a visual token in pixels."""
-        return self.patch * self.merge
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Scale pictures down so far that a square has at most ``max_pixels``."""
         if max_pixels < self.unit**2:
             raise ValueError(f"max_pixels={max_pixels} is below one visual token of mistral3, {self.unit**2} pixels")
         self.longest = min(self.longest, math.isqrt(max_pixels) // self.unit * self.unit)
-
-    def render(self, turns: Iterable[Turn]) -> RenderedPrompt:
-        """Write the published template without its default system text; pictures stand where the prompt has them.
-
-        ``<s>[INST][IMG]question[/INST]answer</s>``, in one piece, without white space beside pictures. The template's
-        own text names the day of the call: who wants it gives it as a system message. An answer's span ends with its
-        ``</s>``.
-        """
-        marker, spans = self.processor.image_token, []
-        text = self.tokenizer.bos_token or ""
-        for turn in turns:
-            text += f"[INST]{marker.join(part.strip() for part in turn.prompt.split('<image>'))}[/INST]"
-            if turn.answer is not None:
-                start = len(text)
-                text += f"{turn.answer.strip()}{self.tokenizer.eos_token}"
-                spans.append((start, len(text)))
-        return RenderedPrompt(text, spans, marker)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of an image of (height, width) pixels."""
@@ -137,7 +90,6 @@ class Mistral3Family(Family):
         return height // self.unit, width // self.unit
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count the merged patches of an image of (height, width) pixels after resizing."""
         rows, columns = self.grid(image_size or self.nominal_image)
         return rows * columns
 
@@ -177,7 +129,6 @@ class Mistral3Family(Family):
         return {"pixel_values": self._padded(pixels, grid_I3), "image_sizes": grid_I3[:, 1:] * self.patch}
 
     def image_bytes(self) -> int:
-        """Return the bytes of the nominal image's flattened patches, fp32."""
         return FP32_BYTES * 3 * self.unit**2 * self.visual_tokens()
 
     def tower_bytes(self, pixel_bytes: int) -> int:
@@ -205,17 +156,14 @@ class Mistral3Family(Family):
         model, grid = self.model.model, batch.image_grid_I3.tolist()
         pixels = self._padded(batch.pixel_values.to(self.model.dtype), batch.image_grid_I3)
         sizes = [(rows * self.patch, columns * self.patch) for _, rows, columns in grid]
-        attention, calls = model.vision_tower.transformer.layers[-1].attention, []
-        hook = attention.register_forward_pre_hook(
-            lambda _module, _args, options: calls.append(options), with_kwargs=True
-        )
-        with undoing(hook.remove):
-            features_Pc = model.vision_tower(pixels, image_sizes=sizes).last_hidden_state[0]
+        tower, attention = model.vision_tower, model.vision_tower.transformer.layers[-1].attention
+        made, _, options = with_inputs(attention, lambda: tower(pixels, image_sizes=sizes))
+        features_Pc = made.last_hidden_state[0]
         tokens = self.merged(model.multi_modal_projector.norm(features_Pc), grid)
         if statistics is None:
             return VisualStates(tokens)
         lengths = [rows * columns for _, rows, columns in grid]
-        received_P, keys_Pd = _patch_statistics(attention, lengths, calls[0])
+        received_P, keys_Pd = _patch_statistics(attention, lengths, options)
         received = [token_T4.mean(-1) for token_T4 in self.merged(received_P[:, None], grid)]
         keys = [key_TC.reshape(len(key_TC), keys_Pd.shape[-1], -1).mean(-1) for key_TC in self.merged(keys_Pd, grid)]
         return VisualStates(tokens, None, received, keys)
@@ -257,10 +205,7 @@ class Mistral3Family(Family):
 def _patch_statistics(attention: Any, lengths: list[int], options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Recompute the attention that patches receive in a Pixtral layer, [P], and their turned keys, [P, d], in fp32.
 
-    Args:
-        attention: the layer's module.
-        lengths: patches of each picture, which see each other alone.
-        options: what the module was called with.
+    ``lengths``: patches of each picture, which see each other alone; ``options``: what the layer was called with.
     """
     split = (1, -1, attention.num_heads, attention.head_dim)
     projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))

@@ -55,64 +55,47 @@ def runs_of(kinds_BN: Tensor) -> Runs:
     return [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
 
 
-class Grids:
-    """Grids of a batch's pictures in order: of all together, or of images and videos by themselves.
-
-    Args:
-        grid_I3: of all pictures, or of the images.
-        grid_V3: of the videos, where they are by themselves.
-    """
-
-    def __init__(self, grid_I3: Tensor | None, grid_V3: Tensor | None = None) -> None:
-        self.all = [grid.tolist() for grids in (grid_I3, grid_V3) if grids is not None for grid in grids]
-        images: Iterator[list[int]] = iter([] if grid_I3 is None else grid_I3.tolist())
-        self._left = {IMAGE: images, VIDEO: images if grid_V3 is None else iter(grid_V3.tolist())}
-
-    def next(self, kind: int) -> list[int] | None:
-        """Return the next picture of a kind; None if there is none."""
-        return next(self._left[kind], None)
-
-    @property
-    def empty(self) -> bool:
-        """Return whether all were taken; it takes the next ones."""
-        return all(self.next(kind) is None for kind in (IMAGE, VIDEO))
-
-
 def pictures_in(
-    runs: Runs, grids: Grids, runs_for: Callable[[int, list[int]], list[int]], names: list[str]
+    runs: Runs,
+    grids: tuple[Tensor | None, ...],
+    runs_for: Callable[[int, list[int]], list[int]],
+    names: list[str],
 ) -> tuple[list[int], list[int]]:
     """Match the runs of placeholders in some prompts with pictures.
 
     Args:
         runs: of each prompt.
-        grids: of the pictures.
+        grids: of all pictures in order, or of the images and of the videos by themselves.
         runs_for: lengths of the runs that stand for a picture of a kind and grid.
         names: of the prompts, for messages.
 
     Returns:
         (kind of every picture in order, pictures of each prompt).
     """
+    rows = [[] if grid is None else grid.tolist() for grid in grids]
+    left: list[Iterator[list[int]]] = [iter(each) for each in rows]
+    of_kind = {IMAGE: left[0], VIDEO: left[-1]}
     kinds, counts, fit = [], [], True
     for prompt in runs:
-        left, count = list(prompt), 0
-        while left and fit:
-            kind = left[0][0]
-            grid = grids.next(kind)
+        ahead, count = list(prompt), 0
+        while ahead and fit:
+            kind = ahead[0][0]
+            grid = next(of_kind[kind], None)
             wanted = [] if grid is None else [(kind, length) for length in runs_for(kind, grid)]
-            fit = bool(wanted) and left[: len(wanted)] == wanted
-            left, count = left[len(wanted) :], count + 1
+            fit = bool(wanted) and ahead[: len(wanted)] == wanted
+            ahead, count = ahead[len(wanted) :], count + 1
             kinds.append(kind)
         counts.append(count)
-    if fit and grids.empty:
+    if fit and all(next(each, None) is None for each in left):
         return kinds, counts
-    sizes = [sum(runs_for(IMAGE, grid)) for grid in grids.all]
+    sizes = [sum(runs_for(IMAGE, grid)) for each in rows for grid in each]
     lengths = [length for prompt in runs for _, length in prompt]
     raise ValueError(
         f"images of {sizes} visual tokens but runs of {lengths} image tokens in the batch of records {', '.join(names)}"
     )
 
 
-def check_pixels(
+def _checked_pixels(
     name: str, given: Mapping[str, Tensor], pixels_name: str, grid_name: str
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the patches and grids of a processor's output, by their names, for a family."""
@@ -130,7 +113,7 @@ def check_pixels(
     return pixels, grid
 
 
-def split_by_kind(pixels: Tensor | None, grid_I3: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+def _of_each(pixels: Tensor | None, grid_I3: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return (patches, grid [3]) of each picture; none without pixels."""
     if pixels is None or grid_I3 is None:
         return []
@@ -155,18 +138,14 @@ class QwenInputs(Family):
     """Times that its processor counts an image's pixels against its bounds."""
     takes_videos = tells_frames = True
     may_pad = True
-    image_inputs: ClassVar[tuple[str, ...]] = (
-        "pixel_values",
-        "image_grid_thw",
-        "pixel_values_videos",
-        "video_grid_thw",
-        "mm_token_type_ids",
-    )
+    image_inputs = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "mm_token_type_ids")
     tower_positions = "mrope"
     nominal_image = (336, 336)
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
+        self.vision = model.config.vision_config
+        self.unit = int(self.vision.patch_size * self.vision.spatial_merge_size)  # pixels of a visual token's side
         own = None if processor is None else processor.image_processor.size
         self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"]) // self.counted
         self.pads = False
@@ -175,21 +154,10 @@ class QwenInputs(Family):
             self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
 
     @property
-    def vision(self) -> Any:
-        """Return the tower's configuration."""
-        return self.model.config.vision_config
-
-    @property
-    def unit(self) -> int:
-        """Return the side of a visual token in pixels."""
-        return int(self.vision.patch_size * self.vision.spatial_merge_size)
-
-    @property
     def placeholders(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.processor.image_token, self.processor.video_token)))
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        """Return which ids are placeholders of images or videos."""
         return self.kinds(ids).ne(0)
 
     def kinds(self, ids: Tensor) -> Tensor:
@@ -211,13 +179,10 @@ class QwenInputs(Family):
         self.pads = True
 
     def framed(self, image: Image.Image) -> Image.Image:
-        """Return an image on a square of the processor's mean colour where images are padded, else itself."""
         return pad_to_square(image, mean_colour(self.processor.image_processor)) if self.pads else image
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count the merged patches of an image of (height, width) pixels after resizing; by default the nominal one."""
         size = image_size or self.nominal_image
-        assert size is not None
         if self.pads:
             check_square(*size)
             size = (max(size), max(size))
@@ -226,7 +191,7 @@ class QwenInputs(Family):
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) in pixels that an image of these is scaled to."""
-        self._check_aspect(height, width)
+        self.check_aspect(height, width)
         high, wide = smart_resize(height, width, self.unit, self.min_pixels, self.max_pixels)
         return int(high), int(wide)
 
@@ -236,13 +201,12 @@ class QwenInputs(Family):
 
     def frame_size(self, video: Video) -> tuple[int, int]:
         """Return (height, width) in pixels that the frames of a video are scaled to."""
-        self._check_aspect(*video.size)
+        self.check_aspect(*video.size)
         cap = min(self.max_pixels, VIDEO_LAYERS * self.max_pixels // self.layers(video))
         high, wide = smart_resize(*video.size, self.unit, self.min_pixels, max(self.min_pixels, cap))
         return int(high), int(wide)
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image's or a video's placeholders, one per visual token."""
         if not isinstance(picture, Video):
             return super().picture_text(picture, marker, together)
         high, wide = self.frame_size(picture)
@@ -274,27 +238,24 @@ class QwenInputs(Family):
         time, height, width = grid
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
-    def _runs(self, kind: int, grid: list[int]) -> list[int]:
-        return self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
+    def _pictures(self, kinds_BN: Tensor, names: list[str], *grids: Tensor | None) -> tuple[list[int], list[int]]:
+        def runs_for(kind: int, grid: list[int]) -> list[int]:
+            return self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
+
+        return pictures_in(runs_of(kinds_BN), grids, runs_for, names)
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read flattened patches and the grids that count them; images and videos in the order of the prompts."""
-        pixels_I, grid_I = check_pixels(self.name, given, "pixel_values", "image_grid_thw")
-        pixels_V, grid_V = check_pixels(self.name, given, "pixel_values_videos", "video_grid_thw")
-        runs = runs_of(self.kinds(given["input_ids"]) * visual_BN.int())
+        pixels_I, grid_I = _checked_pixels(self.name, given, "pixel_values", "image_grid_thw")
+        pixels_V, grid_V = _checked_pixels(self.name, given, "pixel_values_videos", "video_grid_thw")
         names = [f"prompt {row}" for row in range(len(visual_BN))]
-        kinds, counts = pictures_in(runs, Grids(grid_I, grid_V), self._runs, names)
+        kinds, counts = self._pictures(self.kinds(given["input_ids"]) * visual_BN.int(), names, grid_I, grid_V)
         counts_B = torch.tensor(counts, device=visual_BN.device)
         if not kinds:
             return GivenImages(None, None, counts_B)
-        parts = {IMAGE: iter(split_by_kind(pixels_I, grid_I)), VIDEO: iter(split_by_kind(pixels_V, grid_V))}
-        ordered = [next(parts[kind]) for kind in kinds]
-        return GivenImages(
-            torch.cat([patches for patches, _ in ordered]),
-            torch.stack([grid for _, grid in ordered]),
-            counts_B,
-            self.read_seconds(given, kinds),
-        )
+        parts = {IMAGE: iter(_of_each(pixels_I, grid_I)), VIDEO: iter(_of_each(pixels_V, grid_V))}
+        patches, grids = zip(*(next(parts[kind]) for kind in kinds), strict=True)
+        return GivenImages(torch.cat(patches), torch.stack(grids), counts_B, self.read_seconds(given, kinds))
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
         """Return ``Batch.seconds_I`` of a processor's output, for pictures of these kinds."""
@@ -302,10 +263,9 @@ class QwenInputs(Family):
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
         """Return them by the names of Qwen's processor."""
-        assert grid_I3 is not None
         kinds_BN = self.kinds(input_ids_BN)
-        kinds, _ = pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, ["the prompt"] * len(kinds_BN))
-        made, parts = {"mm_token_type_ids": kinds_BN}, split_by_kind(pixels, grid_I3)
+        kinds, _ = self._pictures(kinds_BN, ["the prompt"] * len(kinds_BN), grid_I3)
+        made, parts = {"mm_token_type_ids": kinds_BN}, _of_each(pixels, grid_I3)
         for kind, names in ((IMAGE, self.image_inputs[:2]), (VIDEO, self.image_inputs[2:4])):
             if own := [part for part, of in zip(parts, kinds, strict=True) if of == kind]:
                 made[names[0]] = torch.cat([patches for patches, _ in own])
@@ -317,7 +277,7 @@ class QwenInputs(Family):
         ids_BN, visible_BN = batch.input_ids_BN.cpu(), (batch.regions_BN != Region.PADDING).cpu()
         kinds_BN = self.kinds(ids_BN) * visible_BN.int()
         grid_I3 = None if batch.image_grid_I3 is None else batch.image_grid_I3.cpu()
-        kinds = self._kinds_of_pictures(kinds_BN, grid_I3, batch.record_ids)
+        kinds, _ = self._pictures(kinds_BN, batch.record_ids, grid_I3)
         is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
         of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
         seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
@@ -335,17 +295,15 @@ class QwenInputs(Family):
     def picture_frames(self, batch: Batch) -> list[Frames | None]:
         """Return the tokens of videos; a frame is a layer of two."""
         kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
-        kinds = self._kinds_of_pictures(kinds_BN, batch.image_grid_I3, batch.record_ids)
+        kinds, _ = self._pictures(kinds_BN, batch.record_ids, batch.image_grid_I3)
         grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
         return [
             Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None
             for kind, grid in zip(kinds, grids, strict=True)
         ]
 
-    def _kinds_of_pictures(self, kinds_BN: Tensor, grid_I3: Tensor | None, names: list[str]) -> list[int]:
-        return pictures_in(runs_of(kinds_BN), Grids(grid_I3), self._runs, names)[0]
-
-    def _check_aspect(self, height: int, width: int) -> None:
+    def check_aspect(self, height: int, width: int) -> None:
+        """Raise ``ValueError`` for a picture that is too long and thin for Qwen's resizing."""
         if max(height, width) > _MAX_ASPECT * min(height, width):
             raise ValueError(
                 f"an image of {height} x {width} pixels: {self.title} takes a longer side of at most {_MAX_ASPECT} "

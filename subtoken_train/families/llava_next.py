@@ -10,21 +10,19 @@ projected), C width of the tower's tokens, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, MistralConfig
 
-from subtoken_train.families.chat import LlavaChat
-from subtoken_train.families.family import GivenImages
-from subtoken_train.families.llava.model import LlavaFamily
-from subtoken_train.families.llava.tiles import TileLayout, joined_tiles, pictures_per_sample
-from subtoken_train.families.text import llama_config, mistral_config, yi_config
-from subtoken_train.types import APACHE, Batch, Licence, TowerStatistics, VisualStates
+from subtoken_train.families.chat import LLAVA_MODES
+from subtoken_train.families.family import GivenImages, published_of
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.tiles import TileLayout, joined_tiles, pictures_per_sample
+from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 _YI_IMAGE_TOKEN = 64000
 """Image token of the 34B model, the only one on Yi; it stands behind Yi's vocabulary."""
@@ -37,19 +35,8 @@ class LlavaNextFamily(LlavaFamily):
     """
 
     name = "llava_next"
-    published: ClassVar[dict[str, Callable[[], Any]]] = {
-        "llava-hf/llava-v1.6-vicuna-7b-hf": lambda: _published(llama_config(32064, 4096, 11008, 32, 32)),
-        "llava-hf/llava-v1.6-vicuna-13b-hf": lambda: _published(llama_config(32064, 5120, 13824, 40, 40)),
-        "llava-hf/llava-v1.6-mistral-7b-hf": lambda: _published(mistral_config(32064, window=None, theta=1e6)),
-        "llava-hf/llava-v1.6-34b-hf": lambda: _published(yi_config(64064), _YI_IMAGE_TOKEN),
-    }
-    licences: ClassVar[dict[str, Licence]] = {
-        "llava-hf/llava-v1.6-vicuna-7b-hf": Licence("llama2"),
-        "llava-hf/llava-v1.6-vicuna-13b-hf": Licence("llama2"),
-        "llava-hf/llava-v1.6-mistral-7b-hf": APACHE,
-        "llava-hf/llava-v1.6-34b-hf": APACHE,
-    }
-    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+    published, licences = published_of("llava_next")
+    image_inputs = ("pixel_values", "image_sizes")
     # four tiles and the whole: the 2,880 patches of the papers, and 48 newlines
     nominal_image = (672, 672)
     chooses_chat = False
@@ -66,19 +53,12 @@ class LlavaNextFamily(LlavaFamily):
         # by the language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
         mistral = model.config.text_config.model_type == "mistral"
         yi = model.config.image_token_id == _YI_IMAGE_TOKEN
-        self.chat = LlavaChat("mistral_instruct" if mistral else "chatml_direct" if yi else "llava_v1")
-
-    @property
-    def nominal_text(self) -> dict[str, int]:
-        words = super().nominal_text
-        return {**words, "system": 11} if self.chat.template == "chatml_direct" else words
+        self.chat = LLAVA_MODES["mistral_instruct" if mistral else "chatml_direct" if yi else "llava_v1"]
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Count the patches and newlines of a picture of (height, width) pixels."""
         return self.layout.placeholders(image_size or self.nominal_image)
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Refuse a cap: pictures are scaled to the resolutions of the configuration."""
         resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
         raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
 
@@ -122,7 +102,6 @@ class LlavaNextFamily(LlavaFamily):
         return {"pixel_values": pixels, "image_sizes": grid_I3[:, 1:]}
 
     def image_bytes(self) -> int:
-        """Return the bytes of the nominal picture's tiles, fp32."""
         return self.layout.tiles(self.nominal_image) * super().image_bytes()
 
     @torch.no_grad()
@@ -175,22 +154,3 @@ class LlavaNextFamily(LlavaFamily):
             )
         if [count for count, *_ in rows] != expected:
             raise ValueError(f"the image processor cuts {rows} tiles but the model {expected}")
-
-
-def _published(text: LlamaConfig | MistralConfig, image_token: int = 32000) -> LlavaNextConfig:
-    vision = CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        image_size=336,
-        patch_size=14,
-        projection_dim=768,
-    )
-    return LlavaNextConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=image_token,
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
-    )

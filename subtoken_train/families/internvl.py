@@ -1,0 +1,143 @@
+r"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
+
+A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
+picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
+pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text, as in the originals. A
+video is a line ``Frame1: <img>...</img>`` per frame of one tile each, a picture of its own to reducers. That frames
+have the pixels of transformers' video processor, which needs torchvision, is not proven; with several images each keeps
+as many tiles as alone, as there (the originals' evaluations divide them).
+
+Legend: I tiles, P patches of a tile, N the class token before them, T visual tokens of a tile, c width of a patch, C of
+a merged token (4 * c), D model width, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
+
+from subtoken_train.families.chat import CHATML
+from subtoken_train.families.family import GivenImages, PilProcessor, published_of
+from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.tiles import MergedTilesFamily
+from subtoken_train.families.towers import class_attention, merged_statistics, with_inputs
+from subtoken_train.types import Batch, TowerStatistics, VisualStates
+
+
+class InternVLProcessor(PilProcessor):
+    """Tokenizer and PIL image processor."""
+
+    image_reader = tiling.GotOcr2ImageProcessorPil
+    image_token = "<IMG_CONTEXT>"
+
+
+class InternVLFamily(MergedTilesFamily):
+    """``InternVLForConditionalGeneration`` behind the family interface."""
+
+    name = "internvl"
+    auto_processor = InternVLProcessor
+    published, licences = published_of("internvl")
+    originals: ClassVar[dict[str, str]] = {"internvl_chat": "OpenGVLab/InternVL3-8B-hf"}
+    takes_videos = True
+    merge, class_tokens = 2, 1
+    # four tiles and the whole: 1,280 visual tokens
+    nominal_image = (896, 896)
+    # our reading, of a question of six tokens: <|im_start|>user, a newline and <img>; </img>, the rest of the format
+    paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 13}
+    chat = replace(CHATML, words=lambda prompt, picture: prompt.strip().replace("<image>", picture))
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__(model, processor)
+        config, vision = model.config, model.config.vision_config
+        square = len({*vision.image_size}) == len({*vision.patch_size}) == 1
+        layer = config.vision_feature_layer, config.vision_feature_select_strategy
+        if not square or config.downsample_ratio != 0.5 or layer != (-1, "default"):
+            raise ValueError(
+                f"internvl with tiles of {vision.image_size}, patches of {vision.patch_size}, downsample_ratio "
+                f"{config.downsample_ratio}, vision_feature_layer {layer[0]} and vision_feature_select_strategy "
+                f"{layer[1]!r} is not supported; square ones, 0.5, -1 and 'default' are, as published"
+            )
+        self.side, self.high = int(vision.image_size[0]), int(vision.image_size[0] // vision.patch_size[0])
+        tiler = tiling.GotOcr2ImageProcessorPil() if processor is None else processor.image_processor
+        self.least_tiles, self.most_tiles = int(tiler.min_patches), int(tiler.max_patches)
+
+    def limit_pixels(self, max_pixels: int) -> None:
+        self.most_tiles = min(self.most_tiles, self.most_pixels(max_pixels) // self.side**2)
+
+    def tiles(self, size: tuple[int, int]) -> int:
+        """Count the tiles of an image of (height, width) pixels, the whole among them."""
+        columns, rows = tiling.get_optimal_tiled_canvas(size, (self.side, self.side), self.least_tiles, self.most_tiles)
+        return int(columns * rows + (columns * rows > 1))
+
+    def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
+        return self.tiles(image_size or self.nominal_image) * self.tile_tokens
+
+    def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
+        """Return an image between its marks; a video's frames line by line."""
+        if isinstance(picture, Video):
+            shown = f"<img>{marker * self.tile_tokens}</img>"
+            return "\n".join(f"Frame{i + 1}: {shown}" for i in range(len(picture.frames)))
+        return f"<img>{super().picture_text(picture, marker, together)}</img>"
+
+    def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
+        """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole; a video's, one a frame."""
+        made = []
+        for picture in images:
+            is_video = isinstance(picture, Video)
+            cut = {"crop_to_patches": not is_video, "max_patches": self.most_tiles, "return_tensors": "pt"}
+            frames = list(picture.frames) if is_video else [picture]
+            made.append(self.processor.image_processor(frames, **cut)["pixel_values"])
+        pixels = torch.cat(made)
+        self.check_tiles(pixels)
+        return pixels, None
+
+    def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
+        """Read tiles one after another; every run of image tokens is a picture."""
+        pixels, runs = given.get("pixel_values"), [_runs(row) for row in visual_BN.tolist()]
+        if pixels is not None:
+            self.check_tiles(pixels)
+            for odd in (run for of_sample in runs for run in of_sample if run % self.tile_tokens):
+                self.check_count(-(-odd // self.tile_tokens), odd)
+            self.check_count(len(pixels), sum(map(sum, runs)))
+        counts = torch.tensor([len(of_sample) for of_sample in runs], device=visual_BN.device)
+        return GivenImages(pixels, None, counts)
+
+    @classmethod
+    def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
+        """Return all kinds: the class token's attention, by heads and unsplit."""
+        return frozenset({"received", "class", "unsplit"})
+
+    @torch.no_grad()
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+        """Return every tile's merged patches, an entry per tile; statistics are the last layer's (``towers``).
+
+        The class token has no place among merged tokens: no reducer is given it to emit.
+        """
+        if batch.pixel_values is None:
+            return None
+        tower, pixels = self.model.model.vision_tower, batch.pixel_values.to(self.model.dtype)
+        last = tower.encoder.layer[-1]
+        hidden_INc, (seen_INc, *_), _ = with_inputs(last, lambda: tower(pixels).last_hidden_state)
+        merged_ITC = self.merged(hidden_INc[:, 1:])
+        if statistics is None:
+            return VisualStates(list(merged_ITC))
+        heads = 1 if statistics == "unsplit" else None
+        received_IP, keys_IPd = class_attention(last.attention, last.layernorm_before(seen_INc), heads)
+        return VisualStates(list(merged_ITC), None, *merged_statistics(self.merged, received_IP, keys_IPd))
+
+    def merged(self, patches_IPc: Tensor) -> Tensor:
+        """Merge each tile's patches 2 x 2 by transformers' own pixel shuffle, [I, T, 4 * c]."""
+        grid = patches_IPc.unflatten(1, (self.high, self.high))
+        shuffled: Tensor = self.model.model.pixel_shuffle(grid, scale_factor=0.5)
+        return shuffled.flatten(1, 2)
+
+
+def _runs(visual_N: list[bool]) -> list[int]:
+    """Return the lengths of the runs of image tokens."""
+    return [len(list(run)) for is_visual, run in groupby(visual_N) if is_visual]
