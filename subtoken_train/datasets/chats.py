@@ -113,7 +113,6 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
 
 
 def _places(messages: Sequence[Message]) -> list[int]:
-    """Return the numbers of the assistant's messages."""
     return [place for place, each in enumerate(messages) if each["role"] == "assistant"]
 
 

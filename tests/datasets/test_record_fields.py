@@ -9,7 +9,8 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
-from subtoken_train.datasets.record_fields import FIELDS, check_fields, fields_of
+from subtoken_train.datasets.record_fields import READ, check_fields
+from subtoken_train.datasets.record_fields import REFUSED as REFUSED_NAMES
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
@@ -135,7 +136,7 @@ REFUSED = {
     "message 2 has weight [1, 0]; true or 1": {"messages": with_message(1, weight=[1, 0])},
     "message 2 has loss and weight, which contradict": {"messages": with_message(1, loss=False, weight=1)},
     "message 1, which is not an answer, is marked to be learnt": {"messages": with_message(0, train=True)},
-    "no answer of it is learnt": {"messages": [{**message, "loss": False} for message in TALK]},
+    "none of its answers is trained on": {"messages": [{**message, "loss": False} for message in TALK]},
     "it has loss False, so that nothing of it is learnt": {"messages": TALK, "loss": False},
     "it has weight 0.5; true or 1": {"messages": TALK, "weight": 0.5},
     "it has 7 entries of loss_mask for 4 messages": {"messages": TALK, "loss_mask": [0, 0, 0, 1, 1, 1, 1]},
@@ -180,6 +181,10 @@ REFUSED = {
             *TALK[1:],
         ]
     },
+    "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": {"messages": TALK, "sytem": "Be short."},
+    "message 1 has 'contents', 'x': nothing reads it; did you mean 'content'?": {
+        "messages": with_message(0, contents="x"),
+    },
     "message 1 has from and role, which differ": {"messages": with_message(0, **{"from": "gpt"})},
     "a part of message 1 has 'max_pixels', 99": {
         "messages": [
@@ -211,24 +216,18 @@ def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_pa
     }
     odd = {"difficulty_of_it": 4, "num_frames": 8, "task_label": "colour", "framework": "x", "constraints": ["a"]}
     seen = records(tmp_path, {**empty, **notes, **odd, "messages": with_message(1, loss=None, mood="calm", name="Ada")})
-    assert seen.unread == ["constraints", "difficulty_of_it", "framework", "message.mood", "num_frames", "task_label"]
+    unread = ["channel", "constraints", "difficulty_of_it", "framework", "message.mood", "message.name", "task_label"]
+    assert seen.unread == unread
     assert seen[0].turns == [Turn("what ?", "none"), Turn("what ?", "a 7")]
 
 
-def test_every_refused_name_is_refused_and_no_name_has_two_fates():
-    for fields in FIELDS:
-        for name in fields.names:
-            unread: set[str] = set()
-            if fields.fate == "refused":
-                with pytest.raises(ValueError, match=re.escape(f"it has {name!r}, 'x'")):
-                    check_fields(fields.place, {name: "x"}, unread)
-            else:
-                check_fields(fields.place, {name: "x"}, unread)
-            assert not unread
-    for place in ("record", "message", "part"):
-        names = [name for fields in FIELDS if fields.place == place for name in fields.names]
-        assert len(names) == len(set(names))
-    assert "loss" in fields_of("message", "obeyed")
+@pytest.mark.parametrize(("places", "patterns", "words"), REFUSED_NAMES)
+def test_every_refused_name_is_refused_and_none_is_read(places, patterns, words):
+    for place in places:
+        for name in (pattern.replace("*", "") for pattern in patterns.split()):
+            with pytest.raises(ValueError, match=re.escape(f"it has {name!r}, 'x': {words}")):
+                check_fields(place, {name: "x"}, set())
+            assert not any(name in names for names in READ[place])
 
 
 def test_videos_are_a_list_of_folders_or_frames_and_missing_ones_are_counted(tmp_path):

@@ -3,14 +3,16 @@
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from subtoken_train.datasets import record_index
+from subtoken_train.datasets import records as instruction_records
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
@@ -161,13 +163,13 @@ def test_another_suffix_stands_in_for_a_missing_image(tmp_path):
 @pytest.fixture
 def large(tmp_path, cache, monkeypatch):
     """A data file that counts as large, so that its index is kept."""
-    monkeypatch.setattr(record_index, "SMALL_FILE", 0)
+    monkeypatch.setattr(instruction_records, "SMALL_FILE", 0)
     return write(tmp_path, ROWS)
 
 
 def test_the_index_of_a_large_file_is_made_once(large, monkeypatch):
     first = InstructionRecords(large)
-    monkeypatch.setattr(record_index, "_described", lambda path: pytest.fail("made again"))
+    monkeypatch.setattr(instruction_records, "_described", lambda path: pytest.fail("made again"))
     again = InstructionRecords(large)
     assert [again[i] for i in range(3)] == [first[i] for i in range(3)]
     assert again.sizes().tolist() == first.sizes().tolist()
@@ -212,3 +214,36 @@ def test_images_are_compared_with_the_listings(tmp_path):
     top, below = InstructionRecords(write(tmp_path, ROWS)).compare_images()
     assert (top.folder, top.named, top.missing, top.renamed) == ("", 2, ["d.jpg"], 0)
     assert (below.folder, below.named, below.missing, below.renamed) == ("b", 1, [], 1)
+
+
+def own_memory():
+    """Return this process's memory in bytes, without pages of files, which the system takes back when it needs them."""
+    lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]]
+    return next(1024 * int(words[1]) for words in lines if words[0] == "Anonymous:")
+
+
+def grown(records, connection):
+    """Bytes that a process takes to read every record."""
+    records[0]
+    before = own_memory()
+    turns = sum(len(records[index].turns) for index in range(len(records)))
+    connection.send((turns, own_memory() - before))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc")
+def test_a_worker_does_not_hold_what_it_has_read(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(instruction_records, "SMALL_FILE", 0)
+    path = tmp_path / "records.json"
+    asked, told = ({"from": who, "value": "a street, 東京 or a sign. " * 20} for who in ("human", "gpt"))
+    path.write_text(json.dumps([{"id": place, "conversations": [asked, told]} for place in range(8000)]))
+    assert path.stat().st_size > 8 * 2**20
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=grown, args=(InstructionRecords(path), sender))
+    worker.start()
+    assert receiver.poll(60)
+    turns, size = receiver.recv()
+    worker.join()
+    assert turns == 8000
+    assert size < 3 * 2**20

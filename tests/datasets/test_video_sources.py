@@ -8,8 +8,8 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.image_sources import VideoSource, first_frame, open_picture, open_video
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.video_sources import VideoSource, first_frame, open_picture, open_video
 from subtoken_train.families.llava.model import LlavaFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
