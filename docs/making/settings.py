@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from subtoken_train.plugins.harness import MODEL_SETTINGS
 from subtoken_train.serving import fields
@@ -37,7 +40,30 @@ def own_router_page() -> str:
 
 def serving_page() -> str:
     """Return the page about the server with its table of a request's fields."""
-    return _filled("serving.md", f"{fields.table()}\n")
+    return _filled("serving.md", f"{_request_table()}\n")
+
+
+def _request_table() -> str:
+    """Return a row for each field of a request, and what happens."""
+    rows = [(_code(names), words) for names, words in fields.OBEYED.items()]
+    rows.append((_code(", ".join(fields.IGNORED)), "ignored, whatever it says"))
+    rows += [(_code(name), _words(values)) for name, values in fields.NEUTRAL.items()]
+    rows.append((_code(", ".join(fields.OF_DRAWS[1:])), "ignored where the answer is greedy"))
+    rows += [(f"{_code(name)} of a message", _words(values)) for name, values in fields.OF_MESSAGES.items()]
+    rows += [(f"{_code(name)} of `stream_options`", _words(values)) for name, values in fields.OF_STREAMS.items()]
+    rows.append(("`detail` of `image_url`; any other of a message or of a part of it", "ignored"))
+    rows.append(("any other; one that is null", "400, with the nearest name; as if left out"))
+    return "\n".join(["| field | what happens |", "|---|---|", *(f"| {name} | {words} |" for name, words in rows)])
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))
+
+
+def _words(neutral: Sequence[Any]) -> str:
+    """Return what happens to a field with such values without effect."""
+    values = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
+    return f"{values}: ignored; else 400" if values else "400"
 
 
 def _table(heading: str, settings: dict[str, Setting]) -> str:

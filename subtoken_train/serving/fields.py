@@ -1,13 +1,12 @@
 """The fields that OpenAI's clients, and those of vLLM and SGLang, send, and what becomes of each.
 
 One rule in this order: null is as if left out; what changes nothing is ignored; what is obeyed is read; the rest is
-refused by name. ``table`` writes it out for the page of the server.
+refused by name. The page of the server is made from these tables.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from subtoken_train.errors import COLD
@@ -67,7 +66,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_salt": ("",),
 }
 """Fields that nothing here obeys: values without effect."""
-_OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
+OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
 """Without effect on a greedy answer, whatever they say."""
 OF_MESSAGES: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": (), "cache_control": ()}
 """Fields of a message that would change an answer; all others but role and content are ignored."""
@@ -82,15 +81,11 @@ def check_harmless(content: Mapping[str, Any], neutral: Mapping[str, tuple[Any, 
 
 
 def obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that are left to read.
-
-    Raises:
-        ValueError: another one would change the answer.
-    """
+    """Return the fields of a request that are left to read; another one that would change the answer is refused."""
     asked = {name: value for name, value in content.items() if value is not None and name not in IGNORED}
     heat = asked.get("temperature", 0)
     if type(heat) in (int, float) and 0 <= heat <= COLD:
-        asked = {name: value for name, value in asked.items() if name not in _OF_DRAWS}
+        asked = {name: value for name, value in asked.items() if name not in OF_DRAWS}
     check_harmless(asked, NEUTRAL)
     return {name: value for name, value in asked.items() if name not in NEUTRAL}
 
@@ -98,26 +93,3 @@ def obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
 def _same(value: Any, other: Any) -> bool:
     """Return whether two values are one, of which neither is true or false unless both are."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
-
-
-def table() -> str:
-    """Return the page's table: a row for each field, and what happens."""
-    rows = [(_code(names), words) for names, words in OBEYED.items()]
-    rows.append((_code(", ".join(IGNORED)), "ignored, whatever it says"))
-    rows += [(_code(name), _words(values)) for name, values in NEUTRAL.items()]
-    rows.append((_code(", ".join(_OF_DRAWS[1:])), "ignored where the answer is greedy"))
-    rows += [(f"{_code(name)} of a message", _words(values)) for name, values in OF_MESSAGES.items()]
-    rows += [(f"{_code(name)} of `stream_options`", _words(values)) for name, values in OF_STREAMS.items()]
-    rows.append(("`detail` of `image_url`; any other of a message or of a part of it", "ignored"))
-    rows.append(("any other; one that is null", "400, with the nearest name; as if left out"))
-    return "\n".join(["| field | what happens |", "|---|---|", *(f"| {name} | {words} |" for name, words in rows)])
-
-
-def _code(names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names.split(", "))
-
-
-def _words(neutral: Sequence[Any]) -> str:
-    """Return what happens to a field with such values without effect."""
-    values = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
-    return f"{values}: ignored; else 400" if values else "400"

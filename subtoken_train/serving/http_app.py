@@ -46,6 +46,8 @@ _READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
+_STRANGER = RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
+_PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class ServerSettings:
 
 
 class ChatServer:
-    """Lets requests in, and says what became of them."""
+    """Lets requests in, and says what became of them; ``held`` counts those that are read or answered."""
 
     def __init__(self, answerer: Answerer, settings: ServerSettings) -> None:
         self.answerer, self.settings = answerer, settings
@@ -91,12 +93,8 @@ class ChatServer:
             Route("/health", self.health),
         ]
         layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
-        if self.settings.origins:
-            layers.append(
-                Middleware(
-                    CORSMiddleware, allow_origins=self.settings.origins, allow_methods=["*"], allow_headers=["*"]
-                )
-            )
+        if origins := self.settings.origins:
+            layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
         handlers: Any = {HTTPException: _http_error, Exception: _broken}
         return _Logged(Starlette(routes=routes, middleware=layers, exception_handlers=handlers))
 
@@ -114,7 +112,7 @@ class ChatServer:
     async def models(self, request: Request) -> Response:
         """List the one model, or describe it."""
         if self._owner(request) is None:
-            return _error(_stranger())
+            return _error(_STRANGER)
         card = {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "subtoken_train"}
         if (name := request.path_params.get("name", self.settings.name)) != self.settings.name:
             return _error(self._no_model(name))
@@ -125,7 +123,7 @@ class ChatServer:
         deadline = time.monotonic() + self.settings.timeout
         try:
             if (owner := self._owner(request)) is None:
-                raise _stranger()
+                raise _STRANGER
             self._check_place()
             body = await self._body(request)
             self._check_place()
@@ -363,18 +361,14 @@ def _error(error: ValueError) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Word Starlette's own refusals, of paths and methods."""
     assert isinstance(error, HTTPException)
-    there = "POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
-    words = f"{request.method} {request.url.path[:80]}: {error.detail}; there are {there}"
-    return _error(RefusedError(error.status_code, words))
+    return _error(
+        RefusedError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}")
+    )
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     """Word what went wrong here; its log has the rest."""
     return _error(RefusedError(500, BROKEN))
-
-
-def _stranger() -> RefusedError:
-    return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
 class _Connection(H11Protocol):

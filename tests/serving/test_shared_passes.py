@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import Limits, RefusedError, read_request
-from subtoken_train.serving.context_store import ContextStore
 from subtoken_train.serving.line import Answer, Job
 from tests.support.chat_servers import MARK, data_url, image_part, text_part
 from tests.support.places import ROOT

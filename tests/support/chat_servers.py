@@ -18,9 +18,8 @@ from PIL import Image
 from subtoken_train.demo.local_server import bound_socket
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import Limits
-from subtoken_train.serving.context_store import ContextStore
 from subtoken_train.serving.http_app import ChatServer, ServerSettings, http_server
 
 MARK = {"cache_control": {"type": "ephemeral"}}
