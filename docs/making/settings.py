@@ -8,13 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.plugins.harness import MODEL_SETTINGS
-from subtoken_train.serving import fields
+from subtoken_train.serving import chat_request as fields
 from subtoken_train.settings import ARM_SETTINGS, Setting
 
 FOLDER = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- settings: docs/generate.py -->\n\n", "\n<!-- end of settings -->"
 NAMES = {"reducers": "[list](reducers.md)", "evictions": "[list](evictions.md)", "wrappers": "wrappers"}
 """In the place of methods' names, which have pages of their own."""
+
+OBEYED = {
+    "model": "the one that is served (404 otherwise)",
+    "messages": "system, developer, user, assistant; texts, and pictures as data URLs",
+    "prompt": "`/v1/completions`: a text, or a list of one, which goes on without a chat template",
+    "max_tokens, max_completion_tokens": "at least 1; more than `--max-new-tokens` or the model's positions is capped",
+    "temperature": "0 to 2; up to 0.00001, or left out: greedy",
+    "top_p": "above 0, to 1",
+    "seed": "of the draws",
+    "stop": "4 texts of at most 200 characters",
+    "stream, stream_options": "`include_usage`",
+    "chat_template_kwargs": "what the tokenizer's chat template reads, as `enable_thinking`; 400 for another name",
+    "continue_final_message, add_generation_prompt": "400 where they deny that a last message of the assistant goes on",
+    "eviction, eviction_keep, context": "see below",
+}
+"""Fields of a request to the server that are read, and how."""
 
 
 def arms_page() -> str:
@@ -45,7 +61,7 @@ def serving_page() -> str:
 
 def _request_table() -> str:
     """Return a row for each field of a request, and what happens."""
-    rows = [(_code(names), words) for names, words in fields.OBEYED.items()]
+    rows = [(_code(names), words) for names, words in OBEYED.items()]
     rows.append((_code(", ".join(fields.IGNORED)), "ignored, whatever it says"))
     rows += [(_code(name), _words(values)) for name, values in fields.NEUTRAL.items()]
     rows.append((_code(", ".join(fields.OF_DRAWS[1:])), "ignored where the answer is greedy"))

@@ -60,8 +60,7 @@ class ServerSettings:
         queue: requests that are held at a time, the one that is answered among them.
         timeout: seconds from a request's arrival to the end of its answer.
         max_body: bytes of a request.
-        hosts: names under which the server is asked; ``*`` for any.
-        origins: of pages in a browser that may ask; ``*`` for any.
+        hosts, origins: names under which the server is asked, and pages in a browser that may ask; ``*`` for any.
         apart: whether a context is found by requests of the key alone that brought it.
     """
 
