@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +26,7 @@ from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_re
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
 from subtoken_train.datasets.record_format import record_id, row_kind
-from subtoken_train.datasets.row_files import COLUMNAR, file_kind, files_of_set, kept_rows, read_rows
+from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, read_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
@@ -57,6 +57,10 @@ class PackedBlock(NamedTuple):
 
     input_ids: list[int]
     without_loss: list[int]
+
+
+TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))
+"""Columns of kept blocks, and of kept chats among others."""
 
 
 @dataclass(frozen=True)
@@ -245,26 +249,9 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
 
 
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
-    """Return all blocks of a corpus, ``cached``, by the fields of ``PackedBlock``."""
-
-    def generate() -> Iterator[dict[str, Any]]:
-        return map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))
-
-    return cached(generate, {}, fingerprint(rows, source, tokenizer, block_length))
-
-
-def cached(generate: Callable[[], Iterator[dict[str, Any]]], columns: dict[str, str], name: str) -> Dataset:
-    """Return what ``generate`` yields, ``kept_rows``: a second call reads the cache, in another process, too.
-
-    Args:
-        generate: yields rows, with ``input_ids`` and ``without_loss``.
-        columns: the others of a row, and their types.
-        name: the ``fingerprint`` of all that the rows depend on.
-    """
-    from datasets import List, Value
-
-    tokens = {name: List(Value("int32")) for name in PackedBlock._fields}
-    return kept_rows(generate, {**tokens, **{name: Value(kind) for name, kind in columns.items()}}, name)
+    """Return all blocks of a corpus, kept, by the fields of ``PackedBlock``."""
+    generate = lambda: map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
+    return kept_rows(generate, TOKENS, fingerprint(rows, source, tokenizer, block_length))
 
 
 def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:

@@ -235,8 +235,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
     in the order is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
-    A subclass reads the records in ``read`` (and ``setup``) and turns them into batches in ``collator``. Where some
-    records have images and some have none, ``sizes`` says so, and no step mixes them (see ``ResumableSampler``).
+    Where some records have images and some have none, ``sizes`` says so, and no step mixes them.
 
     Batch sizes are per process and step; ``num_workers`` 0: batches are made in the training process.
     """
@@ -279,19 +278,11 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     def training_order(
         self, rank: int = 0, world_size: int = 1, limit: int | float = 1.0, consumed: Callable[[], int] = lambda: 0
     ) -> ResumableSampler:
-        """Return the order of the training records of ``setup``; arguments and errors as ``ResumableSampler``'s."""
+        """Return the order of the training records of ``setup``."""
         assert self._train is not None
-        return ResumableSampler(
-            len(self._train),
-            self.batch_size,
-            self.seed,
-            rank=rank,
-            world_size=world_size,
-            limit=limit,
-            consumed=consumed,
-            sizes=self.sizes(self._train),
-            by_length=self.group_by_length,
-        )
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "limit": limit, "consumed": consumed}
+        sizes, by_length = self.sizes(self._train), self.group_by_length
+        return ResumableSampler(len(self._train), self.batch_size, self.seed, **place, sizes=sizes, by_length=by_length)
 
     def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
         """Yield the first ``count`` full batches of ``size`` samples of a run on one device, as the loss sees them."""
@@ -327,7 +318,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self.read(training=stage == "fit")
 
     def train_dataloader(self) -> AccumulationWindows:
-        """Load shuffled, full batches only, from where training stands, annotated with their accumulation window."""
+        """Load shuffled, full batches only, from where training stands."""
         assert self.trainer is not None
         assert self._train is not None
         sampler = self.training_order(
@@ -348,11 +339,10 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return self._loader(self._val, self.val_batch_size, order, drop_last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the order of the data depends on; the place in it is in the state of Lightning's loops."""
+        # what the order depends on; the place in it is in the state of Lightning's loops
         return {"order": self._order} if self._order else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember the order that the checkpoint counts in; ``train_dataloader`` compares it with this run's."""
         self._resumed_order = state_dict["order"]
         # Lightning only looks for a state in the loader itself, and would call the data not resumable.
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")

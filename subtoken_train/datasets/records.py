@@ -40,7 +40,7 @@ from subtoken_train.datasets.record_format import (
     video_names,
     without_placeholders,
 )
-from subtoken_train.datasets.row_files import file_kind, files_of_set, kept_rows, read_rows
+from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, read_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
@@ -49,7 +49,11 @@ from subtoken_train.types import Turn
 
 SMALL_FILE = 2**24  # bytes; below, making the table takes a fraction of a second
 _LAYOUT = "8"  # raise it when the columns, or the checks of a record, change
-_COUNTS, _LISTS = ("characters", "pictures", "videos"), ("images", "unread", "in_texts")
+_COLUMNS: dict[str, Kind] = {
+    "row": "large_string",
+    **dict.fromkeys(("characters", "pictures", "videos"), "int64"),
+    **dict.fromkeys(("images", "unread", "in_texts"), ("string",)),
+}
 
 
 @dataclass(frozen=True)
@@ -190,14 +194,10 @@ def _open_table(path: Path) -> pa.Table:
     if file_kind(path) in (".csv", ".tsv"):
         raise ValueError(f"{path} is a table; this makes records of it: subtoken-train init {path.parent}")
     if sum(file.stat().st_size for file in files_of_set(path)) < SMALL_FILE:
-        kinds = [("row", pa.large_string()), *((name, pa.int64()) for name in _COUNTS)]
-        kinds += [(name, pa.list_(pa.string())) for name in _LISTS]
-        return pa.Table.from_pylist(list(_described(path)), pa.schema(kinds))
-    from datasets import List, Value
-
-    features = {"row": Value("large_string"), **dict.fromkeys(_COUNTS, Value("int64"))}
-    features |= dict.fromkeys(_LISTS, List(Value("string")))
-    return kept_rows(partial(_described, path), features, _file_state(path)).data.table
+        kinds = {name: pa.type_for_alias(kind if isinstance(kind, str) else kind[0]) for name, kind in _COLUMNS.items()}
+        listed = [(name, kind if isinstance(_COLUMNS[name], str) else pa.list_(kind)) for name, kind in kinds.items()]
+        return pa.Table.from_pylist(list(_described(path)), pa.schema(listed))
+    return kept_rows(partial(_described, path), _COLUMNS, _file_state(path)).data.table
 
 
 def _file_state(path: Path) -> str:

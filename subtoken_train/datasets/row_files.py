@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -37,6 +37,10 @@ _BOM = codecs.BOM_UTF8  # some editors begin a file with it
 _TAIL = 16  # characters; an error in a block's last ones may mean that it was cut: "-Infinity", "\ud83d\u"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.)")
+
+
+Kind = str | tuple[str]
+"""Type of a column, as Arrow names it; that of a list's entries in a tuple."""
 
 
 def file_kind(name: str | Path) -> str:
@@ -250,19 +254,18 @@ def _plain_value(value: Any, path: Path, column: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], features: dict[str, Any], name: str) -> Dataset:
+def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> Dataset:
     """Return what ``generate`` yields, kept in the cache of the datasets library and mapped from there.
 
-    Args:
-        generate: yields rows; not called where they are kept.
-        features: the columns of a row, as ``datasets`` describes them.
-        name: of all that the rows depend on.
+    It is not called where rows of that ``name``, which stands for all that they depend on, are kept; another process
+    finds them, too.
     """
-    from datasets import Dataset, Features, config
+    from datasets import Dataset, Features, List, Value, config
     from datasets.exceptions import DatasetGenerationError
 
     try:
-        return Dataset.from_generator(generate, features=Features(features), fingerprint=name)
+        kinds = {key: Value(kind) if isinstance(kind, str) else List(Value(*kind)) for key, kind in columns.items()}
+        return Dataset.from_generator(generate, features=Features(kinds), fingerprint=name)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
     except OSError as error:

@@ -124,7 +124,7 @@ WRONG = {
     "it has is_correct False: it is a bad answer": beside(is_correct=False),
     "it has label 2: it is not an answer to learn": beside(label=2),
     # fields of others
-    "message 2 has 'train_detail', [{'begin_offset': 0,": with_message(1, train_detail=[{"begin_offset": 0}]),
+    "message 2 has 'train_detail', [{'begin_offset': 0}]": with_message(1, train_detail=[{"begin_offset": 0}]),
     "message 2 has 'reasoning_content', 'because'": with_message(1, reasoning_content="because"),
     "message 1 has 'images', ['a.png']: name pictures beside": with_message(0, images=["a.png"]),
     "it has 'tools', [{'name': 'f'}]: tools are not trained": beside(tools=[{"name": "f"}]),
