@@ -63,26 +63,10 @@ def test_what_gpt_says_first_and_nobody_answers_last_is_left_out(tmp_path):
     assert records.sizes().tolist() == [[0, 5]]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.json", "[]", "holds no record"),
-        ("a.jsonl", "\n", "holds no record"),
-        ("a.json", '[\n{"id": }]', "a.json, line 2: invalid JSON"),
-        ("a.jsonl", json.dumps(ROWS[0]) + '\n{"id": }', "a.jsonl, line 2: invalid JSON"),
-        (
-            "a.json",
-            json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1]),
-            r"line 2: invalid JSON \(Extra data\); use .*jsonl",
-        ),
-        ("a.json", "{}", r"holds \{\}; a list of records"),
-        ("a.json", "null", "holds null; a list of records"),
-        ("a.json", b"\xff\xfe", "not UTF-8"),
-    ],
-)
-def test_a_broken_file_is_refused(tmp_path, name, text, message):
-    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.jsonl", "\n")])
+def test_an_empty_file_is_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="holds no record"):
         InstructionRecords(tmp_path / name)
 
 

@@ -145,28 +145,6 @@ def test_what_cannot_be_read(tmp_path, cache, monkeypatch):
             read(tmp_path / "q.csv")
 
 
-def test_a_list_named_jsonl_and_lines_named_json(tmp_path):
-    rows = TALKS[:2]
-    lines, whole = "".join(json.dumps(row) + "\n" for row in rows), json.dumps(rows)
-    for text in (whole, json.dumps(rows, indent=1), f"\ufeff {whole}"):
-        (tmp_path / "a.jsonl").write_text(text)
-        with pytest.raises(
-            ValueError, match=r"a.jsonl is one JSON list, and .jsonl is one record a line; name the file"
-        ):
-            InstructionRecords(tmp_path / "a.jsonl")
-    (tmp_path / "a.json").write_text(lines)
-    with pytest.raises(
-        ValueError, match=r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl .*, which this is"
-    ):
-        InstructionRecords(tmp_path / "a.json")
-    (tmp_path / "a.json").write_text(json.dumps(rows[0]))
-    with pytest.raises(ValueError, match=r"a list of records is needed; put it in brackets, or name the file .jsonl"):
-        InstructionRecords(tmp_path / "a.json")
-    (tmp_path / "p.jsonl").write_text(json.dumps([{"prompt": "a"}], indent=1))
-    with pytest.raises(ValueError, match=r"p.jsonl is one JSON list, not one JSON object per line"):
-        TextPrompts(source=tmp_path / "p.jsonl").samples()
-
-
 TABLES = {
     "record '0' has 'history', [['a', 'b']]: earlier turns are not read": {"history": [["a", "b"]]},
     "record '0' has 'kto_tag', False: a bad answer": {"kto_tag": False},
@@ -253,25 +231,47 @@ def test_lines_are_found(tmp_path_factory, rows, ascii_only, name, mark):
     assert list(scan_records(path)) == rows
 
 
-@pytest.mark.parametrize("block", [1, 3, 2**22])
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"a": 1}\n{"a": 2}]', r"line 2: invalid JSON \(Expecting ',' delimiter\)"),
-        ('[{"a": 1},\n\n{"a": 2}', r"line 3: invalid JSON \(Expecting ',' delimiter\)"),
-        ('[{"a": 1},\n]', r"line 2: invalid JSON \(Expecting value\)"),
-        ('[{"a": 1}]\n[]', r"line 2: invalid JSON \(Extra data\)"),
-        ('[{"a": "open}]', r"line 1: invalid JSON \(Unterminated string starting at\)"),
-        ("", r"line 1: invalid JSON \(Expecting value\)"),
-        ("7", "holds 7; a list of records is needed"),
-        ('{"a": 1}\n{"a": 2}', r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl"),
-    ],
-)
-def test_what_is_no_list_is_refused(tmp_path, monkeypatch, block, text, message):
+LIST = json.dumps(TALKS)
+BROKEN = [
+    ("a.json", '[{"a": 1}\n{"a": 2}]', r"line 2: invalid JSON \(Expecting ',' delimiter\)"),
+    ("a.json", '[{"a": 1},\n\n{"a": 2}', r"line 3: invalid JSON \(Expecting ',' delimiter\)"),
+    ("a.json", '[{"a": 1},\n]', r"line 2: invalid JSON \(Expecting value\)"),
+    ("a.json", '[\n{"id": }]', r"line 2: invalid JSON"),
+    ("a.json", '[{"a": 1}]\n[]', r"line 2: invalid JSON \(Extra data\)"),
+    ("a.json", '[{"a": "open}]', r"line 1: invalid JSON \(Unterminated string starting at\)"),
+    ("a.json", "", r"line 1: invalid JSON \(Expecting value\)"),
+    ("a.json", "7", "holds 7; a list of records is needed"),
+    ("a.json", "null", "holds null; a list of records"),
+    ("a.json", '{"a": 1}', r"holds .*; a list of records is needed; put it in brackets, or name the file .jsonl"),
+    ("a.json", LINES, r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl .*, which this is"),
+    ("a.json", "[" + "[" * 100_000, "nested too deep"),
+    ("a.json", '[{"id": 1, "id": 2}]', "stands twice"),
+    ("a.json", '[{"id": ' + "9" * 5000 + "}]", "invalid JSON"),
+    ("a.json", r'[{"id": "\ud800"}]', "half of a surrogate pair"),
+    ("a.jsonl", '{"id": 1}\n{"id": }', "a.jsonl, line 2: invalid JSON"),
+    *(("a.jsonl", text, "is one JSON list, and .jsonl is one record a line; name the file .json") for text in (
+        LIST, json.dumps(TALKS, indent=1), f"\ufeff {LIST}", "[" + "[" * 100_000,
+    )),
+    ("a.jsonl", '{"id": ' + "[" * 100_000, "nested (too deep|deeper)"),
+    ("a.jsonl", '{"id": 1, "id": 2}', "stands twice"),
+    ("a.jsonl", '{"id": ' + "9" * 5000 + "}", "invalid JSON"),
+    ("a.jsonl", r'{"id": "\ud800"}', "half of a surrogate pair"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [3, 2**22])
+@pytest.mark.parametrize(("name", "text", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_what_is_no_json_is_refused(tmp_path, monkeypatch, block, name, text, message):
     monkeypatch.setattr(row_files, "_BLOCK", block)
-    (tmp_path / "a.json").write_text(text)
+    (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
-        list(scan_records(tmp_path / "a.json"))
+        list(scan_records(tmp_path / name))
+
+
+def test_prompts_that_are_one_list_are_told_so(tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps([{"prompt": "a"}], indent=1))
+    with pytest.raises(ValueError, match=r"p.jsonl is one JSON list, not one JSON object per line"):
+        TextPrompts(source=tmp_path / "p.jsonl").samples()
 
 
 @pytest.mark.parametrize("block", [1, 2, 2**22])
