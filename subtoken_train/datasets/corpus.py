@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
-from subtoken_train.datasets.record_format import record_id, row_kind
-from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, read_rows
+from subtoken_train.datasets.record_format import row_kind
+from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
@@ -149,19 +149,16 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
         )
     _check_whole(source)
     unread: set[str] = set()
-    names: list[str] = []
-    conversations = []
-    for place, read in enumerate(read_rows(path)):
-        names.append(f"{path}, record {record_id(read, place)!r}")
-        row = checked_record(read, names[-1], unread, as_document=True)
-        refuse_files(((name, names[-1]) for name in files_named(row, False)), path.parent)
-        conversations.append(json.dumps({"conversations": row["conversations"]}))
-    if not names:
-        raise ValueError(f"{path} holds no record; at least one is needed")
+    made: dict[str, list[str]] = {"name": [], "conversation": []}
+    for place, read in placed_rows(path):
+        row = checked_record(read, place, unread, as_document=True)
+        refuse_files(((name, place) for name in files_named(row, False)), path.parent)
+        made["name"].append(place)
+        made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
     if unread:
         listed = clipped(", ".join(map(repr, sorted(unread))), 200)
         warnings.warn(f"{path} has fields that are not read: {listed}", SubTokenWarning, stacklevel=2)
-    return Dataset.from_dict({"name": names, "conversation": conversations})
+    return Dataset.from_dict(made)
 
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:

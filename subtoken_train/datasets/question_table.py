@@ -21,8 +21,8 @@ from subtoken_train.datasets.conversations import (
     is_picture,
 )
 from subtoken_train.datasets.record_fields import column_problem
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
-from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, read_rows
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
+from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks
@@ -211,8 +211,7 @@ def _delimited(path: Path) -> Iterator[Placed]:
 
 
 def _objects(path: Path) -> Iterator[Placed]:
-    for number, row in enumerate(read_rows(path)):
-        place = f"{path}, record {record_id(row, number)!r}"
+    for place, row in placed_rows(path):
         if not isinstance(row, dict):
             raise ValueError(f"{place} is {shown(row)}; an object with names is needed")
         yield place, row

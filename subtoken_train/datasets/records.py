@@ -40,7 +40,7 @@ from subtoken_train.datasets.record_format import (
     video_names,
     without_placeholders,
 )
-from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, read_rows
+from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
@@ -208,10 +208,9 @@ def _file_state(path: Path) -> str:
 
 def _described(path: Path) -> Iterator[dict[str, Any]]:
     """Parse and check every record; yield it as JSON and what is asked of it: counts, its files, what nobody reads."""
-    place = -1
-    for place, found in enumerate(read_rows(path)):
+    for place, found in placed_rows(path):
         unread: set[str] = set()
-        row = checked_record(found, f"{path}, record {record_id(found, place)!r}", unread)
+        row = checked_record(found, place, unread)
         videos = video_names(row)
         folders = [video.rstrip("/") + "/" for video in videos if isinstance(video, str)]
         frames = [frame for video in videos if not isinstance(video, str) for frame in video]
@@ -224,5 +223,3 @@ def _described(path: Path) -> Iterator[dict[str, Any]]:
             "unread": sorted(unread),
             "in_texts": files_named(row, has_media(row)),
         }
-    if place < 0:
-        raise ValueError(f"{path} holds no record; at least one is needed")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from subtoken_train.datasets.record_format import record_id
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
 from subtoken_train.outputs import NO_LOCKS
 from subtoken_train.typed import shown
@@ -74,6 +75,15 @@ def read_rows(path: Path) -> Iterator[Any]:
     """Yield what the rows of a file, or set of files, hold."""
     for file in files_of_set(path):
         yield from _columnar_rows(file) if file_kind(file) in COLUMNAR else scan_records(file)
+
+
+def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield how messages call each row of a file or set, and the row; there must be one."""
+    number = -1
+    for number, row in enumerate(read_rows(path)):
+        yield f"{path}, record {record_id(row, number)!r}", row
+    if number < 0:
+        raise ValueError(f"{path} holds no record; at least one is needed")
 
 
 def scan_records(path: Path) -> Iterator[Any]:
