@@ -29,11 +29,11 @@ from subtoken_train.datasets.corpus import (
     packed_blocks,
     read_blocks,
 )
-from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords, check_positive
+from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_range
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
@@ -93,18 +93,10 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(block_length=block_length, context_length=context_length)
+        check_range("block_length", block_length, 2, MAX_TOKENS)
         region = block_length - context_length
-        if region <= 0:
-            raise ValueError(
-                f"context_length {context_length} leaves a query region of zero tokens in blocks of {block_length}; "
-                "lower it"
-            )
-        if not 0 <= prefix_tokens < region:
-            raise ValueError(
-                f"prefix_tokens is {prefix_tokens}; 0 to {region - 1} are possible in a query region of {region} "
-                "tokens (block_length - context_length)"
-            )
+        check_range(f"context_length, of block_length {block_length},", context_length, 1, block_length - 1)
+        check_range(f"prefix_tokens, of the {region} behind the context,", prefix_tokens, 0, region - 1)
         if streaming and num_workers:
             raise ValueError(f"num_workers is {num_workers}; a stream is read in the training process, set it to 0")
         self.train_source, self.val_source, self.streaming = train, val, streaming
