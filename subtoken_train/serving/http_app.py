@@ -46,7 +46,6 @@ _READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
-_STRANGER = RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 _PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
 
 
@@ -111,7 +110,7 @@ class ChatServer:
     async def models(self, request: Request) -> Response:
         """List the one model, or describe it."""
         if self._owner(request) is None:
-            return _error(_STRANGER)
+            return _error(_stranger())
         card = {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "subtoken_train"}
         if (name := request.path_params.get("name", self.settings.name)) != self.settings.name:
             return _error(self._no_model(name))
@@ -122,7 +121,7 @@ class ChatServer:
         deadline = time.monotonic() + self.settings.timeout
         try:
             if (owner := self._owner(request)) is None:
-                raise _STRANGER
+                raise _stranger()
             self._check_place()
             body = await self._body(request)
             self._check_place()
@@ -368,6 +367,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     """Word what went wrong here; its log has the rest."""
     return _error(RefusedError(500, BROKEN))
+
+
+def _stranger() -> RefusedError:
+    return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
 class _Connection(H11Protocol):
